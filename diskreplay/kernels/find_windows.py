@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.kernels import frozen, jit
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.following import COMMITTED, OBSERVED
 from diskreplay.kernels.freeze import rows_of
 from diskreplay.kernels.gathering import (
     AFTER,
+    BEFORE,
     FLOOR,
+    FOLDER,
     FRAMES_STOP,
     LANE,
+    LINE,
     OBS_STOP,
     OWN,
     OWN_STOP,
@@ -33,6 +35,8 @@ Ints = NDArray[np.int64]
 _at = np.uint64
 
 WORD = 8  # flags read at once
+# So many segments that caches do not hold what is known of each.
+MANY_SLOTS = 1 << 10
 
 
 @jit.kernel("int", "int", "int", inner=True)
@@ -44,6 +48,35 @@ def _all_zero(address: int, count: int) -> int:
         if load_int(at) != 0:
             return False
     return load_int(address + count - WORD) == 0
+
+
+@jit.kernel("none", "out_ints2", *["int"] * 4, "ints", inner=True, inlined=True)
+def find_folder(windows: Ints, i: int, slot: int, lane: int, place: int, record: Ints) -> None:
+    """Write where the rows of item `i` are; `place` is its lane's among all lanes."""
+    first = load_int(record[frozen.FIRST_ROWS] + 8 * place)
+    windows[FOLDER, _at(i)] = load_int(record[frozen.FOLDERS] + 8 * slot)
+    windows[LINE, _at(i)], windows[BEFORE, _at(i)] = (lane, 0) if first == frozen.OWN else (0, first)
+
+
+@jit.kernel("none", "ints", "ints", inner=True)
+def _ask_for_lanes(ids: Ints, record: Ints) -> None:
+    """Have what is known of the ids' lanes on its way from memory: of many segments, no cache holds all that."""
+    slots, origin, first_rows = record[frozen.SLOTS], record[frozen.ORIGIN], record[frozen.FIRST_ROWS]
+    if slots < MANY_SLOTS:
+        return
+    for i in range(ids.size):
+        at = 8 * ((ids[_at(i)] >> POSITION_BITS) - origin)
+        prefetch(record[frozen.LANES] + at)
+        prefetch(record[frozen.LANE_BASE] + at)
+        prefetch(record[frozen.FOLDERS] + at)
+    for i in range(ids.size):
+        slot = (ids[_at(i)] >> POSITION_BITS) - origin
+        if 0 <= slot < slots:
+            place = load_int(record[frozen.LANE_BASE] + 8 * slot)
+            prefetch(first_rows + 8 * place)
+            if record[frozen.REACHED]:
+                prefetch(record[frozen.OLDEST] + 8 * place)
+            prefetch(record[frozen.ROWS] + 8 * (COMMITTED * record[frozen.ALL_LANES] + place))
 
 
 @jit.kernel("int", "ints", "int", "int", "int", *["ints"] * 5, "out_ints2", "out_bytes")
@@ -68,8 +101,9 @@ def find_windows(
     id that has no such window or whose flags are not mapped, or -1.
     """
     origin, lanes = record[frozen.ORIGIN], ints_at(record[frozen.LANES], record[frozen.SLOTS])
-    lane_base, live_base = record[frozen.LANE_BASE], record[frozen.LIVE_BASE]
-    oldest = record[frozen.OLDEST]
+    lane_base = record[frozen.LANE_BASE]
+    oldest, reached = record[frozen.OLDEST], record[frozen.REACHED]
+    _ask_for_lanes(ids, record)
     located = 0
     while located < ids.size:
         slot = (ids[_at(located)] >> POSITION_BITS) - origin
@@ -80,24 +114,29 @@ def find_windows(
         if lanes[_at(slot)] > 1:  # a division costs as much as all the rest
             row = position // lanes[_at(slot)]
             lane = position - row * lanes[_at(slot)]
-        bits, places = shift[_at(slot)] & BITS, shift[_at(slot)] >> PLACES
-        c = first_chunk[_at(slot)] + lane * places + (row >> bits)
+        place = load_int(lane_base + 8 * slot) + lane
+        find_folder(windows, located, slot, lane, place, record)
+        folder, inside = windows[FOLDER, _at(located)], windows[BEFORE, _at(located)] + row
+        bits = shift[_at(folder)]
+        c = first_chunk[_at(folder)] + (inside >> bits)
         stop = rows_of(COMMITTED, slot, lane, record)
-        kept = load_int(oldest + 8 * (load_int(lane_base + 8 * slot) + lane))
+        kept = load_int(oldest + 8 * place) if reached else 0
         if row < kept or row >= stop or c < 0 or c >= bases.size:
             break
-        prefetch(bases[_at(c)] + (0 if places else lane << bits) + (row & ((1 << bits) - 1)))
+        prefetch(bases[_at(c)] + (windows[LINE, _at(located)] << bits) + (inside & ((1 << bits) - 1)))
         windows[SLOT, _at(located)], windows[LANE, _at(located)], windows[ROW, _at(located)] = slot, lane, row
         windows[OWN, _at(located)], windows[OWN_STOP, _at(located)] = kept, stop
         located += 1
 
     for i in range(located):
-        slot, lane, row = windows[SLOT, _at(i)], windows[LANE, _at(i)], windows[ROW, _at(i)]
-        kept, stop = windows[OWN, _at(i)], windows[OWN_STOP, _at(i)]
-        bits, places = shift[_at(slot)] & BITS, shift[_at(slot)] >> PLACES
-        mask, above = (1 << bits) - 1, 0 if places else lane << bits  # what of a chunk is before the rows of the lane
-        first = first_chunk[_at(slot)] + lane * places
-        count = min(chunks[_at(slot)] - lane * places, bases.size - first)
+        # Rows are counted as in the folder here: those of the lane have as many before them.
+        folder, before = windows[FOLDER, _at(i)], windows[BEFORE, _at(i)]
+        row = windows[ROW, _at(i)] + before
+        kept, stop = windows[OWN, _at(i)] + before, windows[OWN_STOP, _at(i)] + before
+        bits = shift[_at(folder)]
+        mask, above = (1 << bits) - 1, windows[LINE, _at(i)] << bits  # what of a chunk is before the lane's line
+        first = first_chunk[_at(folder)]
+        count = min(chunks[_at(folder)], bases.size - first)
         chunk = row >> bits
         if chunk >= count or bases[_at(first + chunk)] == 0:
             return i
@@ -124,8 +163,9 @@ def find_windows(
         ahead = (row & mask) + 1
         plain = flags & (TERMINATED | TRUNCATED) == 0 and n > 0 and row + n < stop
         if plain and ahead + max(n, WORD) <= 1 << bits and _all_zero(base + ahead, n):
-            windows[FLOOR, _at(i)], windows[AFTER, _at(i)], windows[K, _at(i)] = floor, row + n, n
-            windows[OBS_STOP, _at(i)] = windows[STEP_STOP, _at(i)] = windows[FRAMES_STOP, _at(i)] = row + n + 1
+            after = row - before + n
+            windows[FLOOR, _at(i)], windows[AFTER, _at(i)], windows[K, _at(i)] = floor - before, after, n
+            windows[OBS_STOP, _at(i)] = windows[STEP_STOP, _at(i)] = windows[FRAMES_STOP, _at(i)] = after + 1
             ends[_at(i)] = begins
             continue
         k = 1
@@ -143,8 +183,9 @@ def find_windows(
             if flags & (TERMINATED | TRUNCATED):
                 end, final = flags, following & OBSERVATION_ONLY != 0
                 break
-            if after >= stop and load_int(live_base + 8 * slot) >= 0:
-                if k != n or whole or after >= rows_of(OBSERVED, slot, lane, record):
+            if after >= stop and load_int(record[frozen.LIVE_BASE] + 8 * windows[SLOT, _at(i)]) >= 0:
+                observed = rows_of(OBSERVED, windows[SLOT, _at(i)], windows[LANE, _at(i)], record)
+                if k != n or whole or after - before >= observed:
                     return i
                 end, final = 0, True
                 break
@@ -168,11 +209,13 @@ def find_windows(
                 return i
             at_end, final = 0, True
             after -= 1
-        windows[FLOOR, _at(i)] = floor
+        is_step = not at_end and after < stop
+        after -= before
+        windows[FLOOR, _at(i)] = floor - before
         windows[AFTER, _at(i)] = after
         windows[OBS_STOP, _at(i)] = after + 1 if final else 0
         windows[FRAMES_STOP, _at(i)] = after + 1 if final else after
-        windows[STEP_STOP, _at(i)] = after + 1 if not at_end and after < stop else 0
+        windows[STEP_STOP, _at(i)] = after + 1 if is_step else 0
         windows[K, _at(i)] = k
         ends[_at(i)] = at_end | begins
     return -1 if located == ids.size else located

@@ -33,11 +33,11 @@ def _emit(
 
 
 @jit.kernel("int", "int", "int", "int", *["ints"] * 4, inner=True)
-def _are_mapped(slot: int, first: int, last: int, start: Ints, chunks: Ints, shift: Ints, bases: Ints) -> int:
+def _are_mapped(folder: int, first: int, last: int, start: Ints, chunks: Ints, shift: Ints, bases: Ints) -> int:
     """Tell whether the chunks of two rows of a segment, and those between them, have addresses."""
-    bits = shift[slot]
+    bits = shift[folder]
     for chunk in range(first >> bits, (last >> bits) + 1):
-        if chunk >= chunks[slot] or bases[np.uint64(start[slot] + chunk)] == 0:
+        if chunk >= chunks[folder] or bases[np.uint64(start[folder] + chunk)] == 0:
             return 0
     return 1
 
@@ -52,15 +52,16 @@ def _follow_segment(
     """Take in what the lanes of a segment have published."""
     # Unsigned indices, because numba tests a signed one for being negative.
     line = np.uint64(which)
-    slot, width, clock = np.uint64(growing[line, live.SLOT]), growing[line, live.LANES], growing[line, live.CLOCK]
-    bits, first = shift[slot], first_chunk[slot]
+    slot, width, clock = growing[line, live.SLOT], growing[line, live.LANES], growing[line, live.CLOCK]
+    folder = np.uint64(growing[line, live.FOLDER])
+    bits, first = shift[folder], first_chunk[folder]
     mask = (1 << bits) - 1
     for lane in range(width - 1, -1, -1):
         # Flags of lanes lie in pages of their own: those of the lane after the next ones are on their way by then.
         ahead = lane - AHEAD
         if ahead >= 0:
             row = lanes[live.COMMITTED, np.uint64(growing[line, live.PLACE] + ahead)]
-            if row >> bits < chunks[slot]:
+            if row >> bits < chunks[folder]:
                 jit.prefetch(bases[np.uint64(first + (row >> bits))] + (ahead << bits) + (row & mask))
         at = np.uint64(growing[line, live.PLACE] + lane)
         observed = jit.load_shared(growing[line, live.OBSERVED_AT] + 8 * lane)
@@ -77,9 +78,9 @@ def _follow_segment(
             return live.UNCHECKED
         if over + stop - row >= ended.shape[0]:
             return live.FULL
-        if not _are_mapped(slot, row, stop - 1, first_chunk, chunks, shift, bases):
+        if not _are_mapped(folder, row, stop - 1, first_chunk, chunks, shift, bases):
             return live.UNCHECKED
-        if times.size and not _are_mapped(slot, row, stop - 1, first_times, time_chunks, time_shift, times):
+        if times.size and not _are_mapped(folder, row, stop - 1, first_times, time_chunks, time_shift, times):
             return live.UNCHECKED
         start, so_far = lanes[live.OPEN_START, at], lanes[live.OPEN_END, at]
         goes_on = stop == row + 1 and start >= 0 and so_far & ids.EPISODE_VALUES == 0
@@ -88,7 +89,7 @@ def _follow_segment(
             lanes[live.COMMITTED, at], lanes[live.OBSERVED, at], found[live.CHANGED] = stop, observed, 1
             found[live.OPEN_STEPS] += 1
             continue
-        segment = ((np.int64(slot) + origin) << ids.POSITION_BITS) + lane
+        segment = ((slot + origin) << ids.POSITION_BITS) + lane
         before, time = so_far & ids.CONTINUES, lanes[live.OPEN_TIME, at]
         previous = so_far & ids.EPISODE_VALUES  # flags of the row before
         while row < stop:
@@ -116,8 +117,8 @@ def _follow_segment(
                         return live.DAMAGED
                     start, before = row, ids.CONTINUES if flags & ids.CUT else 0
                     if times.size:
-                        bits_of_times = time_shift[slot]
-                        block = times[np.uint64(first_times[slot] + (row >> bits_of_times))]
+                        bits_of_times = time_shift[folder]
+                        block = times[np.uint64(first_times[folder] + (row >> bits_of_times))]
                         inside_block = (lane << bits_of_times) + (row & ((1 << bits_of_times) - 1))
                         time = jit.load_int(block + 8 * inside_block) + clock
                 previous = flags

@@ -24,16 +24,17 @@ Ints = NDArray[np.int64]
 
 # Columns of `growing`, a line a segment that may grow: its slot, its lanes, and the place of the first of them among
 # all lanes; the addresses of the two counters of that one, behind which those of the others lie; up to which row its
-# chunks were found whole; what is added to a time of its rows to make it one since the epoch.
-SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK = range(7)
-GROWING_COLUMNS = 7
+# chunks were found whole; what is added to a time of its rows to make it one since the epoch; its folder in the tables
+# of chunks.
+SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
+GROWING_COLUMNS = 8
 
 # Rows of `lanes`, one column a lane: rows that are complete, and those whose observation is there; the first row of the
 # open episode or -1, the bits of its end so far, and when its first step was published.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# Of an array in the tables of a store: where the chunks of each segment begin in `bases`, how many have room there, the
+# Of an array in the tables of a store: where the chunks of each folder begin in `bases`, how many have room there, the
 # binary logarithm of their rows, and the address of each chunk, 0 where it is not mapped. With no `bases`, times are 0.
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
@@ -116,14 +117,14 @@ def _follow_lane_plain(
 
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
     """Return what an array has in rows of a lane, None where they are not mapped."""
-    (first_chunk, chunks, shift, bases), slot = table, segment[SLOT]
-    parts, bits, size = [], int(shift[slot]), np.dtype(dtype).itemsize
+    (first_chunk, chunks, shift, bases), folder = table, segment[FOLDER]
+    parts, bits, size = [], int(shift[folder]), np.dtype(dtype).itemsize
     while row < stop:
         chunk, inside = row >> bits, row & ((1 << bits) - 1)
-        if chunk >= chunks[slot] or bases[first_chunk[slot] + chunk] == 0:
+        if chunk >= chunks[folder] or bases[first_chunk[folder] + chunk] == 0:
             return None
         count = min((1 << bits) - inside, stop - row)
-        at = int(bases[first_chunk[slot] + chunk]) + ((lane << bits) + inside) * size
+        at = int(bases[first_chunk[folder] + chunk]) + ((lane << bits) + inside) * size
         parts.append(ctypes.string_at(at, count * size))
         row += count
     return np.frombuffer(b"".join(parts), dtype)

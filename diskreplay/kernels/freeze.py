@@ -32,7 +32,9 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
 @jit.kernel("int", "int", "int", "int", "ints", inner=True, inlined=True)
 def rows_of(which: int, slot: int, lane: int, record: Ints) -> int:
     """Return how many rows of a lane were followed: `following.COMMITTED` or `OBSERVED` ones."""
-    column = jit.load_int(record[frozen.LIVE_BASE] + 8 * slot)
+    column = -1
+    if slot >= record[frozen.FIRST_GROWING]:  # most often it is not, and its place in the table not in a cache
+        column = jit.load_int(record[frozen.LIVE_BASE] + 8 * slot)
     if column >= 0:
         return jit.load_int(record[frozen.LIVE] + 8 * (which * record[frozen.LIVE_LANES] + column + lane))
     place = jit.load_int(record[frozen.LANE_BASE] + 8 * slot) + lane

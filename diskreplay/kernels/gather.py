@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import TERMINATED, TRUNCATED
 from diskreplay.kernels import frozen, gathering as cols, jit
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
-from diskreplay.kernels.find_windows import find_windows
+from diskreplay.kernels.find_windows import find_folder, find_windows
 from diskreplay.kernels.stream import WIDE, stream_apart
 
 _find_windows = jit.apart(find_windows)
@@ -37,7 +36,7 @@ def bind_table(
     """Write the table of a leaf into a record, from a column on."""
     record[at + cols.FIRST_CHUNK], record[at + cols.CHUNKS] = first_chunk.ctypes.data, chunks.ctypes.data
     record[at + cols.SHIFT], record[at + cols.BASES] = shift.ctypes.data, bases.ctypes.data
-    record[at + cols.SLOTS], record[at + cols.BASES_SIZE] = min(first_chunk.size, chunks.size, shift.size), bases.size
+    record[at + cols.FOLDERS], record[at + cols.BASES_SIZE] = min(first_chunk.size, chunks.size, shift.size), bases.size
     record[at + cols.ROW_BYTES] = row_bytes
 
 
@@ -50,29 +49,28 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
     length = plan[leaf, cols.LENGTH]
     found = 0
     for i in range(count):
-        s, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
-        shift = jit.load_int(shifts + 8 * s)
-        bits, places = shift & BITS, shift >> PLACES
+        folder, before = windows[cols.FOLDER, _at(i)], windows[cols.BEFORE, _at(i)]
+        bits = jit.load_int(shifts + 8 * folder)
         r = windows[_at(row_window), _at(i)] + offset
-        c = lane * places + (r >> bits)
+        c = (before + r) >> bits
         sources[_at(leaf), _at(i)] = 0
         # Of a summand, the steps of the window; what stands behind them is not read.
         run = length if leaf < copied else windows[cols.K, _at(i)]
-        inside = r & ((1 << bits) - 1)
+        inside = (before + r) & ((1 << bits) - 1)
         whole = (
             r >= windows[cols.FLOOR, _at(i)]
             and r + run <= windows[_at(stop_window), _at(i)]
             and inside + run <= 1 << bits
         )
-        if not whole or c >= jit.load_int(chunk_counts + 8 * s):
+        if not whole or c >= jit.load_int(chunk_counts + 8 * folder):
             continue
-        c += jit.load_int(first_chunks + 8 * s)
+        c += jit.load_int(first_chunks + 8 * folder)
         if c >= bases_size:
             continue
         base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
-        source = base + ((0 if places else lane << bits) + inside) * row_bytes
+        source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
         jit.prefetch(source)
         last = source + run * row_bytes - 1
         if (source ^ last) >> 6 != 0:  # of another cache line
@@ -94,23 +92,24 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
     row_window, stop_window = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
     is_step, found = leaf < copied, 0
     for i in range(count):
-        s, lane, r = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)], windows[row_window, _at(i)]
-        shift = jit.load_int(shifts + 8 * s)
-        bits, places = shift & BITS, shift >> PLACES
-        c = lane * places + (r >> bits)
-        inside = r & ((1 << bits) - 1)
+        folder, before, r = windows[cols.FOLDER, _at(i)], windows[cols.BEFORE, _at(i)], windows[row_window, _at(i)]
+        bits = jit.load_int(shifts + 8 * folder)
+        c = (before + r) >> bits
+        inside = (before + r) & ((1 << bits) - 1)
         sources[_at(leaf), _at(i)] = 0
         whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[cols.K, _at(i)] <= 1 << bits
-        if not whole or c >= jit.load_int(chunk_counts + 8 * s):
+        if not whole or c >= jit.load_int(chunk_counts + 8 * folder):
             continue
-        c += jit.load_int(first_chunks + 8 * s)
+        c += jit.load_int(first_chunks + 8 * folder)
         if c >= bases_size:
             continue
         base = jit.load_int(bases + 8 * c)
         if base == 0:
             continue
-        source = base + ((0 if places else lane << bits) + inside) * row_bytes
+        source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
         jit.prefetch(source)
+        if not is_step:
+            jit.prefetch(source + (windows[cols.K, _at(i)] - 1) * row_bytes)
         sources[_at(leaf), _at(i)] = source
         found += 1
     return count - found
@@ -119,20 +118,19 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
     """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
-    s, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
-    shift = jit.load_int(plan[leaf, cols.SHIFT] + 8 * s)
-    bits, places = shift & BITS, shift >> PLACES
-    c = lane * places + (r >> bits)
-    if r < 0 or c >= jit.load_int(plan[leaf, cols.CHUNKS] + 8 * s):
+    folder, row = windows[cols.FOLDER, _at(i)], windows[cols.BEFORE, _at(i)] + r
+    bits = jit.load_int(plan[leaf, cols.SHIFT] + 8 * folder)
+    c = row >> bits
+    if r < 0 or c >= jit.load_int(plan[leaf, cols.CHUNKS] + 8 * folder):
         return 0
-    c += jit.load_int(plan[leaf, cols.FIRST_CHUNK] + 8 * s)
+    c += jit.load_int(plan[leaf, cols.FIRST_CHUNK] + 8 * folder)
     if c < 0 or c >= plan[leaf, cols.BASES_SIZE]:
         return 0
     base = jit.load_int(plan[leaf, cols.BASES] + 8 * c)
     if base == 0:
         return 0
-    inside = r & ((1 << bits) - 1)
-    sources[_at(leaf), _at(i)] = base + ((0 if places else lane << bits) + inside) * plan[leaf, cols.ROW_BYTES]
+    inside = row & ((1 << bits) - 1)
+    sources[_at(leaf), _at(i)] = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * plan[leaf, cols.ROW_BYTES]
     return (1 << bits) - inside
 
 
@@ -306,13 +304,17 @@ def _sum(
     return -1
 
 
-@jit.kernel("int", "ints2", "ints", "int", inner=True)
-def _misplaced(windows: Ints, lanes: Ints, count: int) -> int:
-    """Return the first item of windows that are given whose lane or floor is not one of the snapshot's, or -1."""
+@jit.kernel("int", "out_ints2", "ints", "ints", "int", inner=True)
+def _find_folders(windows: Ints, lanes: Ints, snapshot: Ints, count: int) -> int:
+    """Find where the rows of windows are that are given.
+
+    Returns the first item whose lane or floor is not one of the snapshot's, or -1.
+    """
     for i in range(count):
-        s, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
-        if s < 0 or s >= lanes.size or lane < 0 or lane >= lanes[s] or windows[cols.FLOOR, _at(i)] < 0:
+        slot, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
+        if slot < 0 or slot >= lanes.size or lane < 0 or lane >= lanes[slot] or windows[cols.FLOOR, _at(i)] < 0:
             return i
+        find_folder(windows, i, slot, lane, jit.load_int(snapshot[frozen.LANE_BASE] + 8 * slot) + lane, snapshot)
     return -1
 
 
@@ -332,15 +334,15 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     lanes = jit.ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
     if record[cols.FINDS]:
         flags = cols.FLAGS
-        slots = record[flags + cols.SLOTS]
+        folders = record[flags + cols.FOLDERS]
         bad = _find_windows(
             mine, record[cols.N], record[cols.STACK], record[cols.WHOLE], snapshot,
-            jit.ints_at(record[flags + cols.FIRST_CHUNK], slots), jit.ints_at(record[flags + cols.CHUNKS], slots),
-            jit.ints_at(record[flags + cols.SHIFT], slots),
+            jit.ints_at(record[flags + cols.FIRST_CHUNK], folders), jit.ints_at(record[flags + cols.CHUNKS], folders),
+            jit.ints_at(record[flags + cols.SHIFT], folders),
             jit.ints_at(record[flags + cols.BASES], record[flags + cols.BASES_SIZE]), windows, ends,
         )  # fmt: skip
     else:
-        bad = _misplaced(windows, lanes, count)
+        bad = _find_folders(windows, lanes, snapshot, count)
     if bad >= 0:
         record[cols.FAILED] = -1
         return begin + bad
@@ -356,7 +358,7 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     sources = jit.ints2_at(record[cols.SOURCES] + 8 * begin, lines, items)
     left = missing = 0
     for leaf in range(lines):
-        if plan[leaf, cols.SLOTS] < lanes.size:
+        if plan[leaf, cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
             return begin
         is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
         if record[cols.FINDS] and is_step and plan[leaf, cols.ROW_BYTES] <= 64:

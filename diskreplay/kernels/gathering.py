@@ -9,7 +9,10 @@ STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it i
 K = 7  # the steps of the window
 FRAMES_STOP = 8  # the row behind the last observation: AFTER + 1 where that row has one, else AFTER
 OWN, OWN_STOP = 9, 10  # what a reader writes there; `find_windows` has the bounds of the lane there meanwhile
-WINDOW_ROWS = 11
+# Written by the kernels: the folder whose chunks hold the rows, which line of each is the lane's, and how many rows of
+# the line come before the first of the lane.
+FOLDER, LINE, BEFORE = 11, 12, 13
+WINDOW_ROWS = 14
 
 # Columns of the record. Whether windows are to be found, how, where they are, and memory for the sources of all items.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
@@ -22,8 +25,9 @@ COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps",
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
 # The table of the flags, as those of leaves below.
 FLAGS = 21
-# Columns of a line. A table: addresses of the arrays by slot and their length, of the chunks' addresses, and of a row.
-FIRST_CHUNK, CHUNKS, SHIFT, SLOTS, BASES, BASES_SIZE, ROW_BYTES = range(7)
+# Columns of a line. A table: addresses of the arrays by folder and their length, of the chunks' addresses; bytes of a
+# row.
+FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
 # Of a summand: its kind of number and its weight in the sum, the bits of a float64. That of discounts is gamma.

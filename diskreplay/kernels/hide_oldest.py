@@ -8,7 +8,7 @@ the tables of episodes know it.
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live, hiding, jit
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
+from diskreplay.kernels.frozen import OWN
 from diskreplay.kernels.hiding import Ints
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
@@ -55,27 +55,31 @@ def _rise(heap: Ints, at: int) -> None:
         at = (at - 1) >> 1
 
 
-@jit.kernel("int", "int", "int", "int", "int", *["ints"] * 5, "out_ints", inner=True)
+@jit.kernel("int", *["int"] * 5, *["ints"] * 7, "out_ints", inner=True)
 def _time_of(
-    step_id: int, row: int, slot: int, lane: int, clocks: Ints, first_times: Ints, time_chunks: Ints, time_shift: Ints,
-    times: Ints, found: Ints,
+    step_id: int, row: int, slot: int, lane: int, place: int, clocks: Ints, folders: Ints, first_rows: Ints,
+    first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Return when a step was published; -1, and its id is NEEDED, where that is not mapped."""
-    bits, places = time_shift[slot] & BITS, time_shift[slot] >> PLACES
-    chunk = lane * places + (row >> bits)
-    base = times[first_times[slot] + chunk] if chunk < time_chunks[slot] else 0
+    folder, first = folders[slot], first_rows[place]
+    if first != OWN:
+        row, lane = row + first, 0
+    bits = time_shift[folder]
+    chunk = row >> bits
+    base = times[first_times[folder] + chunk] if chunk < time_chunks[folder] else 0
     if base == 0:
         found[hiding.NEEDED] = step_id
         return -1
-    return jit.load_int(base + 8 * ((0 if places else lane << bits) + (row & ((1 << bits) - 1)))) + clocks[slot]
+    return jit.load_int(base + 8 * ((lane << bits) + (row & ((1 << bits) - 1)))) + clocks[slot]
 
 
 @jit.kernel(
-    "int", *["int"] * 6, "ints2", "out_ints2", *["ints"] * 5, "out_ints2", "out_ints2", "out_ints", inner=True
+    "int", *["int"] * 6, "ints2", "out_ints2", *["ints"] * 7, "out_ints2", "out_ints2", "out_ints", inner=True
 )  # fmt: skip
 def _set_entry(
     at: int, place: int, base: int, slot: int, lane: int, width: int, lines: Ints, rows: Ints, clocks: Ints,
-    first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints, found: Ints,
+    folders: Ints, first_rows: Ints, first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints,
+    by_place: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Make entry `at` that of a lane's oldest step; 1: done, 0: it has none, -1: its time is not mapped."""
     line, kept = by_place[hiding.LINE, place], by_place[hiding.OLDEST, place]
@@ -87,7 +91,10 @@ def _set_entry(
             return 0
     row = max(begin, kept)
     if row > begin:
-        when = _time_of(base + row * width, row, slot, lane, clocks, first_times, time_chunks, time_shift, times, found)
+        when = _time_of(
+            base + row * width, row, slot, lane, place, clocks, folders, first_rows, first_times, time_chunks,
+            time_shift, times, found,
+        )  # fmt: skip
         if when < 0:
             return -1
     heap[at, hiding.WHEN], heap[at, hiding.ID] = when, base + row * width
@@ -96,17 +103,18 @@ def _set_entry(
 
 
 @jit.kernel(
-    "int", *["int"] * 5, "ints2", "out_ints2", *["ints"] * 5, "out_ints2", "out_ints2", "out_ints", inner=True
+    "int", *["int"] * 5, "ints2", "out_ints2", *["ints"] * 7, "out_ints2", "out_ints2", "out_ints", inner=True
 )  # fmt: skip
 def _list(
     place: int, base: int, slot: int, lane: int, width: int, lines: Ints, rows: Ints, clocks: Ints,
-    first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints, found: Ints,
+    folders: Ints, first_rows: Ints, first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints,
+    by_place: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Put a lane into the heap, if it has a step; -1: its time is not mapped."""
     at = found[hiding.SIZE]
     status = _set_entry(
-        at, place, base, slot, lane, width, lines, rows, clocks, first_times, time_chunks, time_shift, times, heap,
-        by_place, found,
+        at, place, base, slot, lane, width, lines, rows, clocks, folders, first_rows, first_times, time_chunks,
+        time_shift, times, heap, by_place, found,
     )  # fmt: skip
     if status > 0:
         by_place[hiding.LISTED, place] = 1
@@ -116,16 +124,18 @@ def _list(
 
 
 @jit.kernel(
-    "int", "ints2", "ints2", "out_ints2", "int", *["ints"] * 7, "out_ints2", "out_ints2", "out_ints", "out_ints"
+    "int", "ints2", "ints2", "out_ints2", "int", *["ints"] * 9, "out_ints2", "out_ints2", "out_ints", "out_ints"
 )  # fmt: skip
 def hide_oldest(
-    lines: Ints, growing: Ints, rows: Ints, origin: int, lanes: Ints, lane_base: Ints, clocks: Ints, first_times: Ints,
-    time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints, following: Ints, found: Ints,
+    lines: Ints, growing: Ints, rows: Ints, origin: int, lanes: Ints, lane_base: Ints, clocks: Ints, folders: Ints,
+    first_rows: Ints, first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints,
+    following: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Hide found[COUNT] more steps, the oldest, and all that were published before a time; see `DONE` for the result.
 
     `lines` are those of the log; those from found[SEEN] on are new. `growing` and `rows` are those of `follow`;
-    `clocks` is added to the times of each segment. `following` says which line comes behind another in its lane.
+    `clocks` is added to the times of each segment; for `folders` and `first_rows` see `frozen`. `following` says which
+    line comes behind another in its lane.
     """
     while found[hiding.SEEN] < lines.shape[0]:
         line = found[hiding.SEEN]
@@ -145,8 +155,8 @@ def hide_oldest(
                 by_place[hiding.TAIL, place] = line
                 if by_place[hiding.LISTED, place] == 0:
                     status = _list(
-                        place, first - position + lane, slot, lane, width, lines, rows, clocks, first_times,
-                        time_chunks, time_shift, times, heap, by_place, found,
+                        place, first - position + lane, slot, lane, width, lines, rows, clocks, folders, first_rows,
+                        first_times, time_chunks, time_shift, times, heap, by_place, found,
                     )  # fmt: skip
                     if status < 0:
                         by_place[hiding.LINE, place], by_place[hiding.TAIL, place] = oldest, newest
@@ -158,8 +168,8 @@ def hide_oldest(
             place = growing[which, _PLACE] + lane
             if by_place[hiding.LISTED, place] == 0 and rows[_OPEN_START, place] >= 0:
                 status = _list(
-                    place, ((slot + origin) << POSITION_BITS) + lane, slot, lane, width, lines, rows,
-                    clocks, first_times, time_chunks, time_shift, times, heap, by_place, found,
+                    place, ((slot + origin) << POSITION_BITS) + lane, slot, lane, width, lines, rows, clocks, folders,
+                    first_rows, first_times, time_chunks, time_shift, times, heap, by_place, found,
                 )  # fmt: skip
                 if status < 0:
                     return hiding.UNMAPPED
@@ -177,8 +187,8 @@ def hide_oldest(
                 by_place[hiding.LINE, place] = following[line]
             base = step_id - row * width
             status = _set_entry(
-                0, place, base, slot, base & POSITION_MASK, width, lines, rows, clocks, first_times, time_chunks,
-                time_shift, times, heap, by_place, found,
+                0, place, base, slot, base & POSITION_MASK, width, lines, rows, clocks, folders, first_rows,
+                first_times, time_chunks, time_shift, times, heap, by_place, found,
             )  # fmt: skip
             if status < 0:
                 by_place[hiding.OLDEST, place], by_place[hiding.LINE, place] = kept, line

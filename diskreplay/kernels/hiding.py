@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
+from diskreplay.kernels.frozen import OWN
 from diskreplay.kernels.runs import NEVER as NEVER
 
 Ints = NDArray[np.int64]
@@ -33,22 +33,25 @@ DONE, UNMAPPED = range(2)
 
 
 def hide_oldest_plain(
-    lines: Ints, growing: Ints, rows: Ints, origin: int, lanes: Ints, lane_base: Ints, clocks: Ints, first_times: Ints,
-    time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints, following: Ints, found: Ints,
+    lines: Ints, growing: Ints, rows: Ints, origin: int, lanes: Ints, lane_base: Ints, clocks: Ints, folders: Ints,
+    first_rows: Ints, first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints, by_place: Ints,
+    following: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `hide_oldest` does, with Python's heap."""
 
     def time_of(step_id: int) -> int | None:
         slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(lanes[slot]))
-        bits, places = int(time_shift[slot]) & BITS, int(time_shift[slot]) >> PLACES
+        folder, first = int(folders[slot]), int(first_rows[lane_base[slot] + lane])
+        if first != OWN:
+            row, lane = row + first, 0
+        bits = int(time_shift[folder])
         chunk, inside = divmod(row, 1 << bits)
-        chunk += lane * places
-        base = int(times[first_times[slot] + chunk]) if chunk < time_chunks[slot] else 0
+        base = int(times[first_times[folder] + chunk]) if chunk < time_chunks[folder] else 0
         if not base:
             found[NEEDED] = step_id
             return None
-        at = base + 8 * ((0 if places else lane << bits) + inside)
+        at = base + 8 * ((lane << bits) + inside)
         return int(ctypes.c_int64.from_address(at).value + clocks[slot])
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:

@@ -4,38 +4,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import jit
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
+from diskreplay.kernels import frozen, jit
 
 Ints = NDArray[np.int64]
 
 _FINITE = np.finfo(np.float64).max
 
 
-@jit.kernel("int", "ints", "int", *["ints"] * 5, "out_floats", checked=False)
+@jit.kernel("int", "ints", "int", *["ints"] * 8, "out_floats", checked=False)
 def initial_priorities(
-    ids: Ints, origin: int, lanes: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints,
-    out: NDArray[np.float64],
+    ids: Ints, origin: int, lanes: Ints, lane_base: Ints, folders: Ints, first_rows: Ints, first_chunk: Ints,
+    chunks: Ints, shift: Ints, bases: Ints, out: NDArray[np.float64],
 ) -> int:  # fmt: skip
     """Write the initial priority of each step, |td|, NaN where none was given or its segment is gone.
 
-    `lanes` are those of the segments from `origin` on; the rest is of the table of their array, where a shift below 0
-    says that a segment has none. Returns the place of the first id whose chunk is not mapped, else -1.
+    `lanes` are those of the segments from `origin` on; for `lane_base`, `folders` and `first_rows` see `frozen`. The
+    rest is of the table of their array, where a shift below 0 says that a folder has none. Returns the place of the
+    first id whose chunk is not mapped, else -1.
     """
     for i in range(ids.size):
         out[i] = np.nan
         slot = (ids[i] >> POSITION_BITS) - origin
         width = lanes[slot] if 0 <= slot < lanes.size else 0
-        if width <= 0 or shift[slot] < 0:
+        folder = folders[slot] if width > 0 else 0
+        if width <= 0 or shift[folder] < 0:
             continue
         row = (ids[i] & POSITION_MASK) // width
         lane = (ids[i] & POSITION_MASK) - row * width
-        bits, places = shift[slot] & BITS, shift[slot] >> PLACES
-        chunk = lane * places + (row >> bits)
-        base = bases[first_chunk[slot] + chunk] if chunk < chunks[slot] else 0
+        first = first_rows[lane_base[slot] + lane]
+        if first != frozen.OWN:
+            row, lane = row + first, 0
+        bits = shift[folder]
+        chunk = row >> bits
+        base = bases[first_chunk[folder] + chunk] if chunk < chunks[folder] else 0
         if base == 0:
             return i
-        within = (0 if places else lane << bits) + (row & ((1 << bits) - 1))
+        within = (lane << bits) + (row & ((1 << bits) - 1))
         value = jit.load_float64(base + 8 * within)
         if 0.0 < value <= _FINITE:  # anything else is damage
             out[i] = value

@@ -6,12 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_budget import DECOMPRESSED
-from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
 from diskreplay.views.windows import Copy, Windows, map_rows
@@ -54,7 +52,7 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
         return NO_PAGES
     with snapshot.leaf(wide[0].leaf).lock:  # while it is held, nothing leaves for what other threads map
         map_rows(snapshot, windows, wide, chunk_budget.now())
-        return merged_pages([_ranges(snapshot.leaf(copy.leaf), *windows.rows(copy)) for copy in wide])
+        return merged_pages([_ranges(snapshot, copy.leaf, *windows.rows(copy)) for copy in wide])
 
 
 def merged_pages(found: Sequence[Pages]) -> Pages:
@@ -65,17 +63,19 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
     return Pages(*whole_pages(starts, sizes), tuple(held for pages in found for held in pages.held))
 
 
-def _ranges(table: ChunkTable, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
+def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
     """Return a range for each window and chunk that is mapped."""
+    table = snapshot.leaf(leaf)
     held, _, first_chunk, bases = table.addresses()
-    shift, places = table.shift[slot] & BITS, table.shift[slot] >> PLACES
+    folder, line, before = snapshot.tables.find(slot, lane)
+    shift, first, last = table.shift[folder], before + first, before + last
     starts, sizes = [], []
     for further in range(int(((last >> shift) - (first >> shift)).max(initial=-1)) + 1):
         chunk = (first >> shift) + further
         begin, end = np.maximum(first, chunk << shift), np.minimum(last + 1, (chunk + 1) << shift)
         inside = begin & ((1 << shift) - 1)
-        place = first_chunk[slot] + lane * places + np.minimum(chunk, last >> shift)
-        starts.append(bases[place] + (np.where(places, 0, lane << shift) + inside) * table.row_bytes)
+        place = first_chunk[folder] + np.minimum(chunk, last >> shift)
+        starts.append(bases[place] + ((line << shift) + inside) * table.row_bytes)
         # Nothing of windows that end in an earlier chunk, or that another thread has released since.
         is_mapped = (bases[place] != 0) & (table.how[place] != DECOMPRESSED)
         sizes.append(np.where(is_mapped, np.maximum(end - begin, 0), 0) * table.row_bytes)

@@ -105,7 +105,7 @@ class Windows:
         (
             self.slot, self.lane, self.row, self.floor, self.after, self.obs_stop, self.step_stop, self.k,
             self.frames_stop, self.own, self.own_stop,
-        ) = self.table  # fmt: skip
+        ) = self.table[: rows.FOLDER]  # fmt: skip
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""
@@ -144,7 +144,7 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
     known, slot, _, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
     if not known.all():
         return False
-    last = snapshot.committed[snapshot.lane_base[slot] + lane] - 1
+    last = snapshot.committed_rows(slot, lane) - 1
     if (row > last).any():
         return False
     until = last if n < 0 else np.minimum(row + n, last)

@@ -46,7 +46,7 @@ class Lanes:
         self.times = np.arange(lanes * ROWS).reshape(CHUNKS // 2, lanes, 2 * CHUNK)
         self.time_bases = np.array([block.ctypes.data for block in self.times], np.int64) if timed else np.zeros(0, int)
         counters = self.observed.ctypes.data, self.committed.ctypes.data
-        self.growing = np.array([(0, lanes, 0, *counters, checked, CLOCK)], np.int64)
+        self.growing = np.array([(0, lanes, 0, *counters, checked, CLOCK, 0)], np.int64)
 
     def publish(self, rng: np.random.Generator) -> None:
         self.committed += rng.integers(0, 40, len(self.committed))

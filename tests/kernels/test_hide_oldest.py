@@ -5,6 +5,7 @@ import pytest
 
 from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS
 from diskreplay.kernels import following as live, hiding
+from diskreplay.kernels.frozen import OWN
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, ROWS, CHUNK = 2, 64, 8
@@ -30,15 +31,23 @@ class Lanes:
             rows[place] += 1
         self.slot = np.repeat(np.arange(3), self.lanes)
         self.committed = np.zeros(self.places, np.int64)
+        # Some are in packs, where lanes stand one behind the other.
+        in_pack = rng.random(3) < 0.4
+        lane = np.arange(self.places) - self.lane_base[self.slot]
+        self.first_rows = np.where(in_pack[self.slot], lane * ROWS, OWN)
         blocks = [
             np.ascontiguousarray(
-                (self.wall[self.slot == s] - self.clocks[s]).reshape(-1, ROWS // CHUNK, CHUNK).transpose(1, 0, 2)
+                times.reshape(1, -1, CHUNK).transpose(1, 0, 2)
+                if in_pack[s]
+                else times.reshape(-1, ROWS // CHUNK, CHUNK).transpose(1, 0, 2)
             )
             for s in range(3)
+            for times in [self.wall[self.slot == s] - self.clocks[s]]
         ]
         self.kept = blocks
         self.addresses = np.array([chunk.ctypes.data for block in blocks for chunk in block], np.int64)
-        self.table = np.arange(3) * (ROWS // CHUNK), np.full(3, ROWS // CHUNK), np.full(3, CHUNK.bit_length() - 1)
+        chunks = np.array([len(block) for block in blocks])
+        self.table = np.cumsum(chunks) - chunks, chunks, np.full(3, CHUNK.bit_length() - 1)
         self.growing = np.array([(s, self.lanes[s], self.lane_base[s], 0, 0, ROWS, 0) for s in range(3)], np.int64)
         self.lines: list[list[int]] = []
         self.open: dict[int, int] = {}  # the first row of each lane's open episode
@@ -87,12 +96,13 @@ class Hiding:
     def hide(self, count: int, until: int) -> None:
         of, lines = self.of, np.array(self.of.lines, np.int64).reshape(-1, EPISODE_COLUMNS)
         self.found[hiding.COUNT], self.found[hiding.UNTIL] = count, until
-        where = ORIGIN, of.lanes, of.lane_base, of.clocks, *of.table, self.bases
+        where = ORIGIN, of.lanes, of.lane_base, of.clocks, np.arange(3), of.first_rows, *of.table, self.bases
         arguments = lines, of.growing, of.rows(), *where, self.heap, self.by_place, self.following, self.found
         while self.kernel(*arguments) == hiding.UNMAPPED:
             needed = int(self.found[hiding.NEEDED])
             slot = (needed >> POSITION_BITS) - ORIGIN
-            row = (needed & ((1 << POSITION_BITS) - 1)) // int(of.lanes[slot])
+            row, lane = divmod(needed & ((1 << POSITION_BITS) - 1), int(of.lanes[slot]))
+            row += max(int(of.first_rows[of.lane_base[slot] + lane]), 0)
             chunk = int(of.table[0][slot]) + row // CHUNK
             assert self.bases[chunk] == 0
             self.bases[chunk] = of.addresses[chunk]

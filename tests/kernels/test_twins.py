@@ -11,9 +11,8 @@ from hypothesis import given, strategies as st
 
 import diskreplay
 from diskreplay.kernels import following, frozen, gathering as rows
-from diskreplay.kernels.chunk_geometry import PLACES
 from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, FIRST, STRIDE, TIME
+from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import SegmentTable
 from tests.kernels.pairs import KERNELS
@@ -83,23 +82,26 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
 def test_initial_priorities(segments: list[tuple[int, int, int]], origin: int, seed: int) -> None:
     """Segments of so many lanes and, as a power of two, rows a chunk; below 0 they have no such array.
 
-    Where the third number is not 0, each lane has so many chunks of its own.
+    Where the third number is not 0, the lanes stand one behind the other, so many rows apart.
     """
     rng = np.random.default_rng(seed)
-    lanes, bits, places = np.array(segments, np.int64).T.copy()
-    shift = np.where(bits < 0, bits, bits | places << PLACES)
-    chunks = np.where(places > 0, lanes * places, rng.integers(0, 4, len(lanes)))
+    lanes, shift, apart = np.array(segments, np.int64).T.copy()
+    chunks = rng.integers(0, 4, len(lanes))
+    lane_base = np.cumsum(lanes) - lanes
+    lane = np.arange(lanes.sum()) - np.repeat(lane_base, lanes)
+    first_rows = np.where(np.repeat(apart, lanes) > 0, lane * np.repeat(apart, lanes), frozen.OWN)
+    folders = rng.permutation(len(lanes))
     first_chunk = np.cumsum(chunks) - chunks
     odd = (0.0, -1.0, np.nan, np.inf, 5e-324, np.finfo(np.float64).max)
     blocks = [
-        np.where(rng.random((lane, 1 << max(rows, 0))) < 0.3, rng.choice(odd), rng.random())
-        for lane, rows, count in zip(lanes.tolist(), bits.tolist(), chunks.tolist(), strict=True)
+        np.where(rng.random((lanes.max(), 1 << max(rows, 0))) < 0.3, rng.choice(odd), rng.random())
+        for rows, count in zip(shift.tolist(), chunks.tolist(), strict=True)
         for _ in range(count)
     ]
     bases = np.array([block.ctypes.data if rng.random() < 0.95 else 0 for block in blocks], np.int64)
     slot = rng.integers(-1, len(lanes) + 1, 30)
     ids = (slot + origin << 35) + rng.integers(0, 20, 30)
-    inputs = (origin, lanes, first_chunk, chunks, shift, bases)
+    inputs = (origin, lanes, lane_base, folders, first_rows, first_chunk, chunks, shift, bases)
     for step_id in ids:  # one by one, so that those behind one that is not mapped are compared too
         fast, plain = both("initial_priorities", (np.array([step_id]), *inputs), (np.zeros(1),))
         assert fast[0] == plain[0]
@@ -109,17 +111,21 @@ def test_initial_priorities(segments: list[tuple[int, int, int]], origin: int, s
     assert fast[0] == plain[0]
 
 
-def segments_of(lanes: np.ndarray, growing: np.ndarray | None = None) -> SegmentTable:
-    """Return a table of segments with so many lanes."""
+def segments_of(
+    lanes: np.ndarray, growing: np.ndarray | None = None, first_rows: np.ndarray | None = None
+) -> SegmentTable:
+    """Return a table of segments with so many lanes, in folders of their own unless first rows are given."""
     if growing is None:
         growing = np.zeros((0, following.GROWING_COLUMNS), np.int64)
-    columns = dict.fromkeys(("schema", "tables", "clocks", "sealed", "hidden", "generation"))
+    columns: dict[str, Any] = dict.fromkeys(("schema", "tables", "clocks", "sealed", "hidden", "generation"))
+    columns |= {"folders": np.arange(len(lanes)), "folder_count": len(lanes)}
+    columns["first_rows"] = np.full(lanes.sum(), frozen.OWN) if first_rows is None else first_rows
     return SegmentTable.of(growing, origin=0, lanes=lanes, lane_base=np.cumsum(lanes) - lanes, **columns)
 
 
 def record_of(table: SegmentTable) -> np.ndarray:
     """Return the record of a snapshot in which nothing is known of lanes."""
-    record, rows = np.empty(frozen.HEAD, np.int64), np.zeros((following.LANE_ROWS, 0), np.int64)
+    record, rows = np.empty(frozen.HEAD, np.int64), np.zeros((following.LANE_ROWS, len(table.first_rows)), np.int64)
     freeze_plain(np.zeros((0, following.GROWING_COLUMNS), np.int64), rows, rows[0], 0, table.head, record)
     return record
 
@@ -162,7 +168,12 @@ class Line(NamedTuple):
 
 
 def gather_both(
-    lanes: np.ndarray, places: dict[int, Any], lines: list[Line], streamed: int = 0, begin: int = 0
+    lanes: np.ndarray,
+    places: dict[int, Any],
+    lines: list[Line],
+    streamed: int = 0,
+    begin: int = 0,
+    first_rows: np.ndarray | None = None,
 ) -> list[tuple[Any, ...]]:
     """Gather rows of windows that are given by a kernel and its twin; return what they returned, and each array."""
     found = []
@@ -170,7 +181,7 @@ def gather_both(
     memory = np.zeros((rows.WINDOW_ROWS + 1, items), np.int64)
     for row, values in places.items():
         memory[row] = values
-    no_rows, table = np.zeros(0, np.int64), segments_of(lanes)
+    no_rows, table = np.zeros(0, np.int64), segments_of(lanes, first_rows=first_rows)
     for number, kernel in enumerate(KERNELS["gather"]):
         record = np.zeros(rows.HEAD + len(lines) * rows.COLUMNS, np.int64)
         sources = np.empty((len(lines), items), np.int64)
@@ -204,7 +215,7 @@ def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) ->
     own_stop = row + rng.integers(-3, 8, size)
     places = {rows.SLOT: slot, rows.LANE: lane, rows.FLOOR: floor, rows.OWN: row, rows.OWN_STOP: own_stop}
     begin = int(rng.integers(0, 3))
-    fast, plain = gather_both(snapshot.lanes, places, lines, int(streamed), begin)
+    fast, plain = gather_both(snapshot.lanes, places, lines, int(streamed), begin, snapshot.first_rows)
     assert fast[0] == plain[0]
     if fast[0] < 0:
         for one, other in zip(fast[1:], plain[1:], strict=True):
@@ -318,9 +329,16 @@ def test_discounted(steps: list[int], more: int, gamma: float, seed: int) -> Non
     np.testing.assert_array_equal(fast[1], plain[1])
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), seeds)
-def test_ids_at(counts: list[int], seed: int) -> None:
+def coarse_of(before: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return what `ids_at` is given of many runs: of all that make up whole parts, or of fewer."""
+    parts = (len(before) - 1) >> COARSE_BITS
+    return before[:-1][:: 1 << COARSE_BITS][: int(rng.integers(0, parts + 1))].copy()
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 10), seeds)
+def test_ids_at(counts: list[int], times: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
+    counts = counts * times
     low = int(rng.integers(0, len(counts)))
     before = np.concatenate([[0], np.cumsum(counts)])
     first, stride = rng.integers(0, 1000, len(counts)), rng.integers(1, 5, len(counts))
@@ -329,18 +347,20 @@ def test_ids_at(counts: list[int], seed: int) -> None:
     positions = np.arange(size) + rng.random(size)
     block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
     block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = first, stride, before
-    inputs = (positions, low, len(counts), block, np.zeros(size, np.int64))
+    inputs = (positions, low, len(counts), block, coarse_of(before, rng), np.zeros(size, np.int64))
     fast, plain = both("ids_at", inputs, (np.zeros(size, np.int64),))
     assert fast[1].tolist() == plain[1].tolist() == ids
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any), st.integers(0, 2**63 - 1))
-def test_random_ids(counts: list[int], key: int) -> None:
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any), st.integers(1, 10), st.integers(0, 2**63 - 1))
+def test_random_ids(counts: list[int], times: int, key: int) -> None:
+    counts = counts * times
     before = np.concatenate([[0], np.cumsum(counts)])
     block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
     block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = 100 * np.arange(len(counts)), 3, before
     low = int(np.flatnonzero(counts)[0])
-    inputs = (key, low, len(counts), block, np.zeros(64, np.int64))
+    coarse = coarse_of(before, np.random.default_rng(key))
+    inputs = (key, low, len(counts), block, coarse, np.zeros(64, np.int64))
     fast, plain = both("random_ids", inputs, (np.zeros(64, np.int64),))
     assert fast[1].tolist() == plain[1].tolist()
     assert set(fast[1].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
@@ -372,7 +392,7 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
     block[STRIDE, 0], block[BEFORE, 1] = 1, 1 << 53
     for pick in KERNELS["random_ids"]:
         out = np.zeros(3, np.int64)
-        pick(1234567, 0, 1, block, np.zeros(3, np.int64), out)
+        pick(1234567, 0, 1, block, out[:0], np.zeros(3, np.int64), out)
         assert out.tolist() == [number >> 11 for number in wanted]
 
 
@@ -381,7 +401,7 @@ def test_read_only_inputs_need_no_second_compilation() -> None:
     positions, block = np.zeros(3), np.zeros((BLOCK_ROWS, 4), np.int64)
     for array in positions, block:
         array.flags.writeable = False
-    fast(positions, 0, 3, block, *np.zeros((2, 3), np.int64))
+    fast(positions, 0, 3, block, np.zeros(0, np.int64), *np.zeros((2, 3), np.int64))
     assert len(fast.signatures) == 1
 
 

@@ -12,8 +12,7 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.kernels import chunk_geometry, following, frozen
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
+from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import IdRuns, Visible, open_episodes, starting_runs
 from diskreplay.store.reading.chunk_budget import MAPPED
@@ -36,7 +35,7 @@ class Segment:
     lanes: list[list[ModelEpisode]]
     sealed: bool = False
     chunk_rows: int = 4
-    apart: bool = False  # each lane has chunks of its own, as in a pack
+    apart: bool = False  # its lanes stand one behind the other in chunks of one line, as in a pack
 
 
 class Columns:
@@ -62,6 +61,11 @@ def runs_of(view: Any, episodes: EpisodeTable, visible: Visible) -> IdRuns:
     return IdRuns(*starting_runs(view.starts, episodes, visible)[:3])
 
 
+def lane_starts(lanes: int, room: int) -> list[int]:
+    """Return at which rows lanes begin that stand one behind the other, with room for so many rows each."""
+    return [lane * (room + 1) for lane in range(lanes)]
+
+
 class Table:
     """One leaf of all segments; chunks are mapped when `ensure` asks for them."""
 
@@ -71,38 +75,45 @@ class Table:
         self.wide = True
         self.first_chunk = self.chunks = self.shift = self.bases = np.zeros(0, np.int64)
         self.holder: list[np.ndarray] = []
+        self.first_rows: list[list[int]] = []
         self.lock = threading.RLock()
         self.ensured = 0
 
     def add(self, rows: list[list[np.ndarray]], chunk_rows: int, room: int, apart: bool = False) -> None:
         """Add a segment: the rows of each lane, and so many rows more than there are, full of rubbish."""
-        count = -(-room // chunk_rows)
-        bits = chunk_rows.bit_length() - 1
+        count = -(-(len(rows) * (room + 1) if apart else room) // chunk_rows)
         self.first_chunk = np.append(self.first_chunk, len(self.holder))
-        self.chunks = np.append(self.chunks, count * (len(rows) if apart else 1))
-        self.shift = np.append(self.shift, chunk_geometry.apart(bits, count) if apart else bits)
+        self.chunks = np.append(self.chunks, count)
+        self.shift = np.append(self.shift, chunk_rows.bit_length() - 1)
+        first = lane_starts(len(rows), room) if apart else [frozen.OWN] * len(rows)
+        self.first_rows.append(first)
         rubbish = np.random.default_rng(0)
-        for together in [[lane] for lane in rows] if apart else [rows]:
-            for chunk in range(count):
-                block = rubbish.integers(0, 255, (len(together), chunk_rows, self.row_bytes), np.uint8, endpoint=True)
-                for lane, values in enumerate(together):
-                    for i, value in enumerate(values[chunk * chunk_rows : (chunk + 1) * chunk_rows]):
-                        block[lane, i] = np.frombuffer(np.asarray(value, self.dtype).tobytes(), np.uint8)
-                self.holder.append(block)
+        lines = 1 if apart else len(rows)
+        blocks = rubbish.integers(0, 255, (count, lines, chunk_rows, self.row_bytes), np.uint8, endpoint=True)
+        self.holder += list(blocks)
+        for lane, values in enumerate(rows):
+            for i, value in enumerate(values):
+                self.row(len(self.chunks) - 1, lane, i)[:] = np.frombuffer(
+                    np.asarray(value, self.dtype).tobytes(), np.uint8
+                )
         self.bases = np.zeros(len(self.holder), np.int64)
         self.how = np.full(len(self.holder), MAPPED, np.uint8)
 
+    def _where(self, slot: int, lane: int, row: int) -> tuple[int, int, int]:
+        """Return the chunk of a row, counted from its segment's first one, the line, and which row of that it is."""
+        first = self.first_rows[slot][lane]
+        line, row = (lane, row) if first == frozen.OWN else (0, first + row)
+        return row >> int(self.shift[slot]), line, row & ((1 << int(self.shift[slot])) - 1)
+
     def place(self, slot: int, lane: int, row: int) -> int:
         """Return the place of the chunk that holds a row."""
-        bits, places = int(self.shift[slot]) & BITS, int(self.shift[slot]) >> PLACES
-        chunk = lane * places + (row >> bits)
+        chunk = self._where(slot, lane, row)[0]
         assert 0 <= chunk < self.chunks[slot], f"chunk {chunk} of slot {slot}"
         return int(self.first_chunk[slot]) + chunk
 
     def row(self, slot: int, lane: int, row: int) -> np.ndarray:
         """Return the bytes of a row, to be read or written."""
-        bits, places = int(self.shift[slot]) & BITS, int(self.shift[slot]) >> PLACES
-        return self.holder[self.place(slot, lane, row)][0 if places else lane, row & ((1 << bits) - 1)]
+        return self.holder[self.place(slot, lane, row)][self._where(slot, lane, row)[1:]]
 
     def addresses(self):
         return self.holder, self.chunks, self.first_chunk, self.bases
@@ -115,11 +126,16 @@ class Table:
 
 
 def frozen_of(
-    visible: Visible, rows: np.ndarray, sealed: np.ndarray, still_open: EpisodeTable
+    visible: Visible,
+    rows: np.ndarray,
+    sealed: np.ndarray,
+    still_open: EpisodeTable,
+    first_rows: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any, EpisodeTable]:
     """Return the record that kernels read of a snapshot, what keeps it alive, and the open episodes in its order.
 
-    `rows` has what is known of all lanes, but for these episodes. All that is not sealed may grow.
+    `rows` has what is known of all lanes, but for these episodes. All that is not sealed may grow. `first_rows` are
+    those of a `ChunkTables`; None: each lane has lines of its own.
     """
     reached, origin, lanes, lane_base, oldest = visible
     slots = np.flatnonzero(~sealed & (lanes > 0))
@@ -131,8 +147,10 @@ def frozen_of(
     rows[following.OPEN_START, place], rows[following.OPEN_END, place] = position // width, still_open.end
     rows[following.OPEN_TIME, place] = still_open.time
     columns = {name: None for name in ("schema", "tables", "clocks", "hidden", "generation")}
+    first_rows = np.full(lanes.sum(), frozen.OWN) if first_rows is None else first_rows
+    where = {"folders": np.arange(len(lanes)), "first_rows": first_rows, "folder_count": len(lanes)}
     table = SegmentTable.of(
-        listed, origin=origin, lanes=lanes, lane_base=lane_base, sealed=sealed, **columns
+        listed, origin=origin, lanes=lanes, lane_base=lane_base, sealed=sealed, **where, **columns
     )  # fmt: skip
     record = np.empty(frozen.HEAD + following.LANE_ROWS * len(table.live_places), np.int64)
     freeze_plain(listed, rows, oldest, reached, table.head, record)
@@ -164,7 +182,7 @@ class Snapshot:
         self.observed = np.zeros(self.lanes.sum(), np.int64)
         # One writer, whose lanes go on from segment to segment.
         infos = [SimpleNamespace(writer=1, lanes=tuple(range(len(s.lanes)))) if s else None for s in self.segments]
-        self.tables = SimpleNamespace(infos=infos, lanes_of=self._lanes_of)
+        self.tables = SimpleNamespace(info=infos.__getitem__, lanes_of=self._lanes_of, find=self._find)
         fields = {"done": dr.Field((), "uint8"), **self.schema.leaves}
         self._tables = {leaf: Table(f) for leaf, f in fields.items() if not leaf.startswith("episode/")}
         ended, still_open = [], []
@@ -190,7 +208,10 @@ class Snapshot:
         self.reached, self.oldest = self.visible.reached, self.visible.oldest
         rows = np.full((following.LANE_ROWS, self.lanes.sum()), -1, np.int64)
         rows[following.COMMITTED], rows[following.OBSERVED] = self.committed, self.observed
-        self.record, self._alive, self.open = frozen_of(self.visible, rows, self.sealed, Columns.of(still_open))
+        self.first_rows = np.array([row for rows in self._tables["done"].first_rows for row in rows], np.int64)
+        self.record, self._alive, self.open = frozen_of(
+            self.visible, rows, self.sealed, Columns.of(still_open), self.first_rows
+        )
         self.steps = 0
         for step_id, (episode, t) in self.model.items():
             if self.is_hidden(step_id):
@@ -199,8 +220,15 @@ class Snapshot:
                 self.steps += 1
 
     def _lanes_of(self, slot: int, origin: int) -> tuple[int, np.ndarray] | None:
-        info = self.tables.infos[slot]
+        info = self.tables.info(slot)
         return None if info is None else (info.writer, np.array(info.lanes, np.int64))
+
+    def _find(self, slot: np.ndarray, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        first = self.first_rows[self.lane_base[slot] + lane]
+        return slot, np.where(first == frozen.OWN, lane, 0), np.maximum(first, 0)
+
+    def committed_rows(self, slot: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        return self.committed[self.lane_base[slot] + lane]
 
     def is_hidden(self, step_id: int) -> bool:
         return step_id < self.least_ids(np.array([step_id])).item()

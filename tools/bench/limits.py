@@ -64,10 +64,11 @@ def runs(snapshot: Any, leaf: str, windows: Windows, spans: Sequence[tuple[Ints,
         columns = (column.tolist() for column in (windows.slot, windows.lane, first, last))
         for slot, lane, a, b in zip(*columns, strict=True):
             while a <= b:
-                until = min(b, a | ((1 << int(table.shift[slot])) - 1))
+                where = tuple(int(column[0]) for column in snapshot.tables.find(*np.array([[slot], [lane]])))
+                bits, before = int(table.shift[where[0]]), where[2]
+                until = min(b, ((before + a) | ((1 << bits) - 1)) - before)
                 at = row_address(
-                    slot, lane, a, table.first_chunk, table.chunks, table.shift, snapshot.lanes, table.bases,
-                    table.row_bytes,
+                    where, a, table.first_chunk, table.chunks, table.shift, table.bases, table.row_bytes
                 )  # fmt: skip
                 nbytes = (until + 1 - a) * table.row_bytes
                 found.append((at, nbytes, place))

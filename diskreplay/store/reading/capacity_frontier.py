@@ -13,12 +13,24 @@ from diskreplay.store.reading.episode_log import EpisodeLog
 
 
 class Segments(NamedTuple):
-    """The number of the first segment, and of each from there on its lanes, their place, and what its times lack."""
+    """The number of the first segment, and of each from there on its lanes, their place, and what its times lack.
+
+    And where its rows are: see `kernels.frozen`.
+    """
 
     origin: int
     lanes: Ints
     lane_base: Ints
     clocks: Ints
+    folders: Ints
+    first_rows: Ints
+
+
+def _places(oldest: Ints) -> Ints:
+    """Return what is known of lanes of which none is in the heap yet: see `kernels.hiding`."""
+    made = np.zeros((hiding.PLACE_ROWS, len(oldest)), np.int64)
+    made[[hiding.LINE, hiding.TAIL]], made[hiding.OLDEST] = -1, oldest
+    return made
 
 
 class CapacityFrontier:
@@ -37,17 +49,16 @@ class CapacityFrontier:
         self.kernel, self._capacity = kernel, capacity
         self.oldest: Ints = np.zeros(0, np.int64)
         self.hidden = self.until = self.reached = 0
-        self._by_place = np.zeros((hiding.PLACE_ROWS, 0), np.int64)
-        self._heap: Ints = np.zeros((0, hiding.HEAP_COLUMNS), np.int64)
+        self._by_place: Ints | None
+        self._heap: Ints
         self._forget(0)
 
     def add_lanes(self, count: int) -> None:
         """Add so many lanes behind the others."""
-        more = np.zeros((hiding.PLACE_ROWS, count), np.int64)
-        more[[hiding.LINE, hiding.TAIL]] = -1
-        self._by_place = np.append(self._by_place, more, axis=1)
-        self._heap = np.append(self._heap, np.zeros((count, hiding.HEAP_COLUMNS), np.int64), axis=0)
-        self.oldest = self._by_place[hiding.OLDEST].copy()
+        self.oldest = np.append(self.oldest, np.zeros(count, np.int64))
+        if self._by_place is not None:
+            self._by_place = np.append(self._by_place, _places(np.zeros(count, np.int64)), axis=1)
+            self._heap = np.append(self._heap, np.zeros((count, hiding.HEAP_COLUMNS), np.int64), axis=0)
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
         """Hide all of some lanes, whose segments are gone, and leave out their open episodes.
@@ -58,9 +69,10 @@ class CapacityFrontier:
         episodes, place = log.select(gone[place]), place[gone[place]]
         self.hidden += int((episodes.steps - self._hidden_of(episodes, place)).sum())
         self.reached = max(self.reached, int(episodes.time.max(initial=-1)) + 1)
-        self._by_place[hiding.OLDEST, gone] = hiding.NEVER
-        self._by_place[hiding.LINE, gone] = -1
-        self.oldest = self._by_place[hiding.OLDEST].copy()
+        self.oldest = np.where(gone, hiding.NEVER, self.oldest)
+        if self._by_place is not None:
+            self._by_place[hiding.OLDEST, gone] = hiding.NEVER
+            self._by_place[hiding.LINE, gone] = -1
 
     def _hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
         row = (episodes.first & POSITION_MASK) // episodes.stride
@@ -68,9 +80,7 @@ class CapacityFrontier:
 
     def _forget(self, generation: int) -> None:
         self.generation = generation
-        self._by_place[[hiding.LINE, hiding.TAIL]] = -1
-        self._by_place[hiding.LISTED] = 0
-        self._heap = np.zeros((self._by_place.shape[1], hiding.HEAP_COLUMNS), np.int64)
+        self._by_place = None  # made when the first steps are hidden: of most stores, none ever is
         self._following = np.zeros(0, np.int64)
         self._numbers = np.zeros(hiding.FOUND, np.int64)
         self._log: EpisodeTable | None = None  # what the arguments of the kernel were collected for
@@ -135,6 +145,9 @@ class CapacityFrontier:
         if len(log) > len(self._following):
             more = len(log) + len(log) // 4 + 64 - len(self._following)
             self._following = np.append(self._following, np.empty(more, np.int64))
+        if self._by_place is None:
+            self._by_place = _places(self.oldest)
+            self._heap = np.zeros((len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
         holder, chunks, first_chunk, bases = times.addresses()
         self._arguments = (
             log.lines, growing, rows, *segments, first_chunk, chunks, times.shift, bases,
@@ -148,7 +161,7 @@ class CapacityFrontier:
         found = self._found
         self.hidden = found[hiding.HIDDEN]
         self.until = until
-        if found[hiding.LAST] >= 0:
+        if found[hiding.LAST] >= 0 and self._by_place is not None:
             # Steps of one writer have different times, and of two the same only by accident.
             self.until = max(until, found[hiding.LAST] + 1)
             self.reached = max(self.reached, self.until)

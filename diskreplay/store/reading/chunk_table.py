@@ -29,15 +29,14 @@ from diskreplay.format.packs import PackTables, open_shard
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import Shard
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, locate
-from diskreplay.kernels.chunk_geometry import BITS, PLACES, WHOLE_LANE, apart
-from diskreplay.kernels.frozen import places_of
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Ints, locate
+from diskreplay.kernels.frozen import OWN, places_of
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
 from diskreplay.store.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ, Room
 from diskreplay.store.reading.decompression import decompress, reads_no_disk
-from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before, times_of
+from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
 # is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
@@ -51,21 +50,25 @@ LARGEST_READ = 256 << 10
 _ATTEMPTS = 8
 
 LACKING = -1
-"""In place of how a segment's rows are divided into chunks: it has no such array."""
+"""In place of how a folder's rows are divided into chunks: it has no such array."""
+
+# Bytes, about, of the parts that an array of a pack is divided into: who has to read it from another pack, into which
+# it was merged, reads a part.
+_PART = 16 << 20
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
 
 
 class ChunkTable:
-    """The chunks of one array in all segments.
+    """The chunks of one array in all folders: segments, and packs, each of which has one lane.
 
-    ``first_chunk``, ``chunks`` and ``shift`` are by slot; see `kernels.chunk_geometry` for the latter, which is
-    `LACKING` where a segment has no such array. ``bases`` holds the address of each chunk that is mapped or
-    read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. ``used`` says at which call of
-    `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
+    ``first_chunk``, ``chunks`` and ``shift``, the binary logarithm of the rows of a chunk, are by folder: see
+    `ChunkTables`. The latter is `LACKING` where a folder has no such array. ``bases`` holds the address of each chunk
+    that is mapped or read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. ``used``
+    says at which call of `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
 
-    The lanes of all segments of a pack have places one behind the other; one mapping serves them all.
+    One mapping serves all chunks of a pack, unless the array is compressed.
 
     Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
     """
@@ -92,60 +95,49 @@ class ChunkTable:
         """That of all tables of the store: while it is held, nothing leaves for what other threads map."""
         return self._tables.lock
 
-    def add_slots(self, infos: list[SegmentInfo | None]) -> None:
-        """Add segments with room for one chunk each that is there; see `ChunkTables.add_slots`."""
-        there = [at for at, info in enumerate(infos) if info is not None]
-        shifts, chunks = np.zeros((2, len(infos)), np.int64)
-        shifts[there], chunks[there] = [self._shift(infos[at]) for at in there], 1
-        self.shift = np.concatenate([self.shift, shifts])
-        self.first_chunk = np.concatenate([self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks])
-        self.chunks = np.concatenate([self.chunks, chunks])
+    def add_folders(self, infos: Sequence[SegmentInfo | None]) -> None:
+        """Add folders behind the others: packs with room for all chunks, others with room for one."""
+        shift = np.array([self._shift(info) for info in infos], np.int64)
+        chunks = np.array([self._room(info, bits) for info, bits in zip(infos, shift.tolist(), strict=True)], np.int64)
+        first, start = len(self.bases) + np.cumsum(chunks) - chunks, len(self.bases)
         self._add_places(np.zeros(int(chunks.sum()), np.int64))
-
-    def shares_geometry_of(self, other: "ChunkTable") -> bool:
-        """Use the arrays of another table if they say the same, which none ever changes; tell whether they do."""
-        theirs, own = ((table.first_chunk, table.chunks, table.shift) for table in (other, self))
-        is_same = all(map(np.array_equal, own, theirs))
-        if is_same:
-            self.first_chunk, self.chunks, self.shift = theirs
-        return is_same
+        self.how[start:] = np.repeat(np.array([self._how(info) for info in infos], np.uint8), chunks)
+        self.shift = np.append(self.shift, shift)
+        self.first_chunk = np.append(self.first_chunk, first)
+        self.chunks = np.append(self.chunks, chunks)
 
     def _shift(self, info: SegmentInfo | None) -> int:
         if info is None:
             return 0
-        return info.chunk_rows[self.leaf].bit_length() - 1 if self.leaf in info.chunk_rows else LACKING
+        if self.leaf not in info.chunk_rows:
+            return LACKING
+        rows = info.chunk_rows[self.leaf]
+        if info.packed is not None:
+            how = info.compressed.get(self.leaf)
+            rows = max(1, _PART // max(1, self.row_bytes)) if how is None else how.rows
+        return rows.bit_length() - 1
 
-    def note_array(self, slot: int, info: SegmentInfo) -> None:
+    def _room(self, info: SegmentInfo | None, bits: int) -> int:
+        if info is None or info.packed is None or bits == LACKING:
+            return info is not None
+        return -(-info.chunk_rows[self.leaf] // (1 << bits))
+
+    def _how(self, info: SegmentInfo | None) -> int:
+        if info is None or info.packed is None:
+            return MAPPED
+        return DECOMPRESSED if self.leaf in info.compressed else IN_PACK
+
+    def note_array(self, folder: int, info: SegmentInfo) -> None:
         """Note that a segment has got this array since it was added."""
-        if self.shift[slot] == LACKING:
+        if self.shift[folder] == LACKING:
             shift = self.shift.copy()
-            shift[slot] = self._shift(info)
+            shift[folder] = self._shift(info)
             self.shift = shift
 
     def _add_places(self, bases: NDArray[np.int64]) -> None:
         self.used = np.concatenate([self.used, np.zeros(len(bases), np.int64)])
         self.how = np.concatenate([self.how, np.zeros(len(bases), np.uint8)])
         self.bases = np.concatenate([self.bases, bases])
-
-    def add_pack(self, slots: NDArray[np.int64], pack: "Pack") -> None:
-        """Have these slots be those of the segments of a pack; -1: a segment that has none.
-
-        For tables that no other thread has seen yet.
-        """
-        there, start, how = slots >= 0, len(self.bases), pack.info.compressed.get(self.leaf)
-        places = pack.places(self.leaf)
-        chunks = places * pack.tables.lanes
-        self._add_places(np.zeros(int(chunks.sum()), np.int64))
-        self.how[start:] = IN_PACK if how is None else DECOMPRESSED
-        self.shift, self.first_chunk, self.chunks = self.shift.copy(), self.first_chunk.copy(), self.chunks.copy()
-        bits = WHOLE_LANE if how is None else how.rows.bit_length() - 1
-        has_array = self.leaf in pack.info.chunk_rows
-        self.shift[slots[there]] = apart(bits, places[there]) if has_array else LACKING
-        self.first_chunk[slots[there]] = start + (np.cumsum(chunks) - chunks)[there]
-        self.chunks[slots[there]] = chunks[there]
-        pack.first_place[self.leaf] = start
-        if how is not None:
-            pack.list_inner(self.leaf)
 
     def ensure(
         self,
@@ -161,43 +153,41 @@ class ChunkTable:
         No chunk leaves for these that was asked for in the use of this number, or later: see `chunk_budget.now`. Raises
         SegmentGone where a segment has been evicted, FormatError where a chunk is missing or has the wrong size.
         """
-        first, last = self.chunks_of(slot, lane, first_row), self.chunks_of(slot, lane, last_row)
-        if self._has(slot, first, last):
+        folder, _, before = self._tables.find(slot, lane)
+        first, last = ((before + row) >> self.shift[folder] for row in (first_row, last_row))
+        if self._has(folder, first, last):
             return
         with self._tables.lock:
-            self._map(slot, first, last, since)
-
-    def chunks_of(self, slot: NDArray[np.int64], lane: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of the chunk of its segment that each row is in."""
-        shift = self.shift[slot]
-        chunk: NDArray[np.int64] = (shift >> PLACES) * lane + (row >> (shift & BITS))
-        return chunk
+            self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunk of a row of a segment that may grow if the one before is mapped: it is read soon, too."""
-        chunk = row >> int(self.shift[slot])
-        if 0 < chunk <= int(self.chunks[slot]):
-            before = self._place(slot, chunk - 1)  # first: see `addresses`
+        folder = int(self._tables.folders[slot])
+        if self.shift[folder] == LACKING:
+            return
+        chunk = row >> int(self.shift[folder])
+        if 0 < chunk <= int(self.chunks[folder]):
+            before = self._place(folder, chunk - 1)  # first: see `addresses`
             if self.bases[before]:
                 with suppress(ReplayError, OSError):  # who needs it will say so
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
-    def _has(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> bool:
-        """Whether these chunks are there, two of each slot at most; they count as used."""
-        if (last >= self.chunks[slot]).any() or int((last - first).max(initial=0)) > 1:
+    def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
+        """Whether these chunks are there, two of each folder at most; they count as used."""
+        if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
-        at = self.first_chunk[slot]
+        at = self.first_chunk[folder]
         self.used[at + first] = self.used[at + last] = chunk_budget.now()
         return bool(self.bases[at + first].all() and self.bases[at + last].all())
 
-    def _map(self, slot: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64], since: int) -> None:
+    def _map(self, folder: Ints, first: Ints, last: Ints, since: int) -> None:
         most = int((last - first).max(initial=-1)) + 1
-        keys = [slot << POSITION_BITS | np.minimum(first + number, last) for number in range(most)]
-        every = np.unique(np.concatenate([slot[:0], *keys]))
-        slots, chunks = every >> POSITION_BITS, every & POSITION_MASK
-        for at in np.flatnonzero(chunks >= self.chunks[slots]).tolist():
-            self._extend(int(slots[at]), int(chunks[at]) + 1)
-        places = self.first_chunk[slots] + chunks
+        keys = [folder << POSITION_BITS | np.minimum(first + number, last) for number in range(most)]
+        every = np.unique(np.concatenate([folder[:0], *keys]))
+        folders, chunks = every >> POSITION_BITS, every & POSITION_MASK
+        for at in np.flatnonzero(chunks >= self.chunks[folders]).tolist():
+            self._extend(int(folders[at]), int(chunks[at]) + 1)
+        places = self.first_chunk[folders] + chunks
         use = chunk_budget.now()
         self.used[places] = use
         use = min(use, since)
@@ -206,7 +196,7 @@ class ChunkTable:
             if not missing.any():
                 return
             try:
-                self._open_all(slots[missing], chunks[missing], places[missing], use, copy=attempt > 0)
+                self._open_all(folders[missing], chunks[missing], places[missing], use, copy=attempt > 0)
             except MappingRefused:
                 if attempt > 0:
                     raise
@@ -215,21 +205,17 @@ class ChunkTable:
             "stores with larger chunk_bytes, or allow it more (sysctl vm.max_map_count)"
         )
 
-    def _open_all(
-        self, slots: NDArray[np.int64], chunks: NDArray[np.int64], places: NDArray[np.int64], use: int, *, copy: bool
-    ) -> None:
+    def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
         """Open chunks that are not there; see `_open`."""
-        for pack in self._tables.packs_with(self.leaf, slots):
-            first = pack.first_place[self.leaf]
-            inside = (places >= first) & (places < first + len(pack.inner[self.leaf]))
-            self._decompress(pack, places[inside], use)
-        for slot, chunk, place in zip(slots.tolist(), chunks.tolist(), places.tolist(), strict=True):
+        for folder in self._tables.compressed(self.leaf, folders):
+            inside = folders == folder
+            self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
+        for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
             if not self.bases[place]:  # else it came with another one of its pack
-                self._open(slot, chunk, use, copy=copy)
+                self._open(folder, chunk, use, copy=copy)
 
-    def _decompress(self, pack: Pack, places: NDArray[np.int64], use: int) -> None:
+    def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
         """Decompress inner chunks of a pack, for which others leave as in `_open`."""
-        inner = pack.inner[self.leaf][places - pack.first_place[self.leaf]]
         found = self._tables.open_shard(pack, self.leaf, inner)
         if isinstance(found, Piece):
             return self._keep(places, Room(len(places), found, 0), found.nbytes // len(places), is_lone=True)
@@ -252,41 +238,46 @@ class ChunkTable:
         chunk_budget.keep(self, places, room.piece, len(places) * inner_bytes, is_lone=is_lone)
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
-    def _hold(self, places: NDArray[np.int64], piece: Piece, addresses: NDArray[np.int64]) -> None:
-        """Have places be at these addresses, which are good as long as a piece of memory is there."""
-        self.holder.update(dict.fromkeys(places.tolist(), piece))
+    def _hold(self, places: Ints, held: Mapping | Piece, addresses: Ints) -> None:
+        """Have places be at these addresses, which are good as long as what they lie in is there."""
+        self.holder.update(dict.fromkeys(places.tolist(), held))
         self.bases[places] = addresses
 
-    def _open(self, slot: int, chunk: int, use: int, *, copy: bool) -> None:
+    def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
         """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
-        pack = self._tables.pack_of(slot)
-        piece = self._memory(slot, use, copy) if pack is None else None
+        pack = self._tables.packs.get(folder)
+        piece = self._memory(folder, use, copy) if pack is None else None
         if piece is None:
             chunk_budget.make_room(use)
-        first_rows = None
         if pack is None:
-            held = self._tables.open_chunk(slot, self.leaf, chunk, piece)
+            held = self._tables.open_chunk(folder, self.leaf, chunk, piece)
         else:
-            held, first_rows = self._tables.open_pack(pack, self.leaf)
+            held = self._tables.open_pack(pack, self.leaf, chunk << int(self.shift[folder]), self._rows(folder, chunk))
         if isinstance(held, Mapping):
             # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
             # ones are more than the processor has room for, which takes a quarter of a small batch's time.
             held.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
-        place = self._held_at(slot, chunk)
-        self.holder[place] = held
-        if first_rows is None:
-            self.how[place] = READ if isinstance(held, Piece) else MAPPED
-            self.bases[place] = held.address
+        place = self._place(folder, chunk)
+        if pack is not None and isinstance(held, Mapping):
+            every = np.arange(int(self.chunks[folder]))
+            self._hold(place - chunk + every, held, held.address + (every << int(self.shift[folder])) * self.row_bytes)
         else:
-            self.bases[place : place + len(first_rows)] = held.address + first_rows * self.row_bytes
+            self.how[place] = READ if isinstance(held, Piece) and pack is None else self.how[place]
+            self._hold(np.array([place]), held, np.array([held.address]))
 
-    def _memory(self, slot: int, use: int, copy: bool) -> Piece | None:
-        """Return memory to read a chunk of a slot into, or None where it is to be mapped.
+    def _rows(self, folder: int, chunk: int) -> int:
+        """Return how many rows a chunk of a pack has."""
+        info, bits = self._tables.infos[folder], int(self.shift[folder])
+        assert info is not None
+        return min(1 << bits, info.chunk_rows[self.leaf] - (chunk << bits))
+
+    def _memory(self, folder: int, use: int, copy: bool) -> Piece | None:
+        """Return memory to read a chunk of a segment into, or None where it is to be mapped.
 
         Chunks that may still change are mapped always, large ones and wide rows unless `copy` says that there are too
         few mappings for what is needed at once.
         """
-        info = self._tables.infos[slot]
+        info = self._tables.infos[folder]
         if info is None or not info.sealed:
             return None
         nbytes = info.chunk_nbytes(self.leaf)
@@ -297,26 +288,26 @@ class ChunkTable:
             piece = chunk_budget.allocate_beyond_budget(nbytes, use)
         return piece
 
-    def _place(self, slot: int, chunk: int) -> int:
-        return int(self.first_chunk[slot]) + chunk
+    def _place(self, folder: int, chunk: int) -> int:
+        return int(self.first_chunk[folder]) + chunk
 
-    def _extend(self, slot: int, chunks: int) -> None:
-        """Give a slot room for more chunks, at the end: its old places are left to whoever still reads them."""
-        have = int(self.chunks[slot])
+    def _extend(self, folder: int, chunks: int) -> None:
+        """Give a folder room for more chunks, at the end: its old places are left to whoever still reads them."""
+        have = int(self.chunks[folder])
         if chunks <= have:
             return
         room = max(chunks, 2 * have)
-        old = int(self.first_chunk[slot])
+        old = int(self.first_chunk[folder])
         start = len(self.bases)
         self._add_places(np.concatenate([self.bases[old : old + have], np.zeros(room - have, np.int64)]))
         self.used[start : start + have] = self.used[old : old + have]
         self.how[start : start + have] = self.how[old : old + have]
-        # A new dict: whoever uses the old places holds the old one, and only new places are released with their slot.
+        # A new dict: whoever uses the old places holds the old one, and only new ones are released with their folder.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
         # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
-        first_chunk[slot], counts[slot] = start, room
+        first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
         # Another array over the same memory: who has seen the one before looks again, and finds the others too.
         self.bases = self.bases.view()
@@ -325,7 +316,7 @@ class ChunkTable:
         """Return ``holder``, ``chunks``, ``first_chunk`` and ``bases`` as of one moment.
 
         Another thread may be mapping chunks, so the order of reading matters: the holder first, which keeps alive what
-        ``bases`` names; then the length of a slot's chunks, their start, the addresses, against the order in which a
+        ``bases`` names; then the length of a folder's chunks, their start, the addresses, against the order in which a
         table that grows replaces them, so that what is read later reaches at least as far.
         """
         return self.holder, self.chunks, self.first_chunk, self.bases
@@ -346,7 +337,7 @@ class ChunkTable:
         """Release every chunk; those in use stay until their user drops ``holder``."""
         self.bases, self.holder = np.zeros_like(self.bases), {}
 
-    def rows(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> NDArray[Any]:
+    def rows(self, slot: int, lane: int, first: int, stop: int) -> NDArray[Any]:
         """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``.
 
         A view where one chunk has them, unless it was decompressed.
@@ -356,12 +347,10 @@ class ChunkTable:
         # One thread at a time: another's chunks may need the room that these have just taken.
         with self._tables.lock:
             self.ensure(*np.array([[slot], [lane], [first], [stop - 1]]))
-            parts = self._blocks(slot, lanes, lane, first, stop)
+            parts = self._blocks(slot, lane, first, stop)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def rows_of_lanes(
-        self, slot: int, lanes: int, lane: NDArray[np.int64], first: NDArray[np.int64], stop: NDArray[np.int64]
-    ) -> NDArray[Any]:
+    def rows_of_lanes(self, slot: int, lane: Ints, first: Ints, stop: Ints) -> NDArray[Any]:
         """Return the rows ``[first[i], stop[i])`` of each ``lane[i]``, one lane after another."""
         filled = first < stop
         lane, first, stop = lane[filled], first[filled], stop[filled]
@@ -372,23 +361,25 @@ class ChunkTable:
             self.ensure(np.full(len(lane), slot), lane, first, stop - 1)
             if int(count.sum()) > _ROWS_A_LANE * len(lane):
                 bounds = zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True)
-                return np.concatenate([part for bound in bounds for part in self._blocks(slot, lanes, *bound)])
-            return self.values(slot, lanes, np.repeat(lane, count), places_of(first, count))
+                return np.concatenate([part for bound in bounds for part in self._blocks(slot, *bound)])
+            return self.values(slot, np.repeat(lane, count), places_of(first, count))
 
-    def values(self, slot: int, lanes: int, lane: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[Any]:
+    def values(self, slot: int, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each row of each lane of a segment."""
         out = np.empty((len(row), *self.shape), self.dtype)
         with self._tables.lock:
             slots = np.full(len(row), slot)
             self.ensure(slots, lane, row, row)
-            chunk, within = self.chunks_of(slots, lane, row), row & ((1 << (self.shift[slot] & BITS)) - 1)
+            folders, line, before = self._tables.find(slots, lane)
+            bits = self.shift[folders]
+            chunk, within = (before + row) >> bits, (before + row) & ((1 << bits) - 1)
             for number in np.unique(chunk).tolist():
                 here = chunk == number
-                block, first = self._block(slot, lanes, number)
-                out[here] = block[lane[here] if first is None else 0, within[here] + (first or 0)]
+                block, first = self._block(int(folders[0]), number)
+                out[here] = block[line[here], first + within[here]]
         return out
 
-    def priorities(self, ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def priorities(self, ids: Ints, origin: int, lanes: Ints) -> NDArray[np.float64]:
         """Return the number that this array, that of priorities, has of each step; NaN where there is none.
 
         ``lanes`` are those of the segments from number ``origin`` on.
@@ -402,71 +393,73 @@ class ChunkTable:
             here = np.flatnonzero((slots == slot) & known)
             some = np.full(len(here), np.nan)
             with self._tables.lock, suppress(SegmentGone):
-                if self.shift[slot] != LACKING:
+                if self.has_rows(slot):
                     self.ensure(slots[here], lane[here], row[here], row[here])
                 self._read_priorities(ids[here], origin, lanes, some)
             found[here] = some
         found[~known] = np.nan
         return found
 
-    def _read_priorities(
-        self, ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64], out: NDArray[np.float64]
-    ) -> int:
-        """Call the kernel of this."""
-        _held, chunks, first_chunk, bases = self.addresses()
-        found: int = chosen("initial_priorities")(ids, origin, lanes, first_chunk, chunks, self.shift, bases, out)
-        return found
+    def has_rows(self, slot: int) -> bool:
+        """Tell whether the folder of a segment has this array."""
+        return bool(self.shift[self._tables.folders[slot]] != LACKING)
 
-    def _blocks(self, slot: int, lanes: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
-        shift, parts = int(self.shift[slot]), []
-        for chunk, start, count in split_range(first, stop, 1 << (shift & BITS)):
-            block, begin = self._block(slot, lanes, (shift >> PLACES) * lane + chunk)
-            line, at = (lane, start) if begin is None else (0, begin + start)
+    def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: NDArray[np.float64]) -> int:
+        """Call the kernel of this."""
+        tables = self._tables
+        where = tables.lane_base, tables.folders, tables.first_rows
+        _held, chunks, first_chunk, bases = self.addresses()
+        return int(
+            chosen("initial_priorities")(ids, origin, lanes, *where, first_chunk, chunks, self.shift, bases, out)
+        )
+
+    def _blocks(self, slot: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
+        (folder,), (line,), (before,) = (column.tolist() for column in self._tables.find(*np.array([[slot], [lane]])))
+        parts = []
+        for chunk, start, count in split_range(before + first, before + stop, 1 << int(self.shift[folder])):
+            block, begin = self._block(folder, chunk)
             if self.wide:
-                mapping = self.holder[self._held_at(slot, (shift >> PLACES) * lane + chunk)]
-                mapping.will_need((line * block.shape[1] + at) * self.row_bytes, count * self.row_bytes)
-            rows = block[line, at : at + count]
+                mapping = self.holder[self._place(folder, chunk)]
+                mapping.will_need((line * block.shape[1] + begin + start) * self.row_bytes, count * self.row_bytes)
+            rows = block[line, begin + start : begin + start + count]
             # Who keeps a view keeps all that was decompressed with it.
-            parts.append(rows.copy() if self.how[self._place(slot, 0)] == DECOMPRESSED else rows)
+            parts.append(rows.copy() if self.how[self._place(folder, chunk)] == DECOMPRESSED else rows)
         return parts
 
-    def _held_at(self, slot: int, chunk: int) -> int:
-        """Return the place of what holds a chunk."""
-        pack = self._tables.pack_of(slot)
-        if pack is None or self.leaf in pack.info.compressed:
-            return self._place(slot, chunk)
-        return pack.first_place[self.leaf]
-
-    def _block(self, slot: int, lanes: int, chunk: int) -> tuple[NDArray[Any], int | None]:
-        """Return the rows of a chunk that is there, ``(lanes, rows, *shape)``.
-
-        Or ``(1, rows, *shape)`` and where in these the rows of a lane begin, where that has a chunk of its own.
-        """
-        pack, mapping = self._tables.pack_of(slot), self.holder[self._held_at(slot, chunk)]
-        if pack is None:
-            return mapping.array(self.dtype, (lanes, 1 << int(self.shift[slot]), *self.shape)), None
-        address = int(self.bases[self._place(slot, chunk)])
-        if isinstance(mapping, Piece) and self.leaf in pack.info.compressed:
-            rows = 1 << (int(self.shift[slot]) & BITS)
-            return Piece(mapping, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
-        first = (address - mapping.address) // max(1, self.row_bytes)
-        return mapping.array(self.dtype, (1, mapping.nbytes // max(1, self.row_bytes), *self.shape)), first
+    def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
+        """Return rows that are there, ``(lanes, rows, *shape)``, and at which of these a chunk begins."""
+        info, place = self._tables.infos[folder], self._place(folder, chunk)
+        assert info is not None
+        held, address = self.holder[place], int(self.bases[place])
+        if info.packed is None:
+            return held.array(self.dtype, (len(info.lanes), 1 << int(self.shift[folder]), *self.shape)), 0
+        if isinstance(held, Piece):
+            rows = self._rows(folder, chunk)
+            return Piece(held, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
+        row_bytes = max(1, self.row_bytes)
+        return held.array(self.dtype, (1, held.nbytes // row_bytes, *self.shape)), (address - held.address) // row_bytes
 
 
 class ChunkTables:
     """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
+
+    Rows lie in folders: a segment's own, or that of the pack that it is in. ``folders`` says in which each slot's are,
+    -1: in none; ``infos`` has the attributes of each, None where it is gone, and ``packs`` those that are packs.
+    ``lane_base[slot] + lane`` is the place of a lane among all, and ``first_rows`` says by place at which row of its
+    pack a lane begins, or `frozen.OWN`.
 
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self.root, self._counters = root, counters
-        # Segments that may still get priorities, by slot, and what had been counted when they were known to lack them.
+        # Folders of segments that may still get priorities, and what had been counted when they were known to lack
+        # them.
         self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
-        # Of each slot; of those of the segments of a pack, the pack's.
         self.infos: list[SegmentInfo | None] = []
-        self._packs: dict[int, Pack] = {}  # by number
+        self.packs: dict[int, Pack] = {}
+        self.folders, self.lane_base, self.first_rows = (np.zeros(0, np.int64) for _ in range(3))
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
         chunk_budget.share(self)
 
@@ -485,42 +478,63 @@ class ChunkTables:
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:
             with self.lock:
-                for slot in sorted(self._lacking):
-                    info = self.infos[slot]
+                for folder in sorted(self._lacking):
+                    info = self.infos[folder]
                     with suppress(OSError, ReplayError):  # who reads its steps says what is wrong
-                        self.note_info(slot, info and read_segment(self.root, info.number))
+                        self._note(folder, info and read_segment(self.root, info.number))
                 self._counted = counted
         return self.leaves.get(layout.PRIORITY)
 
-    def add_slots(self, infos: list[SegmentInfo | None]) -> None:
-        """Add segments in the order of their numbers; None where one was evicted already."""
+    def add_slots(self, infos: list[SegmentInfo | None], lane_base: Ints, lanes: int) -> None:
+        """Add segments in the order of their numbers, each with a folder of its own.
+
+        None where one was evicted already, or is in a pack. ``lane_base`` are the places of all slots, of so many
+        lanes.
+        """
         with self.lock:
-            start = len(self.infos)
-            self.infos.extend(infos)
-            for table in self.leaves.values():
-                table.add_slots(infos)
-            for slot, info in enumerate(infos, start):
-                if info is not None:
-                    self.note_info(slot, info)
+            there = np.array([info is not None for info in infos], np.bool_)
+            own = np.where(there, len(self.infos) + np.cumsum(there) - 1, -1)
+            self.folders, self.lane_base = np.append(self.folders, own), lane_base
+            self.first_rows = np.append(self.first_rows, np.full(lanes - len(self.first_rows), OWN))
+            self._add_folders([info for info in infos if info is not None])
             self._counted = -1  # they were read before now
 
-    def pack_of(self, slot: int) -> Pack | None:
-        """Return the pack that a slot's segment is in."""
-        info = self.infos[slot]
-        return None if info is None or info.packed is None else self._packs.get(info.number)
+    def _add_folders(self, infos: list[SegmentInfo]) -> None:
+        start = len(self.infos)
+        self.infos.extend(infos)
+        for table in self.leaves.values():
+            table.add_folders(infos)
+        for folder, info in enumerate(infos, start):
+            self._note(folder, info)
 
-    def packs_with(self, leaf: str, slots: NDArray[np.int64]) -> list[Pack]:
-        """Return the packs that segments of these slots are in, and in which an array is compressed."""
-        if not any(leaf in pack.info.compressed for pack in self._packs.values()):
+    def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return where lanes of segments are: the folder, which line of each chunk, and how many rows come before.
+
+        Raises SegmentGone where a segment has no folder any more.
+        """
+        folder = self.folders[slot]
+        if (folder < 0).any():
+            raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
+        first = self.first_rows[self.lane_base[slot] + lane]
+        return folder, np.where(first == OWN, lane, 0), np.where(first == OWN, 0, first)
+
+    def info(self, slot: int) -> SegmentInfo | None:
+        """Return the attributes of the folder of a slot, None where it is gone."""
+        folder = int(self.folders[slot])
+        return None if folder < 0 else self.infos[folder]
+
+    def compressed(self, leaf: str, folders: Ints) -> list[int]:
+        """Return which of these folders are packs in which an array is compressed."""
+        if not any(leaf in pack.info.compressed for pack in self.packs.values()):
             return []
-        found = {id(pack): pack for slot in np.unique(slots).tolist() if (pack := self.pack_of(slot)) is not None}
-        return [pack for pack in found.values() if leaf in pack.info.compressed]
+        packs = {folder for folder in np.unique(folders).tolist() if folder in self.packs}
+        return [folder for folder in packs if leaf in self.packs[folder].info.compressed]
 
     def decompressed_bytes(self, leaf: str) -> int:
         """Return what an array takes in all packs in which it is compressed, when it is decompressed."""
-        packs = [pack for pack in self._packs.values() if leaf in pack.inner]
-        rows = sum(len(pack.inner[leaf]) * pack.info.compressed[leaf].rows for pack in packs)
-        return rows * self.leaves[leaf].row_bytes
+        table = self.leaves[leaf]
+        packs = [folder for folder, pack in self.packs.items() if leaf in pack.info.compressed]
+        return int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
 
     @shown_paths()
     def open_shard(self, pack: Pack, leaf: str, inner: NDArray[np.int64]) -> tuple[Shard, NDArray[np.int64]] | Piece:
@@ -553,37 +567,39 @@ class ChunkTables:
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, NDArray[np.int64]] | None:
         """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""
-        info, pack = self.infos[slot], self.pack_of(slot)
+        info = self.info(slot)
         if info is None:
             return None
-        if pack is None:
+        if info.packed is None:
             return info.writer, np.array(info.lanes, np.int64)
-        tables = pack.tables
+        tables = self.packs[int(self.folders[slot])].tables
         member = int(tables.places(np.array([slot + origin]))[0])
         return int(tables.writers[member]), tables.runs[tables.runs_of(member), 2]
 
-    def note_info(self, slot: int, info: SegmentInfo | None) -> None:
-        """Take in the attributes of a segment, which may have got priorities; None: it is gone."""
+    def note_info(self, slot: int, info: SegmentInfo) -> None:
+        """Take in the attributes of a segment, which may have got priorities."""
+        self._note(int(self.folders[slot]), info)
+
+    def _note(self, folder: int, info: SegmentInfo | None) -> None:
         leaf = layout.PRIORITY
         with self.lock:
-            self.infos[slot] = info
+            self.infos[folder] = info
             has_priorities = info is not None and leaf in info.chunk_rows
             if has_priorities or info is None or info.sealed:
-                self._lacking.discard(slot)
+                self._lacking.discard(folder)
             else:
-                self._lacking.add(slot)
+                self._lacking.add(folder)
             if has_priorities and leaf not in self.leaves:  # most stores never have them
                 table = ChunkTable(self, leaf)
-                table.add_slots(self.infos)
+                table.add_folders(self.infos)
                 self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
             elif info is not None and has_priorities:
-                self.leaves[leaf].note_array(slot, info)
+                self.leaves[leaf].note_array(folder, info)
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunks of a row of those arrays of which the chunk before is mapped."""
         for table in self.leaves.values():
-            if table.shift[slot] != LACKING:
-                table.follow(slot, row)
+            table.follow(slot, row)
 
     def forget(self) -> None:
         """Release every chunk."""
@@ -592,58 +608,47 @@ class ChunkTables:
 
     def without(self, slots: list[int]) -> "ChunkTables":
         """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
-        return self._copy(slots, {})
+        folders = self.folders.copy()
+        folders[slots] = -1
+        return self._copy(folders)
 
-    def with_pack(self, slots: NDArray[np.int64], pack: Pack) -> "ChunkTables":
+    def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
         """Return tables in which these slots, one a segment of a pack, are in the pack; -1: it has no slot."""
-        new = self._copy(slots[slots >= 0].tolist(), {pack.info.number: pack})
-        for slot in slots[slots >= 0].tolist():
-            new.infos[slot] = pack.info
-        if layout.PRIORITY in pack.info.chunk_rows and layout.PRIORITY not in new.leaves:
-            table = new.leaves[layout.PRIORITY] = ChunkTable(new, layout.PRIORITY)
-            table.add_slots(new.infos)
-        for table in new.leaves.values():
-            table.add_pack(slots, pack)
-        new.share_geometry()
+        folders, there, lanes = self.folders.copy(), slots >= 0, pack.tables.lanes
+        folders[slots[there]] = folder = len(self.infos)
+        new = self._copy(folders)
+        new.first_rows = self.first_rows.copy()
+        runs = places_of(pack.tables.first_run[:-1][there], lanes[there])
+        new.first_rows[places_of(self.lane_base[slots[there]], lanes[there])] = pack.tables.first_rows[runs]
+        new.packs[folder] = pack
+        new._add_folders([pack.info])
         return new
 
-    def share_geometry(self) -> None:
-        """Have arrays that are divided into chunks alike use one set of tables: of many segments, these are large.
-
-        A batch then waits once for a line of them, and not once for each array that it reads.
-        """
-        different: list[ChunkTable] = []
-        for table in self.leaves.values():
-            if not any(table.shares_geometry_of(other) for other in different):
-                different.append(table)
-
-    def _copy(self, without: Sequence[int], packs: dict[int, Pack]) -> "ChunkTables":
-        """Return a copy in which some slots are empty, and that has these packs, too."""
+    def _copy(self, folders: Ints) -> "ChunkTables":
+        """Return a copy in which slots are in these folders, without those in which none is."""
         new = ChunkTables(self.root, self._counters)
         with self.lock:
-            new.infos = list(self.infos)
-            for slot in without:
-                new.infos[slot] = None
-            new._lacking = self._lacking - {*without}
-            there = {info.number for info in new.infos if info is not None and info.packed is not None}
-            gone = [pack for number, pack in self._packs.items() if number not in there]
-            new._packs = {n: pack for n, pack in self._packs.items() if n in there} | packs
-            alone = [slot for slot in without if self.pack_of(slot) is None]
+            is_there = np.zeros(len(self.infos) + 1, np.bool_)
+            is_there[folders] = True  # also, at the end, for those in none
+            gone = [at for at, info in enumerate(self.infos) if info is not None and not is_there[at]]
+            new.infos, new.folders = list(self.infos), folders
+            for folder in gone:
+                new.infos[folder] = None
+            new.lane_base, new.first_rows = self.lane_base, self.first_rows
+            new._lacking = self._lacking.difference(gone)
+            new.packs = {folder: pack for folder, pack in self.packs.items() if is_there[folder]}
             for leaf, table in self.leaves.items():
                 copy = new.leaves[leaf] = ChunkTable(new, leaf)
                 copy.shift, copy.chunks = table.shift, table.chunks
                 copy.first_chunk, copy.bases, copy.holder = table.first_chunk, table.bases, table.holder
                 copy.used, copy.how = table.used.copy(), table.how.copy()
-                spans = [pack.span(leaf) for pack in gone if leaf in pack.first_place]
-                first, counts = np.array(spans, np.int64).reshape(-1, 2).T
-                first = np.append(first, copy.first_chunk[alone])
-                copy.release(places_of(first, np.append(counts, copy.chunks[alone])))
+                copy.release(places_of(copy.first_chunk[gone], copy.chunks[gone]))
         return new
 
     @shown_paths()
-    def open_chunk(self, slot: int, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
+    def open_chunk(self, folder: int, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
         """Read one chunk file into memory, or map it where there is none; see `ChunkTable.ensure`."""
-        info = self.infos[slot]
+        info = self.infos[folder]
         if info is None:
             raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
         path, nbytes = info.chunk_path(leaf, chunk), info.chunk_nbytes(leaf)
@@ -662,24 +667,17 @@ class ChunkTables:
             return packed
 
     @shown_paths()
-    def open_pack(self, pack: Pack, leaf: str) -> tuple[Mapping | Piece, NDArray[np.int64]]:
-        """Map an array of a pack, or of one that it was merged into; return also where in it each lane begins."""
-        (info, tables), numbers = (pack.info, pack.tables), pack.tables.numbers
+    def open_pack(self, pack: Pack, leaf: str, first: int, count: int) -> Mapping | Piece:
+        """Map an array of a pack; where that was merged into another one, read so many rows from one on from there."""
+        info, tables = pack.info, pack.tables
         while True:
             try:
                 refuse_links(info.path, above(leaf))
-                if leaf in info.compressed:
-                    ranges = [(0, pack.info.chunk_rows[leaf])]
-                    return rows_as_before(pack, leaf, ranges, info, tables), pack.tables.first_rows
-                mapping = info.map_chunk(leaf, 0)
+                if info is pack.info:
+                    return info.map_chunk(leaf, 0)
+                return rows_as_before(pack, leaf, [(first, count)], info, tables)
             except FileNotFoundError:
                 info, tables = self._merged_into(pack, info, leaf)
-                continue
-            at = tables.places(numbers)
-            first_rows = tables.first_rows[places_of(tables.first_run[:-1][at], pack.tables.lanes)]
-            if leaf == layout.TIME and info.clock.wall != pack.info.clock.wall:
-                return times_of(pack, mapping, first_rows, info.clock.wall), pack.tables.first_rows
-            return mapping, first_rows
 
 
 def above(leaf: str) -> list[str]:

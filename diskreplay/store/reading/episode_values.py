@@ -38,16 +38,16 @@ def ended_episodes(snapshot: "Snapshot", ids: Ints) -> EpisodeTable:
 def episode_values(snapshot: "Snapshot", leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return a value of the episode of each of these steps, and which have one; see `Snapshot.episode_values`."""
     episodes = ended_episodes(snapshot, ids)
-    _, slots, width, lane, row = locate(episodes.first, snapshot.origin, snapshot.lanes)
+    _, slots, _, lane, row = locate(episodes.first, snapshot.origin, snapshot.lanes)
     given = (episodes.end & EPISODE_VALUES) != 0
     values = snapshot.leaf(leaf)
     found = np.zeros((len(ids), *values.shape), values.dtype)
     for slot in np.unique(slots[given]).tolist():
         here = np.flatnonzero((slots == slot) & given)
-        lanes, own, last = int(width[here[0]]), lane[here], row[here] + episodes.steps[here]
+        own, last = lane[here], row[here] + episodes.steps[here]
         behind = np.flatnonzero(last < snapshot.committed[snapshot.lane_base[slot] + own])
         flags = np.full(len(here), FIRST, np.uint8)
-        flags[behind] = snapshot.leaf("done").values(slot, lanes, own[behind], last[behind])
+        flags[behind] = snapshot.leaf("done").values(slot, own[behind], last[behind])
         last -= ~is_end_with_values(flags)
-        found[here] = values.values(slot, lanes, own, last)
+        found[here] = values.values(slot, own, last)
     return found, given

@@ -19,7 +19,6 @@ from diskreplay.ids import (
     EpisodeTable,
     is_end_with_values,
 )
-from diskreplay.store.reading.chunk_table import LACKING
 from diskreplay.store.reading.episode_html import episode_html, episodes_html
 from diskreplay.store.reading.snapshot import Snapshot
 
@@ -189,7 +188,7 @@ class Episode:
     def _priorities(self) -> NDArray[np.float64]:
         snapshot = self._snapshot
         table = snapshot.tables.priorities
-        if table is None or table.shift[self.segment - snapshot.origin] == LACKING:
+        if table is None or not table.has_rows(self.segment - snapshot.origin):
             return np.full(self._steps, np.nan)
         stored = snapshot.rows(PRIORITY, self._first, self._steps)
         return np.where(stored > LEAST_PRIORITY, stored, np.where(stored > 0, 0.0, np.nan))

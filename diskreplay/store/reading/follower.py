@@ -290,7 +290,7 @@ class Follower:
         self._rows = np.append(self._rows, np.zeros((rows.LANE_ROWS, count), np.int64), axis=1)
         self._frontier.add_lanes(count)
         self._rows[rows.OPEN_START, -count or self._rows.shape[1] :] = -1
-        self._tables.add_slots(infos)
+        self._tables.add_slots(infos, self._lane_base, self._rows.shape[1])
         every = [info.clock for info in [*infos, *(pack.info for pack in packs)] if info is not None]
         self._clock = next((clock for clock in reversed(every) if clock.boot == self._clock.boot), self._clock)
         self._clocks, self._last = np.append(self._clocks, clocks), np.append(self._last, last)
@@ -458,8 +458,10 @@ class Follower:
     # --- rows that come ----------------------------------------------------------------------------------------------
 
     def _list_growing(self) -> None:
-        self._live.list_segments(self._rows, self._lane_base, self._clocks)
-        self._segment_arrays = Segments(self._origin, self._lanes, self._lane_base, self._clocks)
+        tables = self._tables
+        self._live.list_segments(self._rows, self._lane_base, self._clocks, tables.folders)
+        where = tables.folders, tables.first_rows
+        self._segment_arrays = Segments(self._origin, self._lanes, self._lane_base, self._clocks, *where)
 
     def _add_ended(self, end: int, steps: int) -> None:
         """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
@@ -537,13 +539,13 @@ class Follower:
 
     def _parse_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
         """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
-        lanes, base, info = int(self._lanes[slot]), int(self._lane_base[slot]), self._tables.infos[slot]
+        base, info = int(self._lane_base[slot]), self._tables.info(slot)
         if not len(at) or info is None:
             return
         start, stop = self._rows[rows.OPEN_START, at], committed[at - base]
         first = np.where(start < 0, self._rows[rows.COMMITTED, at], start)
         done, bounds = self._tables.leaves[layout.DONE], (at - base, first, stop)
-        read = read_lanes(info, *bounds, lambda: done.rows_of_lanes(slot, lanes, *bounds))
+        read = read_lanes(info, *bounds, lambda: done.rows_of_lanes(slot, *bounds))
         self._add_rows(at, first, read, sealed)
 
     def _add_sealed(self, segments: list[_Sealed]) -> None:
@@ -589,7 +591,7 @@ class Follower:
             here = slot == number
             lane = place[here] - self._lane_base[number]
             table = self._tables.leaves[layout.TIME]
-            times[here] = table.values(number, int(self._lanes[number]), lane, row[here]) + self._clocks[number]
+            times[here] = table.values(number, lane, row[here]) + self._clocks[number]
         found.ended.time[:] = times[: len(found.ended)]
         self._rows[rows.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
 
@@ -629,6 +631,9 @@ class Follower:
             sealed=self._sealed,
             hidden=self._evictions.found,
             generation=self._log.generation,
+            folders=self._tables.folders,
+            first_rows=self._tables.first_rows,
+            folder_count=len(self._tables.infos),
         )
         self._record_size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
         return segments

@@ -90,10 +90,6 @@ class LaneMap:
 
 def is_abandoned(snapshot: Any, writer: int) -> bool:
     """Tell whether a writer with unsealed segments died: none of them is locked, and this process would see a lock."""
-    infos = snapshot.tables.infos[: len(snapshot.lanes)]
-    live = [
-        info
-        for info, sealed, lanes in zip(infos, snapshot.sealed, snapshot.lanes, strict=True)
-        if info is not None and info.writer == writer and lanes and not sealed
-    ]
+    growing = map(snapshot.tables.info, np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0)).tolist())
+    live = [info for info in growing if info is not None and info.writer == writer]
     return all(may_seal(info) and not is_locked(info.lock_path) for info in live)

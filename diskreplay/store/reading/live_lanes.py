@@ -67,7 +67,7 @@ class LiveLanes:
 
     ``kernel`` is `kernels.follow` or its plain twin; it writes the lines of episodes that end behind ``log``.
     ``origin`` is the number of the first slot's segment. ``segments`` are by slot; after a change, `list_segments` is
-    called. ``growing``, ``(n, 7)`` int64, is the table of them, see `kernels.following`. ``flags`` and ``times`` are
+    called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``flags`` and ``times`` are
     the tables of these; the latter may be `_NoTable`. ``open_steps`` are the steps of the open episodes of all lanes.
     """
 
@@ -84,12 +84,12 @@ class LiveLanes:
         """Read flags and times from these tables from now on; None: times are of no use."""
         self.flags, self.times = flags, times or _NoTable
 
-    def list_segments(self, lanes: Ints, lane_base: Ints, clocks: Ints) -> None:
+    def list_segments(self, lanes: Ints, lane_base: Ints, clocks: Ints, folders: Ints) -> None:
         """Make the table of segments.
 
         ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``lane_base``, ``(slots,)``
         int64, where the lanes of each segment are among those of all; ``clocks``, ``(slots,)`` int64, what is added to
-        the times of each.
+        the times of each; ``folders``, ``(slots,)`` int64, which folder of the tables each is.
         """
         self._lanes = lanes
         self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
@@ -97,7 +97,7 @@ class LiveLanes:
             live = self.segments[slot]
             line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), lane_base[slot]
             line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
-            line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, clocks[slot]
+            line[rows.CHECKED], line[rows.CLOCK], line[rows.FOLDER] = live.checked_rows, clocks[slot], folders[slot]
         self._flag_bases: Ints | None = None  # what was seen of the tables, which is nothing
 
     def set_checked(self, slot: int, checked: int) -> None:

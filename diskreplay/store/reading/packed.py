@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.mapping import Mapping
 from diskreplay.format.numbers import listed_numbers
 from diskreplay.format.packs import PackTables, all_packs, open_shard
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.shards import Shard
-from diskreplay.kernels.frozen import places_of
 from diskreplay.store.reading.arena import Piece, lone_piece
 
 # Packs that are merged while the folder is listed: each time it is listed again.
@@ -23,35 +21,11 @@ _ATTEMPTS = 20
 
 
 class Pack:
-    """A pack: its attributes and tables.
-
-    ``first_place`` is by array the place in a `ChunkTable` of what comes first; ``inner`` is by compressed array which
-    inner chunk is at each place from there on.
-    """
+    """A pack: its attributes and tables, and the compressed arrays that are open."""
 
     def __init__(self, info: SegmentInfo, tables: PackTables) -> None:
         self.info, self.tables = info, tables
-        self.first_place: dict[str, int] = {}
-        self.inner: dict[str, NDArray[np.int64]] = {}
         self._shards: dict[str, Shard] = {}
-
-    def places(self, leaf: str) -> NDArray[np.int64]:
-        """Return how many places of an array each lane of a segment has, by segment."""
-        how = self.info.compressed.get(leaf)
-        if how is None:
-            return np.ones(len(self.tables.members), np.int64)
-        longest = np.maximum.reduceat(self.tables.rows, self.tables.first_run[:-1])
-        places: NDArray[np.int64] = np.maximum(-(-longest // how.rows), 1)
-        return places
-
-    def span(self, leaf: str) -> tuple[int, int]:
-        """Return the first place of an array in a `ChunkTable`, and the number of its places."""
-        return self.first_place[leaf], int((self.places(leaf) * self.tables.lanes).sum())
-
-    def list_inner(self, leaf: str) -> None:
-        """List the inner chunks of a compressed array, lane after lane."""
-        tables, how = self.tables, self.info.compressed[leaf]
-        self.inner[leaf] = places_of(tables.first_rows // how.rows, np.repeat(self.places(leaf), tables.lanes))
 
     def shard(self, leaf: str) -> Shard:
         """Open a compressed array, which stays open; errors as for `format.packs.open_shard`."""
@@ -145,34 +119,23 @@ def rows_as_before(
 ) -> Piece:
     """Return ranges of rows of a pack, one behind the other, from one that it was merged into: first rows, and numbers.
 
-    For what is compressed in one of the two alone, or otherwise. Raises FileNotFoundError where that pack is gone.
+    Raises FileNotFoundError where that pack is gone.
     """
     row_bytes, read = info.arrays[leaf].row_bytes, _row_reader(info, leaf)
-    piece = lone_piece(sum(count for _, count in ranges) * row_bytes)
+    total = sum(count for _, count in ranges)
+    piece = lone_piece(total * row_bytes)
     if piece is None:
         raise MemoryError(f"no memory for {leaf} of {pack.info.path}")
-    rows, at = np.asarray(piece).reshape(-1, row_bytes), 0
+    rows, at = np.asarray(piece).reshape(total, row_bytes), 0
     rows[:] = 0
     for first, count in ranges:
         parts = np.array(pack.tables.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
-        now = tables.rows_of(pack.tables.ids_of(parts[:, 0]))
+        ids = pack.tables.ids_of(parts[:, 0])
+        there = tables.places(ids >> layout.POSITION_BITS) >= 0  # of others, all episodes were evicted
+        parts, now = parts[there], tables.rows_of(ids[there])
         for (row, some), found in zip(parts.tolist(), now.tolist(), strict=True):
             read(found, rows[at + row - first : at + row - first + some])
         at += count
-    return piece
-
-
-def times_of(pack: Pack, merged: Mapping, first_rows: NDArray[np.int64], wall: int) -> Piece:
-    """Return the times of a pack as it had them, from those of one that it was merged into, whose clock is another.
-
-    ``first_rows`` says where each of its lanes begins there, ``wall`` when the other's clock began.
-    """
-    piece = lone_piece(pack.info.chunk_nbytes(layout.TIME))
-    if piece is None:
-        raise MemoryError(f"no memory for the times of {pack.info.path}")
-    times, source = np.asarray(piece).view("<i8"), merged.array("<i8", (merged.nbytes // 8,))
-    times[:] = 0
-    count = pack.tables.rows
-    own = places_of(pack.tables.first_rows, count)
-    times[own] = source[places_of(first_rows, count)] + wall - pack.info.clock.wall
+    if leaf == layout.TIME:
+        rows.view("<i8")[:] += info.clock.wall - pack.info.clock.wall
     return piece

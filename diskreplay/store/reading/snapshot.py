@@ -27,6 +27,8 @@ class SegmentTable(NamedTuple):
     ``hidden`` were evicted by hand or lost to damage, and are in no table of episodes. Positions in the log of ended
     episodes mean the same episode in every snapshot of one ``generation``.
 
+    ``folders`` and ``first_rows`` say where the rows of each are: see `ChunkTables`.
+
     ``growing`` are the segments that may grow, ``live_base`` says where their lanes are among those that may, -1 for
     others, and ``live_places`` where each of these is among all; ``head`` is what is the same in all records of these
     snapshots: see `kernels.frozen`.
@@ -41,6 +43,9 @@ class SegmentTable(NamedTuple):
     sealed: NDArray[np.bool_]
     hidden: Hidden
     generation: int
+    folders: NDArray[np.int64]
+    first_rows: NDArray[np.int64]
+    folder_count: int
     growing: NDArray[np.int64]
     live_base: NDArray[np.int64]
     live_places: NDArray[np.int64]
@@ -58,7 +63,10 @@ class SegmentTable(NamedTuple):
         head[[frozen.ORIGIN, frozen.SLOTS, frozen.LIVE_LANES]] = columns["origin"], len(lanes), width.sum()
         arrays = [array.ctypes.data for array in (lanes, lane_base, live_base, lines)]
         head[[frozen.LANES, frozen.LANE_BASE, frozen.LIVE_BASE, frozen.GROWING]] = arrays
-        head[frozen.GROWING_COUNT] = len(lines)
+        head[frozen.GROWING_COUNT], head[frozen.FOLDER_COUNT] = len(lines), columns["folder_count"]
+        arrays = [columns[name].ctypes.data for name in ("folders", "first_rows")]
+        head[[frozen.FOLDERS, frozen.FIRST_ROWS]] = arrays
+        head[frozen.FIRST_GROWING] = slot.min(initial=len(lanes))
         places = frozen.places_of(place, width)
         return cls(growing=lines, live_base=live_base, live_places=places, head=head, **columns)
 
@@ -144,6 +152,14 @@ class Snapshot:
         rows: NDArray[np.int64] = self._rows_of_lanes()[following.COMMITTED]
         return rows
 
+    def committed_rows(self, slot: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the complete rows of some lanes, without looking at all."""
+        rows: NDArray[np.int64] = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
+        column = self.segments.live_base[slot]
+        grows = column >= 0
+        rows[grows] = self._live[following.COMMITTED, column[grows] + lane[grows]]
+        return rows
+
     @property
     def observed(self) -> NDArray[np.int64]:
         """The rows of each lane whose observation is there."""
@@ -215,7 +231,7 @@ class Snapshot:
         there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
         for slot in np.unique(slots[there]).tolist():
             here = np.flatnonzero((slots == slot) & there)
-            times = self.leaf(layout.TIME).values(slot, int(self.lanes[slot]), lane[here], row[here])
+            times = self.leaf(layout.TIME).values(slot, lane[here], row[here])
             found[here] = times + self.clocks[slot]
         return found
 
@@ -274,4 +290,4 @@ class Snapshot:
         row, lane = divmod(position, lanes)
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
             raise InvalidIndex(f"id {step_id} has no {count} rows")
-        return self.leaf(leaf).rows(slot, lanes, lane, row, row + count)
+        return self.leaf(leaf).rows(slot, lane, row, row + count)

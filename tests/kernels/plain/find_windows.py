@@ -6,33 +6,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
-from diskreplay.kernels.chunk_geometry import BITS, PLACES
 from diskreplay.kernels.find_windows import Ints
 from diskreplay.kernels.following import COMMITTED, OBSERVED
 from tests.kernels.plain.frozen import Frozen
 
 
 def row_address(
-    slot: int,
-    lane: int,
+    where: tuple[int, int, int],
     row: int,
     first_chunk: Ints,
     chunks: Ints,
     shift: Ints,
-    lanes: Ints,
     bases: Ints,
     row_bytes: int,
 ) -> int:
-    """Return where a row lies, or 0 when its chunk does not exist or is not mapped."""
-    if not (0 <= slot < len(chunks) and 0 <= lane < lanes[slot] and row >= 0):
+    """Return where a row of a lane lies, or 0 when its chunk does not exist or is not mapped.
+
+    `where` is the folder, the line and how many rows come before the lane's.
+    """
+    folder, line, before = where
+    if not (0 <= folder < len(chunks) and row >= 0):
         return 0
-    places, rows_a_chunk = int(shift[slot]) >> PLACES, 1 << (int(shift[slot]) & BITS)
-    chunk = lane * places + row // rows_a_chunk
-    index = int(first_chunk[slot]) + chunk
-    if chunk >= chunks[slot] or not 0 <= index < len(bases) or bases[index] == 0:
+    chunk, inside = divmod(before + row, 1 << int(shift[folder]))
+    index = int(first_chunk[folder]) + chunk
+    if chunk >= chunks[folder] or not 0 <= index < len(bases) or bases[index] == 0:
         return 0
-    above = 0 if places else lane * rows_a_chunk
-    return int(bases[index]) + (above + row % rows_a_chunk) * row_bytes
+    return int(bases[index]) + ((line << int(shift[folder])) + inside) * row_bytes
 
 
 def find_windows_plain(
@@ -63,7 +62,7 @@ def find_windows_plain(
         first, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
         flags: dict[int, int] = {}
         for r in range(first, max(newest, row + 1)):
-            address = row_address(slot, lane, r, first_chunk, chunks, shift, lanes, bases, 1)
+            address = row_address(seen.folder(slot, lane), r, first_chunk, chunks, shift, bases, 1)
             if r < stop and address:
                 flags[r] = ctypes.string_at(address, 1)[0]
         if row not in flags or flags[row] & NO_STEP:
@@ -104,6 +103,7 @@ def find_windows_plain(
             return i
         after = row + k
         stops = after + 1 if final else 0, after + 1 if after in steps else 0
-        windows[:, i] = slot, lane, row, floor, after, *stops, k, after + final, kept, stop
+        bounds = slot, lane, row, floor, after, *stops, k, after + final, kept, stop
+        windows[:, i] = *bounds, *seen.folder(slot, lane)
         ends[i] = end | (flags[row] & (FIRST | CUT))
     return -1

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from diskreplay.kernels import following
 from diskreplay.kernels.frozen import (
     ALL_LANES,
+    FIRST_ROWS,
+    FOLDERS,
     GROWING,
     GROWING_COLUMNS,
     GROWING_COUNT,
@@ -18,6 +20,7 @@ from diskreplay.kernels.frozen import (
     LIVE_BASE,
     OLDEST,
     ORIGIN,
+    OWN,
     REACHED,
     ROWS,
     SLOTS,
@@ -37,6 +40,8 @@ class Frozen(NamedTuple):
     live: Ints
     oldest: Ints
     rows: Ints
+    folders: Ints
+    first_rows: Ints
 
     @classmethod
     def of(cls, record: Ints) -> "Frozen":
@@ -46,7 +51,13 @@ class Frozen(NamedTuple):
         rows = array_at(head[ROWS], following.LANE_ROWS * head[ALL_LANES]).reshape(following.LANE_ROWS, -1)
         growing = array_at(head[GROWING], GROWING_COLUMNS * head[GROWING_COUNT]).reshape(-1, GROWING_COLUMNS)
         live, oldest = record[HEAD:].reshape(following.LANE_ROWS, -1), array_at(head[OLDEST], head[ALL_LANES])
-        return cls(head[ORIGIN], head[REACHED], lanes, lane_base, live_base, growing, live, oldest, rows)
+        where = array_at(head[FOLDERS], head[SLOTS]), array_at(head[FIRST_ROWS], head[ALL_LANES])
+        return cls(head[ORIGIN], head[REACHED], lanes, lane_base, live_base, growing, live, oldest, rows, *where)
+
+    def folder(self, slot: int, lane: int) -> tuple[int, int, int]:
+        """Return the folder that holds a lane, which line of its chunks, and how many rows come before."""
+        first = int(self.first_rows[self.lane_base[slot] + lane])
+        return (int(self.folders[slot]), lane, 0) if first == OWN else (int(self.folders[slot]), 0, first)
 
     def rows_of(self, which: int, slot: int, lane: int) -> int:
         """Do what the kernel of this name does."""

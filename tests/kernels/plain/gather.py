@@ -21,6 +21,8 @@ from diskreplay.kernels.gathering import (
     FIRST_CHUNK,
     FLAGS,
     FLOOR,
+    FOLDER,
+    FOLDERS,
     FRAMES_STOP,
     GAMMA,
     HEAD,
@@ -39,7 +41,6 @@ from diskreplay.kernels.gathering import (
     ROW_BYTES,
     SHIFT,
     SLOT,
-    SLOTS,
     STACK,
     STEP_STOP,
     STOP,
@@ -58,7 +59,7 @@ from tests.kernels.plain.nstep import sum_windows
 
 
 def _table(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
-    first_chunk, chunks, shift = (array_at(columns[at], columns[SLOTS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
+    first_chunk, chunks, shift = (array_at(columns[at], columns[FOLDERS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
     return first_chunk, chunks, shift, array_at(columns[BASES], columns[BASES_SIZE])
 
 
@@ -66,9 +67,9 @@ def bind_table_plain(
     record: Ints, at: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int
 ) -> None:
     """Do what `bind_table` does."""
-    slots = min(len(first_chunk), len(chunks), len(shift))
+    folders = min(len(first_chunk), len(chunks), len(shift))
     addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
-    record[at : at + ROW_BYTES + 1] = *addresses, slots, bases.ctypes.data, len(bases), row_bytes
+    record[at : at + ROW_BYTES + 1] = *addresses, folders, bases.ctypes.data, len(bases), row_bytes
 
 
 def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
@@ -76,7 +77,8 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
     head, items = record.tolist(), int(record[ITEMS])
     windows = array_at(head[WINDOWS], WINDOW_ROWS * items).reshape(WINDOW_ROWS, items)
     ends = array_at(head[WINDOWS] + windows.nbytes, items, np.uint8)
-    lanes = Frozen.of(snapshot).lanes
+    seen = Frozen.of(snapshot)
+    lanes = seen.lanes
     some = slice(begin, until)
     record[FAILED] = bad = -1
     if head[FINDS]:
@@ -89,6 +91,8 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
         bad = int(misplaced.argmax()) if misplaced.any() else -1
     if bad >= 0:
         return begin + bad
+    for i in range(begin, until):
+        windows[FOLDER:, i] = seen.folder(int(windows[SLOT, i]), int(windows[LANE, i]))
     if head[LIMITS]:
         _shorten(windows[:, some], ends[some], array_at(head[LIMITS], items)[some])
     r: Any = 0.0
@@ -101,7 +105,7 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
         out = np.empty((items, length * line[ROW_BYTES]), np.uint8)
         if is_copied:
             out = array_at(int(addresses[line[TARGET]]), out.size, np.uint8).reshape(out.shape)
-        bad = _copy_plain(windows, line, lanes, row, stop, begin, until, out)
+        bad = _copy_plain(windows, line, row, stop, begin, until, out)
         if bad >= 0:
             record[FAILED] = min(number, head[COPIED])
             return bad
@@ -136,7 +140,7 @@ def _shorten(windows: Ints, ends: NDArray[np.uint8], n: Ints) -> None:
 
 
 def _copy_plain(
-    windows: Ints, line: list[int], lanes: Ints, row: Ints, stop: Ints, begin: int, until: int, out: NDArray[np.uint8]
+    windows: Ints, line: list[int], row: Ints, stop: Ints, begin: int, until: int, out: NDArray[np.uint8]
 ) -> int:
     """Copy rows row, row + 1, ... of each item of a leaf, as many as there is room for; return as the kernel does."""
     first_chunk, chunks, shift, bases = _table(line)
@@ -148,8 +152,8 @@ def _copy_plain(
             if r >= stop[i]:
                 target[:] = 0
                 continue
-            at = int(windows[SLOT, i]), int(windows[LANE, i]), r
-            source = row_address(*at, first_chunk, chunks, shift, lanes, bases, row_bytes)
+            folder, beside, before = windows[FOLDER:, i].tolist()
+            source = row_address((folder, beside, before), r, first_chunk, chunks, shift, bases, row_bytes)
             if source == 0:
                 return i
             target[:] = np.frombuffer(ctypes.string_at(source, row_bytes), np.uint8)

@@ -6,21 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import locate
+from diskreplay.kernels.frozen import OWN
 from diskreplay.kernels.initial import Ints
 from tests.kernels.plain.find_windows import row_address
 
 
 def initial_priorities_plain(
-    ids: Ints, origin: int, lanes: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints,
-    out: NDArray[np.float64],
+    ids: Ints, origin: int, lanes: Ints, lane_base: Ints, folders: Ints, first_rows: Ints, first_chunk: Ints,
+    chunks: Ints, shift: Ints, bases: Ints, out: NDArray[np.float64],
 ) -> int:  # fmt: skip
     """Do what `initial_priorities` does."""
     known, slot, _, lane, row = locate(ids, origin, lanes)
     for i in range(len(ids)):
         out[i] = np.nan
-        if not known[i] or shift[slot[i]] < 0:
+        if not known[i] or shift[folders[slot[i]]] < 0:
             continue
-        at = row_address(int(slot[i]), int(lane[i]), int(row[i]), first_chunk, chunks, shift, lanes, bases, 8)
+        first = int(first_rows[lane_base[slot[i]] + lane[i]])
+        where = int(folders[slot[i]]), int(lane[i]) if first == OWN else 0, max(first, 0)
+        at = row_address(where, int(row[i]), first_chunk, chunks, shift, bases, 8)
         if not at:
             return i
         value = ctypes.c_double.from_address(at).value

@@ -156,6 +156,6 @@ def test_rows_of_many_lanes_are_those_of_each(uneven, data):
         lane = data.draw(st.lists(st.integers(0, 2), unique=True, min_size=1))
         bounds = [sorted(data.draw(st.tuples(*[st.integers(0, [1, 70, 200][n])] * 2))) for n in lane]
         first, stop = np.array(bounds).T
-        rows = table.rows_of_lanes(0, 3, np.array(lane), first, stop)
-        each = [table.rows(0, 3, n, *bound) for n, bound in zip(lane, bounds, strict=True)]
+        rows = table.rows_of_lanes(0, np.array(lane), first, stop)
+        each = [table.rows(0, n, *bound) for n, bound in zip(lane, bounds, strict=True)]
         np.testing.assert_array_equal(rows, np.concatenate(each))

@@ -660,7 +660,7 @@ def test_a_segment_that_was_replaced_by_another_with_its_number_is_read_again(st
         assert reader.snapshot.generation > generation
         assert serials(reader) == list(range(30))
         assert [int(i) for episode in reader.episodes for i in episode.ids] == ids
-        assert os.path.realpath(reader.snapshot.tables.infos[1].path) == str(store_path / SEGMENT)
+        assert os.path.realpath(reader.snapshot.tables.info(1).path) == str(store_path / SEGMENT)
 
 
 def test_a_segment_that_leaves_while_a_store_is_described_is_not_counted(store_path, monkeypatch):
