@@ -262,7 +262,8 @@ class ChunkTable:
             every = np.arange(int(self.chunks[folder]))
             self._hold(place - chunk + every, held, held.address + (every << int(self.shift[folder])) * self.row_bytes)
         else:
-            self.how[place] = READ if isinstance(held, Piece) and pack is None else self.how[place]
+            if pack is None:
+                self.how[place] = READ if isinstance(held, Piece) else MAPPED
             self._hold(np.array([place]), held, np.array([held.address]))
 
     def _rows(self, folder: int, chunk: int) -> int:

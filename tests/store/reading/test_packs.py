@@ -12,7 +12,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import layout
-from diskreplay.store.reading import follower
+from diskreplay.store.reading import chunk_table, follower
 from diskreplay.store.reading.lanes import LaneMap
 from tests.crash.workloads import Single, Vector, create
 from tests.testing.coded import check_coded_store
@@ -27,6 +27,13 @@ def store(many_segments: Path) -> Iterator[dr.Store]:
         yield store
 
 
+@pytest.fixture(params=[chunk_table._PART, 300], ids=["whole", "in parts"])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide arrays of packs as they are, or into parts of so few bytes that windows lie in several."""
+    monkeypatch.setattr(chunk_table, "_PART", request.param)
+
+
+@pytest.mark.usefixtures("parts")
 def test_a_merged_store_is_read_as_before_by_whoever_reads_it(store: dr.Store) -> None:
     with dr.open(store.path) as follower, dr.open(store.path) as still:
         before, spans = contents(follower), check_coded_store(follower)
@@ -77,6 +84,7 @@ def numbered(number: int, steps: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("parts")
 def test_packs_are_merged_with_what_came_later_and_old_snapshots_read_on(store: dr.Store) -> None:
     readers = [dr.open(store.path)]
     try:
@@ -297,6 +305,7 @@ def values(store: dr.Store) -> dict[int, list[bytes]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize(
     "compressions", [("zstd", "zstd"), (None, "zstd"), (("zstd", 3), None)], ids=["both", "the second", "the first"]
 )
@@ -321,6 +330,7 @@ def test_old_snapshots_read_wide_fields_on_whatever_is_compressed(tmp_store: Pat
             with dr.Sampler(reader, dr.Transitions(), batch_size=64, seed=0, refresh=False) as sampler:
                 batch = sampler.sample().numpy()
                 assert (batch["wide"] == batch["wide"][:, :1]).all()
+                assert len(np.unique(batch["index"])) > 32
             reader.refresh()
             assert values(reader) == everything
 
