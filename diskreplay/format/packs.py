@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
-from diskreplay.format.mapping import map_file, read_regular
+from diskreplay.format.mapping import MappingRefused, map_file, read_regular
 from diskreplay.format.numbers import listed_numbers
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
@@ -146,8 +146,9 @@ def open_shard(info: SegmentInfo, leaf: str) -> Shard:
 def _read_table(info: SegmentInfo, path: str) -> Ints:
     shape, name = _shape(info, path), f"{info.path}/{path}/c.0.0"
     try:
-        nbytes = len(_checked(info, path, read_regular(name, None, _MOST_BYTES)))
-        return map_file(name, nbytes).array("<i8", shape)  # of a hundred thousand segments, it is some megabytes
+        data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
+        with suppress(MappingRefused):
+            return map_file(name, len(data)).array("<i8", shape)  # of 100,000 segments, these are some megabytes
     except (OSError, FormatError):
         if not (data := table_from_copy(info, path)):
             raise

@@ -55,7 +55,7 @@ def find_folder(windows: Ints, i: int, slot: int, lane: int, place: int, record:
     """Write where the rows of item `i` are; `place` is its lane's among all lanes."""
     first = load_int(record[frozen.FIRST_ROWS] + 8 * place)
     windows[FOLDER, _at(i)] = load_int(record[frozen.FOLDERS] + 8 * slot)
-    windows[LINE, _at(i)], windows[BEFORE, _at(i)] = (lane, 0) if first == frozen.OWN else (0, first)
+    windows[LINE, _at(i)], windows[BEFORE, _at(i)] = (lane, 0) if first == frozen.OWN_FOLDER else (0, first)
 
 
 @jit.kernel("none", "ints", "ints", inner=True)

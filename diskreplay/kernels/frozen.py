@@ -23,7 +23,7 @@ GROWING, GROWING_COUNT = 6, 7
 # How many lanes may grow, and how many there are; then by place: the first row that is not hidden, rows of `following`.
 LIVE_LANES, ALL_LANES, OLDEST, ROWS = range(8, 12)
 # By slot, in which folder of the tables of chunks its rows are, how many folders there are, and by place, at which row
-# of a pack a lane begins, or OWN: it is in its segment's own folder, where it has a line of each chunk.
+# of a pack a lane begins, or OWN_FOLDER: it is in its segment's own folder, where it has a line of each chunk.
 FOLDERS, FOLDER_COUNT, FIRST_ROWS = range(12, 15)
 # The lowest slot of a segment that may grow; as many as there are slots where none may.
 FIRST_GROWING = 15
@@ -31,7 +31,7 @@ FIRST_GROWING = 15
 LIVE = 16
 HEAD = 17
 
-OWN = -1
+OWN_FOLDER = -1
 
 GROWING_COLUMNS = 3
 

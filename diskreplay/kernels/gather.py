@@ -332,8 +332,11 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
     ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)
     lanes = jit.ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
+    flags = cols.FLAGS
+    if record[cols.FINDS] and record[flags + cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
+        record[cols.FAILED] = -1
+        return begin
     if record[cols.FINDS]:
-        flags = cols.FLAGS
         folders = record[flags + cols.FOLDERS]
         bad = _find_windows(
             mine, record[cols.N], record[cols.STACK], record[cols.WHOLE], snapshot,

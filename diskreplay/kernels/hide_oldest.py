@@ -8,7 +8,7 @@ the tables of episodes know it.
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live, hiding, jit
-from diskreplay.kernels.frozen import OWN
+from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.hiding import Ints
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
@@ -62,7 +62,7 @@ def _time_of(
 ) -> int:  # fmt: skip
     """Return when a step was published; -1, and its id is NEEDED, where that is not mapped."""
     folder, first = folders[slot], first_rows[place]
-    if first != OWN:
+    if first != OWN_FOLDER:
         row, lane = row + first, 0
     bits = time_shift[folder]
     chunk = row >> bits

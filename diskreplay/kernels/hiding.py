@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live
-from diskreplay.kernels.frozen import OWN
+from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.runs import NEVER as NEVER
 
 Ints = NDArray[np.int64]
@@ -43,7 +43,7 @@ def hide_oldest_plain(
         slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(lanes[slot]))
         folder, first = int(folders[slot]), int(first_rows[lane_base[slot] + lane])
-        if first != OWN:
+        if first != OWN_FOLDER:
             row, lane = row + first, 0
         bits = int(time_shift[folder])
         chunk, inside = divmod(row, 1 << bits)

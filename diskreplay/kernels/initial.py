@@ -32,7 +32,7 @@ def initial_priorities(
         row = (ids[i] & POSITION_MASK) // width
         lane = (ids[i] & POSITION_MASK) - row * width
         first = first_rows[lane_base[slot] + lane]
-        if first != frozen.OWN:
+        if first != frozen.OWN_FOLDER:
             row, lane = row + first, 0
         bits = shift[folder]
         chunk = row >> bits

@@ -190,6 +190,8 @@ class GatherPlan:
         places = {leaf: [kernel.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(kernel.HEAD + number * kernel.COLUMNS)
+        # Before what is bound: if they are replaced meanwhile, all is bound anew.
+        seen_bases: list[Ints | None] = list(map(_bases, self._tables))
         for table, leaf in zip(self._tables, self._leaves, strict=True):
             holder, chunks, first_chunk, bases = table.addresses()
             arrays = first_chunk, chunks, np.ascontiguousarray(table.shift), bases
@@ -197,7 +199,7 @@ class GatherPlan:
             seen.append(arrays)
             for place in places[leaf]:
                 bind(self._record, place, *arrays, table.row_bytes)
-        self._seen, self._seen_bases = seen, [arrays[-1] for arrays in seen]
+        self._seen, self._seen_bases = seen, seen_bases
         return held
 
     def _map(self, snapshot: Snapshot, ids: Ints) -> list[Any]:

@@ -5,7 +5,7 @@ import pytest
 
 from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS
 from diskreplay.kernels import following as live, hiding
-from diskreplay.kernels.frozen import OWN
+from diskreplay.kernels.frozen import OWN_FOLDER
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, ROWS, CHUNK = 2, 64, 8
@@ -34,7 +34,7 @@ class Lanes:
         # Some are in packs, where lanes stand one behind the other.
         in_pack = rng.random(3) < 0.4
         lane = np.arange(self.places) - self.lane_base[self.slot]
-        self.first_rows = np.where(in_pack[self.slot], lane * ROWS, OWN)
+        self.first_rows = np.where(in_pack[self.slot], lane * ROWS, OWN_FOLDER)
         blocks = [
             np.ascontiguousarray(
                 times.reshape(1, -1, CHUNK).transpose(1, 0, 2)

@@ -89,7 +89,7 @@ def test_initial_priorities(segments: list[tuple[int, int, int]], origin: int, s
     chunks = rng.integers(0, 4, len(lanes))
     lane_base = np.cumsum(lanes) - lanes
     lane = np.arange(lanes.sum()) - np.repeat(lane_base, lanes)
-    first_rows = np.where(np.repeat(apart, lanes) > 0, lane * np.repeat(apart, lanes), frozen.OWN)
+    first_rows = np.where(np.repeat(apart, lanes) > 0, lane * np.repeat(apart, lanes), frozen.OWN_FOLDER)
     folders = rng.permutation(len(lanes))
     first_chunk = np.cumsum(chunks) - chunks
     odd = (0.0, -1.0, np.nan, np.inf, 5e-324, np.finfo(np.float64).max)
@@ -119,7 +119,7 @@ def segments_of(
         growing = np.zeros((0, following.GROWING_COLUMNS), np.int64)
     columns: dict[str, Any] = dict.fromkeys(("schema", "tables", "clocks", "sealed", "hidden", "generation"))
     columns |= {"folders": np.arange(len(lanes)), "folder_count": len(lanes)}
-    columns["first_rows"] = np.full(lanes.sum(), frozen.OWN) if first_rows is None else first_rows
+    columns["first_rows"] = np.full(lanes.sum(), frozen.OWN_FOLDER) if first_rows is None else first_rows
     return SegmentTable.of(growing, origin=0, lanes=lanes, lane_base=np.cumsum(lanes) - lanes, **columns)
 
 

@@ -85,7 +85,7 @@ class Table:
         self.first_chunk = np.append(self.first_chunk, len(self.holder))
         self.chunks = np.append(self.chunks, count)
         self.shift = np.append(self.shift, chunk_rows.bit_length() - 1)
-        first = lane_starts(len(rows), room) if apart else [frozen.OWN] * len(rows)
+        first = lane_starts(len(rows), room) if apart else [frozen.OWN_FOLDER] * len(rows)
         self.first_rows.append(first)
         rubbish = np.random.default_rng(0)
         lines = 1 if apart else len(rows)
@@ -102,7 +102,7 @@ class Table:
     def _where(self, slot: int, lane: int, row: int) -> tuple[int, int, int]:
         """Return the chunk of a row, counted from its segment's first one, the line, and which row of that it is."""
         first = self.first_rows[slot][lane]
-        line, row = (lane, row) if first == frozen.OWN else (0, first + row)
+        line, row = (lane, row) if first == frozen.OWN_FOLDER else (0, first + row)
         return row >> int(self.shift[slot]), line, row & ((1 << int(self.shift[slot])) - 1)
 
     def place(self, slot: int, lane: int, row: int) -> int:
@@ -147,7 +147,7 @@ def frozen_of(
     rows[following.OPEN_START, place], rows[following.OPEN_END, place] = position // width, still_open.end
     rows[following.OPEN_TIME, place] = still_open.time
     columns = {name: None for name in ("schema", "tables", "clocks", "hidden", "generation")}
-    first_rows = np.full(lanes.sum(), frozen.OWN) if first_rows is None else first_rows
+    first_rows = np.full(lanes.sum(), frozen.OWN_FOLDER) if first_rows is None else first_rows
     where = {"folders": np.arange(len(lanes)), "first_rows": first_rows, "folder_count": len(lanes)}
     table = SegmentTable.of(
         listed, origin=origin, lanes=lanes, lane_base=lane_base, sealed=sealed, **where, **columns
@@ -225,7 +225,7 @@ class Snapshot:
 
     def _find(self, slot: np.ndarray, lane: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         first = self.first_rows[self.lane_base[slot] + lane]
-        return slot, np.where(first == frozen.OWN, lane, 0), np.maximum(first, 0)
+        return slot, np.where(first == frozen.OWN_FOLDER, lane, 0), np.maximum(first, 0)
 
     def committed_rows(self, slot: np.ndarray, lane: np.ndarray) -> np.ndarray:
         return self.committed[self.lane_base[slot] + lane]

@@ -18,7 +18,8 @@ from diskreplay.store.reading.arena import BLOCK_BYTES, Arena, Piece, lone_piece
 if TYPE_CHECKING:
     from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 
-# How a chunk is held: mapped, read or decompressed into memory, or as a part of a pack that is mapped as a whole.
+# How a chunk is held: mapped, read or decompressed into memory (or copied from another pack), or as a part of a pack
+# that is mapped as a whole.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
 # The kernel allows 65,530, and the trainer has others.
@@ -136,6 +137,12 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
     if piece is not None:
         _begun[inner_bytes] = piece, used
     return found
+
+
+def make_room_decompressed(nbytes: int, before: int) -> None:
+    """Release what was decompressed, as above, until so many bytes more are no more than are kept of it."""
+    while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
+        pass
 
 
 def _decompressed_piece(nbytes: int, most: int) -> Piece | None:

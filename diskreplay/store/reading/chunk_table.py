@@ -30,7 +30,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import Shard
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Ints, locate
-from diskreplay.kernels.frozen import OWN, places_of
+from diskreplay.kernels.frozen import OWN_FOLDER, places_of
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
@@ -48,6 +48,9 @@ LARGEST_READ = 256 << 10
 
 # The system may refuse a mapping, and then others leave, also of those needed with it: what is missing is opened again.
 _ATTEMPTS = 8
+
+# The binary logarithm of more rows than a lane can have.
+WHOLE = 40
 
 LACKING = -1
 """In place of how a folder's rows are divided into chunks: it has no such array."""
@@ -68,7 +71,7 @@ class ChunkTable:
     that is mapped or read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. ``used``
     says at which call of `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
 
-    One mapping serves all chunks of a pack, unless the array is compressed.
+    One mapping serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one.
 
     Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
     """
@@ -99,12 +102,11 @@ class ChunkTable:
         """Add folders behind the others: packs with room for all chunks, others with room for one."""
         shift = np.array([self._shift(info) for info in infos], np.int64)
         chunks = np.array([self._room(info, bits) for info, bits in zip(infos, shift.tolist(), strict=True)], np.int64)
-        first, start = len(self.bases) + np.cumsum(chunks) - chunks, len(self.bases)
-        self._add_places(np.zeros(int(chunks.sum()), np.int64))
-        self.how[start:] = np.repeat(np.array([self._how(info) for info in infos], np.uint8), chunks)
+        how = np.array([self._how(info) for info in infos], np.uint8)
         self.shift = np.append(self.shift, shift)
-        self.first_chunk = np.append(self.first_chunk, first)
+        self.first_chunk = np.append(self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks)
         self.chunks = np.append(self.chunks, chunks)
+        self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))  # last: see `addresses`
 
     def _shift(self, info: SegmentInfo | None) -> int:
         if info is None:
@@ -114,12 +116,12 @@ class ChunkTable:
         rows = info.chunk_rows[self.leaf]
         if info.packed is not None:
             how = info.compressed.get(self.leaf)
-            rows = max(1, _PART // max(1, self.row_bytes)) if how is None else how.rows
+            rows = max(1, _PART // self.row_bytes) if how is None else how.rows
         return rows.bit_length() - 1
 
     def _room(self, info: SegmentInfo | None, bits: int) -> int:
         if info is None or info.packed is None or bits == LACKING:
-            return info is not None
+            return 0 if info is None else 1
         return -(-info.chunk_rows[self.leaf] // (1 << bits))
 
     def _how(self, info: SegmentInfo | None) -> int:
@@ -134,9 +136,9 @@ class ChunkTable:
             shift[folder] = self._shift(info)
             self.shift = shift
 
-    def _add_places(self, bases: NDArray[np.int64]) -> None:
+    def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
         self.used = np.concatenate([self.used, np.zeros(len(bases), np.int64)])
-        self.how = np.concatenate([self.how, np.zeros(len(bases), np.uint8)])
+        self.how = np.concatenate([self.how, how])
         self.bases = np.concatenate([self.bases, bases])
 
     def ensure(
@@ -218,7 +220,7 @@ class ChunkTable:
         """Decompress inner chunks of a pack, for which others leave as in `_open`."""
         found = self._tables.open_shard(pack, self.leaf, inner)
         if isinstance(found, Piece):
-            return self._keep(places, Room(len(places), found, 0), found.nbytes // len(places), is_lone=True)
+            return self._keep_copied(places, found, use)
         shard, inner = found
         is_zero = shard.sizes[inner] == 0
         if is_zero.any():
@@ -237,6 +239,12 @@ class ChunkTable:
     def _keep(self, places: NDArray[np.int64], room: Room, inner_bytes: int, *, is_lone: bool) -> None:
         chunk_budget.keep(self, places, room.piece, len(places) * inner_bytes, is_lone=is_lone)
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
+
+    def _keep_copied(self, places: Ints, piece: Piece, use: int) -> None:
+        """Keep what was read from another pack than the one that it is of, for which others leave as in `_open`."""
+        chunk_budget.make_room_decompressed(piece.nbytes, use)
+        self.how[places] = DECOMPRESSED
+        self._keep(places, Room(len(places), piece, 0), piece.nbytes // len(places), is_lone=True)
 
     def _hold(self, places: Ints, held: Mapping | Piece, addresses: Ints) -> None:
         """Have places be at these addresses, which are good as long as what they lie in is there."""
@@ -257,14 +265,16 @@ class ChunkTable:
             # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
             # ones are more than the processor has room for, which takes a quarter of a small batch's time.
             held.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
-        place = self._place(folder, chunk)
-        if pack is not None and isinstance(held, Mapping):
-            every = np.arange(int(self.chunks[folder]))
-            self._hold(place - chunk + every, held, held.address + (every << int(self.shift[folder])) * self.row_bytes)
+        places = np.array([self._place(folder, chunk)])
+        if pack is None:
+            self.how[places] = READ if isinstance(held, Piece) else MAPPED
+            self._hold(places, held, np.array([held.address]))
+        elif isinstance(held, Piece):
+            self._keep_copied(places, held, use)
         else:
-            if pack is None:
-                self.how[place] = READ if isinstance(held, Piece) else MAPPED
-            self._hold(np.array([place]), held, np.array([held.address]))
+            every = np.arange(int(self.chunks[folder]))
+            addresses = held.address + (every << int(self.shift[folder])) * self.row_bytes
+            self._hold(self._place(folder, 0) + every, held, addresses)
 
     def _rows(self, folder: int, chunk: int) -> int:
         """Return how many rows a chunk of a pack has."""
@@ -300,9 +310,10 @@ class ChunkTable:
         room = max(chunks, 2 * have)
         old = int(self.first_chunk[folder])
         start = len(self.bases)
-        self._add_places(np.concatenate([self.bases[old : old + have], np.zeros(room - have, np.int64)]))
+        more = np.zeros(room - have, np.int64)
+        how = np.append(self.how[old : old + have], more.astype(np.uint8))
+        self._add_places(np.append(self.bases[old : old + have], more), how)
         self.used[start : start + have] = self.used[old : old + have]
-        self.how[start : start + have] = self.how[old : old + have]
         # A new dict: whoever uses the old places holds the old one, and only new ones are released with their folder.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
@@ -416,8 +427,12 @@ class ChunkTable:
 
     def _blocks(self, slot: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
         (folder,), (line,), (before,) = (column.tolist() for column in self._tables.find(*np.array([[slot], [lane]])))
-        parts = []
-        for chunk, start, count in split_range(before + first, before + stop, 1 << int(self.shift[folder])):
+        parts, bits = [], int(self.shift[folder])
+        if folder in self._tables.packs and isinstance(
+            self.holder[self._place(folder, before + first >> bits)], Mapping
+        ):
+            bits = WHOLE  # all of the array is mapped as one
+        for chunk, start, count in split_range(before + first, before + stop, 1 << bits):
             block, begin = self._block(folder, chunk)
             if self.wide:
                 mapping = self.holder[self._place(folder, chunk)]
@@ -437,8 +452,8 @@ class ChunkTable:
         if isinstance(held, Piece):
             rows = self._rows(folder, chunk)
             return Piece(held, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
-        row_bytes = max(1, self.row_bytes)
-        return held.array(self.dtype, (1, held.nbytes // row_bytes, *self.shape)), (address - held.address) // row_bytes
+        rows = held.nbytes // self.row_bytes
+        return held.array(self.dtype, (1, rows, *self.shape)), (address - held.address) // self.row_bytes
 
 
 class ChunkTables:
@@ -447,7 +462,7 @@ class ChunkTables:
     Rows lie in folders: a segment's own, or that of the pack that it is in. ``folders`` says in which each slot's are,
     -1: in none; ``infos`` has the attributes of each, None where it is gone, and ``packs`` those that are packs.
     ``lane_base[slot] + lane`` is the place of a lane among all, and ``first_rows`` says by place at which row of its
-    pack a lane begins, or `frozen.OWN`.
+    pack a lane begins, or `frozen.OWN_FOLDER`.
 
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
     """
@@ -496,7 +511,7 @@ class ChunkTables:
             there = np.array([info is not None for info in infos], np.bool_)
             own = np.where(there, len(self.infos) + np.cumsum(there) - 1, -1)
             self.folders, self.lane_base = np.append(self.folders, own), lane_base
-            self.first_rows = np.append(self.first_rows, np.full(lanes - len(self.first_rows), OWN))
+            self.first_rows = np.append(self.first_rows, np.full(lanes - len(self.first_rows), OWN_FOLDER))
             self._add_folders([info for info in infos if info is not None])
             self._counted = -1  # they were read before now
 
@@ -517,7 +532,8 @@ class ChunkTables:
         if (folder < 0).any():
             raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
         first = self.first_rows[self.lane_base[slot] + lane]
-        return folder, np.where(first == OWN, lane, 0), np.where(first == OWN, 0, first)
+        is_own = first == OWN_FOLDER
+        return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
 
     def info(self, slot: int) -> SegmentInfo | None:
         """Return the attributes of the folder of a slot, None where it is gone."""
@@ -543,7 +559,7 @@ class ChunkTables:
 
         Or these themselves, where they are not in the other as they were.
         """
-        info, tables, rows = pack.info, pack.tables, pack.info.compressed[leaf].rows
+        (info, tables), rows = pack.now, pack.info.compressed[leaf].rows
         while True:
             try:
                 if info is pack.info:
@@ -553,7 +569,7 @@ class ChunkTables:
                     return rows_as_before(pack, leaf, ranges, info, tables)
                 return open_shard(info, leaf), tables.rows_of(pack.tables.ids_of(inner * rows)) // rows
             except FileNotFoundError:
-                info, tables = self._merged_into(pack, info, leaf)
+                info, tables = pack.now = self._merged_into(pack, info, leaf)
 
     def _merged_into(self, pack: Pack, last: SegmentInfo, leaf: str) -> tuple[SegmentInfo, PackTables]:
         """Return the pack that a pack was merged into, after one was gone that had its rows last."""
@@ -614,21 +630,21 @@ class ChunkTables:
         return self._copy(folders)
 
     def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
-        """Return tables in which these slots, one a segment of a pack, are in the pack; -1: it has no slot."""
-        folders, there, lanes = self.folders.copy(), slots >= 0, pack.tables.lanes
-        folders[slots[there]] = folder = len(self.infos)
+        """Return tables in which these slots, one a segment of a pack, are in the pack."""
+        folders = self.folders.copy()
+        folders[slots] = folder = len(self.infos)
         new = self._copy(folders)
-        new.first_rows = self.first_rows.copy()
-        runs = places_of(pack.tables.first_run[:-1][there], lanes[there])
-        new.first_rows[places_of(self.lane_base[slots[there]], lanes[there])] = pack.tables.first_rows[runs]
-        new.packs[folder] = pack
-        new._add_folders([pack.info])
+        with new.lock:
+            new.first_rows = self.first_rows.copy()
+            new.first_rows[places_of(self.lane_base[slots], pack.tables.lanes)] = pack.tables.first_rows
+            new.packs[folder] = pack
+            new._add_folders([pack.info])
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
         """Return a copy in which slots are in these folders, without those in which none is."""
         new = ChunkTables(self.root, self._counters)
-        with self.lock:
+        with self.lock, new.lock:  # others see it already
             is_there = np.zeros(len(self.infos) + 1, np.bool_)
             is_there[folders] = True  # also, at the end, for those in none
             gone = [at for at, info in enumerate(self.infos) if info is not None and not is_there[at]]
@@ -670,7 +686,7 @@ class ChunkTables:
     @shown_paths()
     def open_pack(self, pack: Pack, leaf: str, first: int, count: int) -> Mapping | Piece:
         """Map an array of a pack; where that was merged into another one, read so many rows from one on from there."""
-        info, tables = pack.info, pack.tables
+        info, tables = pack.now
         while True:
             try:
                 refuse_links(info.path, above(leaf))
@@ -678,7 +694,7 @@ class ChunkTables:
                     return info.map_chunk(leaf, 0)
                 return rows_as_before(pack, leaf, [(first, count)], info, tables)
             except FileNotFoundError:
-                info, tables = self._merged_into(pack, info, leaf)
+                info, tables = pack.now = self._merged_into(pack, info, leaf)
 
 
 def above(leaf: str) -> list[str]:

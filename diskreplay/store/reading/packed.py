@@ -21,10 +21,11 @@ _ATTEMPTS = 20
 
 
 class Pack:
-    """A pack: its attributes and tables, and the compressed arrays that are open."""
+    """A pack: its attributes and tables; ``now`` are those of the pack that has its rows, as far as that is known."""
 
     def __init__(self, info: SegmentInfo, tables: PackTables) -> None:
         self.info, self.tables = info, tables
+        self.now = info, tables
         self._shards: dict[str, Shard] = {}
 
     def shard(self, leaf: str) -> Shard:
@@ -130,9 +131,7 @@ def rows_as_before(
     rows[:] = 0
     for first, count in ranges:
         parts = np.array(pack.tables.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
-        ids = pack.tables.ids_of(parts[:, 0])
-        there = tables.places(ids >> layout.POSITION_BITS) >= 0  # of others, all episodes were evicted
-        parts, now = parts[there], tables.rows_of(ids[there])
+        now = tables.rows_of(pack.tables.ids_of(parts[:, 0]))
         for (row, some), found in zip(parts.tolist(), now.tolist(), strict=True):
             read(found, rows[at + row - first : at + row - first + some])
         at += count

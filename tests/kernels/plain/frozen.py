@@ -20,7 +20,7 @@ from diskreplay.kernels.frozen import (
     LIVE_BASE,
     OLDEST,
     ORIGIN,
-    OWN,
+    OWN_FOLDER,
     REACHED,
     ROWS,
     SLOTS,
@@ -57,7 +57,7 @@ class Frozen(NamedTuple):
     def folder(self, slot: int, lane: int) -> tuple[int, int, int]:
         """Return the folder that holds a lane, which line of its chunks, and how many rows come before."""
         first = int(self.first_rows[self.lane_base[slot] + lane])
-        return (int(self.folders[slot]), lane, 0) if first == OWN else (int(self.folders[slot]), 0, first)
+        return (int(self.folders[slot]), lane, 0) if first == OWN_FOLDER else (int(self.folders[slot]), 0, first)
 
     def rows_of(self, which: int, slot: int, lane: int) -> int:
         """Do what the kernel of this name does."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import locate
-from diskreplay.kernels.frozen import OWN
+from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.initial import Ints
 from tests.kernels.plain.find_windows import row_address
 
@@ -22,7 +22,7 @@ def initial_priorities_plain(
         if not known[i] or shift[folders[slot[i]]] < 0:
             continue
         first = int(first_rows[lane_base[slot[i]] + lane[i]])
-        where = int(folders[slot[i]]), int(lane[i]) if first == OWN else 0, max(first, 0)
+        where = int(folders[slot[i]]), int(lane[i]) if first == OWN_FOLDER else 0, max(first, 0)
         at = row_address(where, int(row[i]), first_chunk, chunks, shift, bases, 8)
         if not at:
             return i

@@ -134,6 +134,17 @@ def test_what_was_asked_for_longest_ago_leaves_first(path, monkeypatch, fresh):
         assert not {1, 2, 3} & mapped()
 
 
+def test_a_chunk_that_was_read_and_is_mapped_later_may_leave_as_one(path, monkeypatch, fresh):
+    with dr.open(path) as store:
+        table = store.snapshot.leaf("obs")
+        assert [episode.obs[0, 0] for episode in store.episodes] == [*range(0, EPISODES * STEPS, STEPS)]
+        assert (table.how == chunk_budget.READ).all()
+        table.forget()
+        only_mapped(monkeypatch)
+        assert [episode.obs[0, 0] for episode in store.episodes] == [*range(0, EPISODES * STEPS, STEPS)]
+        assert (table.how == chunk_budget.MAPPED).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reads", [True, False])
 def test_two_stores_of_a_process_share_what_it_may_have(path, tmp_path, monkeypatch, reads):

@@ -134,8 +134,8 @@ def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, mon
     table, seen = store.snapshot.leaf("done"), []
     add_places = ChunkTable._add_places
 
-    def add_and_look(self, bases):
-        add_places(self, bases)
+    def add_and_look(self, *places):
+        add_places(self, *places)
         seen.append(self.addresses())
 
     monkeypatch.setattr(ChunkTable, "_add_places", add_and_look)
@@ -143,6 +143,27 @@ def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, mon
     (_, chunks, first_chunk, bases), now = seen[-1], table.addresses()
     assert all(before is not after for before, after in zip((chunks, first_chunk, bases), now[1:], strict=True))
     assert now[3].ctypes.data == bases.ctypes.data  # an address that is filled in is there for both
+
+
+def test_tables_tell_of_new_segments_when_all_that_is_known_of_them_is_there(tmp_path, monkeypatch):
+    # As above: who has seen these `bases` does not look at the other arrays again.
+    add_places, seen = ChunkTable._add_places, []
+
+    def add_and_look(self, *places):
+        add_places(self, *places)
+        seen.append([len(array) for array in (self.shift, self.first_chunk, self.chunks, self.used, self.how)])
+        assert seen[-1] == [len(self.shift)] * 3 + [len(self.bases)] * 2
+        assert (self.first_chunk + self.chunks).max(initial=0) == len(self.bases)
+
+    monkeypatch.setattr(ChunkTable, "_add_places", add_and_look)
+    with dr.create(tmp_path / "store", serial_schema(), segment_steps="episode") as store:
+        for first in range(0, 40, 10):
+            with store.writer() as writer:
+                append_numbered(writer, range(first, first + 10))
+            store.refresh()
+        assert store.compact()["segments"] == 4
+        store.refresh()
+    assert {shifts for shifts, *_ in seen} == {1, 2, 3, 4, 5}
 
 
 def test_the_next_chunk_is_mapped_of_what_is_read_and_of_nothing_else(tmp_path):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import layout
-from diskreplay.store.reading import chunk_table, follower
+from diskreplay.format.mapping import MappingRefused
+from diskreplay.store.reading import chunk_budget, chunk_table, follower
+from diskreplay.store.reading.arena import Piece
+from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.store.reading.lanes import LaneMap
 from tests.crash.workloads import Single, Vector, create
 from tests.testing.coded import check_coded_store
@@ -72,6 +76,74 @@ def test_tables_of_chunks_have_a_line_a_pack_and_not_one_a_segment(tmp_store: Pa
             for number, episode in enumerate(store.episodes):
                 found, expected = (episode.obs, episode.action, episode.reward), numbered(number, len(episode))
                 assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.usefixtures("parts")
+def test_rows_of_a_pack_are_views_wherever_they_lie(store: dr.Store) -> None:
+    store.compact()
+    with dr.open(store.path) as reader:
+        for episode in reader.episodes:
+            assert not episode.obs["code"].flags.owndata
+            assert not episode.reward.flags.owndata
+
+
+def test_what_is_copied_from_a_pack_that_another_was_merged_into_leaves_for_more(
+    store: dr.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_table, "_PART", 300)
+    store.compact()
+    with dr.open(store.path) as still:
+        expected = [episode.obs["code"].copy() for episode in store.episodes]
+        write_more(store.path, 4)
+        assert store.compact()["segments"] > 3
+        for most in (0, chunk_budget.MOST_DECOMPRESSED):
+            monkeypatch.setattr(chunk_budget, "MOST_DECOMPRESSED", most)
+            found = [episode.obs["code"].copy() for episode in still.episodes]
+            assert all(map(np.array_equal, found, expected))
+            table = still.snapshot.leaf("obs/code")
+            held = [piece for piece in table.holder.values() if isinstance(piece, Piece)]
+            assert len(held) > 3 if most else len(held) < 3
+
+
+def test_tables_are_read_where_the_system_refuses_to_map_them(store: dr.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.compact()
+    before = contents(store)
+
+    def refuse(*args: Any) -> Any:
+        raise MappingRefused("too many")
+
+    monkeypatch.setattr("diskreplay.format.packs.map_file", refuse)
+    with dr.open(store.path) as reader:
+        assert contents(reader) == before
+
+
+def test_no_other_thread_looks_at_tables_that_are_being_filled(
+    store: dr.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[bool] = []
+
+    def look(tables: ChunkTables) -> None:
+        locked.append(not tables.lock.acquire(blocking=False))
+        if not locked[-1]:
+            tables.lock.release()
+
+    def looked_at(change: Any) -> Any:
+        def look_and_change(self: ChunkTable, *places: Any) -> None:
+            other = threading.Thread(target=look, args=[self._tables])
+            other.start()
+            other.join()
+            change(self, *places)
+
+        return look_and_change
+
+    with dr.open(store.path) as reader:
+        store.compact()
+        for name in ("_add_places", "release"):
+            monkeypatch.setattr(ChunkTable, name, looked_at(getattr(ChunkTable, name)))
+        reader.refresh()
+        monkeypatch.undo()
+    assert len(locked) > 10
+    assert all(locked)
 
 
 def numbered(number: int, steps: int) -> tuple[Any, ...]:
