@@ -16,7 +16,7 @@ import diskreplay as dr
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.retention.policy import disk_usage
 from tools.bench.atari import GAMES, atari_episodes
-from tools.bench.data import FRAME_SCHEMA, GAMMA, append_whole, drop, nstep_rows_of
+from tools.bench.data import FRAME_SCHEMA, GAMMA, append_whole, drop, nstep_rows_of, read_files
 from tools.bench.fresh import measure
 from tools.bench.harness import (
     Contestant,
@@ -126,7 +126,7 @@ def _in_turn(folder: Path, size: Size, rounds: int, packed: str, peer: Any) -> d
     errors = _errors(size.batches, size.batch_size)
     most = chunk_budget.MOST_DECOMPRESSED
     gc.collect()  # and with the stores of the call before what was kept of these
-    _load(folder)
+    read_files(folder)
     with ExitStack() as opened:
         opened.callback(setattr, chunk_budget, "MOST_DECOMPRESSED", most)
         if packed == LARGE:
@@ -142,15 +142,6 @@ def _in_turn(folder: Path, size: Size, rounds: int, packed: str, peer: Any) -> d
             jobs.append((TORCHRL, partial(drawn_torchrl, peer)))
         calls = [(row,) for row in errors]
         return in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
-
-
-def _load(folder: Path) -> None:
-    """Read all files, so that they are in the page cache: what nobody reads for long may leave it."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb", buffering=0) as opened:
-                while opened.read(8 << 20):
-                    pass
 
 
 def _peer(folder: Path, size: Size) -> Any:

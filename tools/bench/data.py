@@ -151,3 +151,12 @@ def nstep_rows_of(episode: Steps, n: int, gamma: float, stack: int = 1) -> dict[
         "next_obs": episode.obs[shown(after)],
         "done": (after == length) & episode.terminated,
     }
+
+
+def read_files(folder: Path) -> None:
+    """Read all files, so that they are in the page cache: what nobody reads for long may leave it."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb", buffering=0) as opened:
+                while opened.read(8 << 20):
+                    pass

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import diskreplay as dr
-from tools.bench.data import fill
+from tools.bench.data import fill, read_files
 from tools.bench.fresh import measure
 from tools.bench.harness import Contestant, Report, Table, Target, draw, in_turn, number, ratios, timed, timing_table
 from tools.bench.many_segments import FIELDS
@@ -47,6 +47,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     taken = {
         name: _reading(large, name, size.processes) - _reading(folder / "base", name, size.processes) for name in KINDS
     }
+    read_files(folder)
     seconds = {what: _in_turn(stores, size, rounds, name) for name, what in KINDS.items()}
     small, big = (f"{steps:,} steps" for steps in stores)
     targets = [
@@ -73,7 +74,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "page cache; with the time of len, num_episodes and a first uniform batch.",
             "Memory: RssAnon after a first batch of 5-step transitions (and, by priority, an update of them), less "
             f"what the reader of a store of {SMALL_STEPS} steps takes; the page cache is left out.",
-            "Batches of 5-step transitions from both stores in turn, no prefetch.",
+            "Batches of 5-step transitions from both stores in turn, no prefetch. All files were read before: a "
+            "virtual machine has to find memory that it did not touch for minutes.",
         ],
     )
 
