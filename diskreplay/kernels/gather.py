@@ -333,11 +333,10 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
     ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)
     lanes = jit.ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
     flags = cols.FLAGS
-    if record[cols.FINDS] and record[flags + cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
-        record[cols.FAILED] = -1
-        return begin
-    if record[cols.FINDS]:
-        folders = record[flags + cols.FOLDERS]
+    folders = record[flags + cols.FOLDERS]
+    if record[cols.FINDS] and folders < snapshot[frozen.FOLDER_COUNT]:
+        bad = 0
+    elif record[cols.FINDS]:
         bad = _find_windows(
             mine, record[cols.N], record[cols.STACK], record[cols.WHOLE], snapshot,
             jit.ints_at(record[flags + cols.FIRST_CHUNK], folders), jit.ints_at(record[flags + cols.CHUNKS], folders),

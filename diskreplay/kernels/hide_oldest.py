@@ -8,7 +8,7 @@ the tables of episodes know it.
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
 from diskreplay.kernels import following as live, hiding, jit
-from diskreplay.kernels.frozen import OWN_FOLDER
+from diskreplay.kernels.addresses import row_address
 from diskreplay.kernels.hiding import Ints
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
@@ -61,16 +61,13 @@ def _time_of(
     first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Return when a step was published; -1, and its id is NEEDED, where that is not mapped."""
-    folder, first = folders[slot], first_rows[place]
-    if first != OWN_FOLDER:
-        row, lane = row + first, 0
-    bits = time_shift[folder]
-    chunk = row >> bits
-    base = times[first_times[folder] + chunk] if chunk < time_chunks[folder] else 0
-    if base == 0:
+    address = row_address(
+        folders[slot], first_rows[place], lane, row, 8, first_times, time_chunks, time_shift, times
+    )  # fmt: skip
+    if address == 0:
         found[hiding.NEEDED] = step_id
         return -1
-    return jit.load_int(base + 8 * ((lane << bits) + (row & ((1 << bits) - 1)))) + clocks[slot]
+    return jit.load_int(address) + clocks[slot]
 
 
 @jit.kernel(

@@ -44,8 +44,7 @@ def give_back_free(lines: int) -> None:
 
     The C library keeps it, as glibc does with what lies below memory in use; others have no such function.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if lines > _MANY_LINES else None
-    if trim is not None:
+    if lines > _MANY_LINES and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 

@@ -47,11 +47,8 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
         _search(out, 1 << COARSE_BITS, before, wanted)
         for i in range(wanted.size if covered < high else 0):  # few runs are not covered
             if before[covered] <= wanted[i]:
-                out[i], width = covered, high - covered
-                while width > 1:
-                    half = width >> 1
-                    out[i] += half * (before[np.uint64(out[i] + half)] <= wanted[i])
-                    width -= half
+                out[i] = covered
+                _search(out[i : i + 1], high - covered, before, wanted[i : i + 1])
     for i in range(wanted.size):
         run = np.uint64(out[i])
         out[i] = first[run] + (wanted[i] - before[run]) * stride[run]

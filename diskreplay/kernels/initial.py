@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import frozen, jit
+from diskreplay.kernels import jit
+from diskreplay.kernels.addresses import row_address
 
 Ints = NDArray[np.int64]
 
@@ -32,15 +33,10 @@ def initial_priorities(
         row = (ids[i] & POSITION_MASK) // width
         lane = (ids[i] & POSITION_MASK) - row * width
         first = first_rows[lane_base[slot] + lane]
-        if first != frozen.OWN_FOLDER:
-            row, lane = row + first, 0
-        bits = shift[folder]
-        chunk = row >> bits
-        base = bases[first_chunk[folder] + chunk] if chunk < chunks[folder] else 0
-        if base == 0:
+        address = row_address(folder, first, lane, row, 8, first_chunk, chunks, shift, bases)
+        if address == 0:
             return i
-        within = (lane << bits) + (row & ((1 << bits) - 1))
-        value = jit.load_float64(base + 8 * within)
+        value = jit.load_float64(address)
         if 0.0 < value <= _FINITE:  # anything else is damage
             out[i] = value
     return -1

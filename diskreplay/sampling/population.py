@@ -671,7 +671,9 @@ def _block_array(capacity: int) -> Ints:
     Each of its rows begins with a large page, if it has any: else it would take one more than it fills.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
-    columns = capacity + 1 if capacity < large else -(-(capacity + 1) // large) * large
+    columns = capacity + 1
+    if columns > large:
+        columns += -columns % large
     (memory,) = zeros((BLOCK_ROWS * columns, np.int64))
     return memory.reshape(BLOCK_ROWS, columns)
 

@@ -118,7 +118,7 @@ def segments_of(
     if growing is None:
         growing = np.zeros((0, following.GROWING_COLUMNS), np.int64)
     columns: dict[str, Any] = dict.fromkeys(("schema", "tables", "clocks", "sealed", "hidden", "generation"))
-    columns |= {"folders": np.arange(len(lanes)), "folder_count": len(lanes)}
+    columns["folders"] = np.arange(len(lanes))
     columns["first_rows"] = np.full(lanes.sum(), frozen.OWN_FOLDER) if first_rows is None else first_rows
     return SegmentTable.of(growing, origin=0, lanes=lanes, lane_base=np.cumsum(lanes) - lanes, **columns)
 

@@ -148,7 +148,7 @@ def frozen_of(
     rows[following.OPEN_TIME, place] = still_open.time
     columns = {name: None for name in ("schema", "tables", "clocks", "hidden", "generation")}
     first_rows = np.full(lanes.sum(), frozen.OWN_FOLDER) if first_rows is None else first_rows
-    where = {"folders": np.arange(len(lanes)), "first_rows": first_rows, "folder_count": len(lanes)}
+    where = {"folders": np.arange(len(lanes)), "first_rows": first_rows}
     table = SegmentTable.of(
         listed, origin=origin, lanes=lanes, lane_base=lane_base, sealed=sealed, **where, **columns
     )  # fmt: skip

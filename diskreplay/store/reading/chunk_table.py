@@ -3,10 +3,10 @@
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,8 @@ _ATTEMPTS = 8
 
 # The binary logarithm of more rows than a lane can have.
 WHOLE = 40
+
+T = TypeVar("T")
 
 LACKING = -1
 """In place of how a folder's rows are divided into chunks: it has no such array."""
@@ -100,40 +102,32 @@ class ChunkTable:
 
     def add_folders(self, infos: Sequence[SegmentInfo | None]) -> None:
         """Add folders behind the others: packs with room for all chunks, others with room for one."""
-        shift = np.array([self._shift(info) for info in infos], np.int64)
-        chunks = np.array([self._room(info, bits) for info, bits in zip(infos, shift.tolist(), strict=True)], np.int64)
-        how = np.array([self._how(info) for info in infos], np.uint8)
+        shift, chunks, how = np.array([self._divide(info) for info in infos], np.int64).reshape(-1, 3).T
         self.shift = np.append(self.shift, shift)
         self.first_chunk = np.append(self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks)
         self.chunks = np.append(self.chunks, chunks)
-        self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))  # last: see `addresses`
+        # Last: see `addresses`.
+        self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how.astype(np.uint8), chunks))
 
-    def _shift(self, info: SegmentInfo | None) -> int:
+    def _divide(self, info: SegmentInfo | None) -> tuple[int, int, int]:
+        """Return the logarithm of the rows of a folder's chunks, for how many there is room, and how they are held."""
         if info is None:
-            return 0
+            return 0, 0, MAPPED
         if self.leaf not in info.chunk_rows:
-            return LACKING
+            return LACKING, 1, MAPPED
         rows = info.chunk_rows[self.leaf]
-        if info.packed is not None:
-            how = info.compressed.get(self.leaf)
-            rows = max(1, _PART // self.row_bytes) if how is None else how.rows
-        return rows.bit_length() - 1
-
-    def _room(self, info: SegmentInfo | None, bits: int) -> int:
-        if info is None or info.packed is None or bits == LACKING:
-            return 0 if info is None else 1
-        return -(-info.chunk_rows[self.leaf] // (1 << bits))
-
-    def _how(self, info: SegmentInfo | None) -> int:
-        if info is None or info.packed is None:
-            return MAPPED
-        return DECOMPRESSED if self.leaf in info.compressed else IN_PACK
+        if info.packed is None:
+            return rows.bit_length() - 1, 1, MAPPED
+        compressed = info.compressed.get(self.leaf)
+        part = max(1, _PART // self.row_bytes) if compressed is None else compressed.rows
+        bits = part.bit_length() - 1
+        return bits, -(-rows >> bits), IN_PACK if compressed is None else DECOMPRESSED
 
     def note_array(self, folder: int, info: SegmentInfo) -> None:
         """Note that a segment has got this array since it was added."""
         if self.shift[folder] == LACKING:
             shift = self.shift.copy()
-            shift[folder] = self._shift(info)
+            shift[folder] = self._divide(info)[0]
             self.shift = shift
 
     def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
@@ -209,9 +203,10 @@ class ChunkTable:
 
     def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
         """Open chunks that are not there; see `_open`."""
-        for folder in self._tables.compressed(self.leaf, folders):
+        for folder in self._tables.compressed(self.leaf):
             inside = folders == folder
-            self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
+            if inside.any():
+                self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
             if not self.bases[place]:  # else it came with another one of its pack
                 self._open(folder, chunk, use, copy=copy)
@@ -540,39 +535,43 @@ class ChunkTables:
         folder = int(self.folders[slot])
         return None if folder < 0 else self.infos[folder]
 
-    def compressed(self, leaf: str, folders: Ints) -> list[int]:
-        """Return which of these folders are packs in which an array is compressed."""
-        if not any(leaf in pack.info.compressed for pack in self.packs.values()):
-            return []
-        packs = {folder for folder in np.unique(folders).tolist() if folder in self.packs}
-        return [folder for folder in packs if leaf in self.packs[folder].info.compressed]
+    def compressed(self, leaf: str) -> list[int]:
+        """Return which folders are packs in which an array is compressed."""
+        return [folder for folder, pack in self.packs.items() if leaf in pack.info.compressed]
 
     def decompressed_bytes(self, leaf: str) -> int:
         """Return what an array takes in all packs in which it is compressed, when it is decompressed."""
-        table = self.leaves[leaf]
-        packs = [folder for folder, pack in self.packs.items() if leaf in pack.info.compressed]
+        table, packs = self.leaves[leaf], self.compressed(leaf)
         return int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
 
     @shown_paths()
-    def open_shard(self, pack: Pack, leaf: str, inner: NDArray[np.int64]) -> tuple[Shard, NDArray[np.int64]] | Piece:
+    def open_shard(self, pack: Pack, leaf: str, inner: Ints) -> tuple[Shard, Ints] | Piece:
         """Open a compressed array of a pack, or of one that it was merged into; return also which inner chunks.
 
         Or these themselves, where they are not in the other as they were.
         """
-        (info, tables), rows = pack.now, pack.info.compressed[leaf].rows
+        rows = pack.info.compressed[leaf].rows
+
+        def read(info: SegmentInfo, tables: PackTables) -> tuple[Shard, Ints] | Piece:
+            if info is pack.info:
+                return pack.shard(leaf), inner
+            if leaf not in info.compressed or info.compressed[leaf].rows != rows:
+                return rows_as_before(pack, leaf, [(number * rows, rows) for number in inner.tolist()], info, tables)
+            return open_shard(info, leaf), tables.rows_of(pack.tables.ids_of(inner * rows)) // rows
+
+        return self._read(pack, leaf, read)
+
+    def _read(self, pack: Pack, leaf: str, read: Callable[[SegmentInfo, PackTables], T]) -> T:
+        """Return what is read of a pack's rows where they are now: in it, or in one that it was merged into."""
         while True:
             try:
-                if info is pack.info:
-                    return pack.shard(leaf), inner
-                if leaf not in info.compressed or info.compressed[leaf].rows != rows:
-                    ranges = [(number * rows, rows) for number in inner.tolist()]
-                    return rows_as_before(pack, leaf, ranges, info, tables)
-                return open_shard(info, leaf), tables.rows_of(pack.tables.ids_of(inner * rows)) // rows
+                return read(*pack.now)
             except FileNotFoundError:
-                info, tables = pack.now = self._merged_into(pack, info, leaf)
+                pack.now = self._merged_into(pack, leaf)
 
-    def _merged_into(self, pack: Pack, last: SegmentInfo, leaf: str) -> tuple[SegmentInfo, PackTables]:
+    def _merged_into(self, pack: Pack, leaf: str) -> tuple[SegmentInfo, PackTables]:
         """Return the pack that a pack was merged into, after one was gone that had its rows last."""
+        last, _ = pack.now
         if last.path.exists():
             path = last.chunk_path(leaf, 0)
             raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
@@ -686,15 +685,14 @@ class ChunkTables:
     @shown_paths()
     def open_pack(self, pack: Pack, leaf: str, first: int, count: int) -> Mapping | Piece:
         """Map an array of a pack; where that was merged into another one, read so many rows from one on from there."""
-        info, tables = pack.now
-        while True:
-            try:
-                refuse_links(info.path, above(leaf))
-                if info is pack.info:
-                    return info.map_chunk(leaf, 0)
-                return rows_as_before(pack, leaf, [(first, count)], info, tables)
-            except FileNotFoundError:
-                info, tables = pack.now = self._merged_into(pack, info, leaf)
+
+        def read(info: SegmentInfo, tables: PackTables) -> Mapping | Piece:
+            refuse_links(info.path, above(leaf))
+            if info is pack.info:
+                return info.map_chunk(leaf, 0)
+            return rows_as_before(pack, leaf, [(first, count)], info, tables)
+
+        return self._read(pack, leaf, read)
 
 
 def above(leaf: str) -> list[str]:

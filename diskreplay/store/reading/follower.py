@@ -633,7 +633,6 @@ class Follower:
             generation=self._log.generation,
             folders=self._tables.folders,
             first_rows=self._tables.first_rows,
-            folder_count=len(self._tables.infos),
         )
         self._record_size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
         return segments

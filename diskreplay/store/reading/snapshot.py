@@ -45,7 +45,6 @@ class SegmentTable(NamedTuple):
     generation: int
     folders: NDArray[np.int64]
     first_rows: NDArray[np.int64]
-    folder_count: int
     growing: NDArray[np.int64]
     live_base: NDArray[np.int64]
     live_places: NDArray[np.int64]
@@ -63,9 +62,9 @@ class SegmentTable(NamedTuple):
         head[[frozen.ORIGIN, frozen.SLOTS, frozen.LIVE_LANES]] = columns["origin"], len(lanes), width.sum()
         arrays = [array.ctypes.data for array in (lanes, lane_base, live_base, lines)]
         head[[frozen.LANES, frozen.LANE_BASE, frozen.LIVE_BASE, frozen.GROWING]] = arrays
-        head[frozen.GROWING_COUNT], head[frozen.FOLDER_COUNT] = len(lines), columns["folder_count"]
-        arrays = [columns[name].ctypes.data for name in ("folders", "first_rows")]
-        head[[frozen.FOLDERS, frozen.FIRST_ROWS]] = arrays
+        folders, first_rows = columns["folders"], columns["first_rows"]
+        head[[frozen.FOLDERS, frozen.FIRST_ROWS]] = folders.ctypes.data, first_rows.ctypes.data
+        head[[frozen.GROWING_COUNT, frozen.FOLDER_COUNT]] = len(lines), folders.max(initial=-1) + 1
         head[frozen.FIRST_GROWING] = slot.min(initial=len(lanes))
         places = frozen.places_of(place, width)
         return cls(growing=lines, live_base=live_base, live_places=places, head=head, **columns)
