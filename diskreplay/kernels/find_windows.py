@@ -27,7 +27,7 @@ from diskreplay.kernels.gathering import (
     STEP_STOP,
     K,
 )
-from diskreplay.kernels.jit import ints_at, load_byte, load_int, prefetch
+from diskreplay.kernels.jit import ints_at, load_byte, load_int, touch
 
 Ints = NDArray[np.int64]
 
@@ -59,24 +59,25 @@ def find_folder(windows: Ints, i: int, slot: int, lane: int, place: int, record:
 
 
 @jit.kernel("none", "ints", "ints", inner=True)
-def _ask_for_lanes(ids: Ints, record: Ints) -> None:
-    """Have what is known of the ids' lanes on its way from memory: of many segments, no cache holds all that."""
-    slots, origin, first_rows = record[frozen.SLOTS], record[frozen.ORIGIN], record[frozen.FIRST_ROWS]
+def _touch_lanes(ids: Ints, record: Ints) -> None:
+    """Read what is known of the ids' lanes from memory at once: of many segments, no cache holds all that."""
+    slots, origin = record[frozen.SLOTS], record[frozen.ORIGIN]
     if slots < MANY_SLOTS:
         return
     for i in range(ids.size):
-        at = 8 * ((ids[_at(i)] >> POSITION_BITS) - origin)
-        prefetch(record[frozen.LANES] + at)
-        prefetch(record[frozen.LANE_BASE] + at)
-        prefetch(record[frozen.FOLDERS] + at)
-    for i in range(ids.size):
         slot = (ids[_at(i)] >> POSITION_BITS) - origin
         if 0 <= slot < slots:
+            touch(record[frozen.LANES] + 8 * slot)
+            touch(record[frozen.LANE_BASE] + 8 * slot)
+            touch(record[frozen.FOLDERS] + 8 * slot)
+    for i in range(ids.size):
+        slot = (ids[_at(i)] >> POSITION_BITS) - origin
+        if 0 <= slot < slots and load_int(record[frozen.LANES] + 8 * slot) > 0:
             place = load_int(record[frozen.LANE_BASE] + 8 * slot)
-            prefetch(first_rows + 8 * place)
+            touch(record[frozen.FIRST_ROWS] + 8 * place)
             if record[frozen.REACHED]:
-                prefetch(record[frozen.OLDEST] + 8 * place)
-            prefetch(record[frozen.ROWS] + 8 * (COMMITTED * record[frozen.ALL_LANES] + place))
+                touch(record[frozen.OLDEST] + 8 * place)
+            touch(record[frozen.ROWS] + 8 * (COMMITTED * record[frozen.ALL_LANES] + place))
 
 
 @jit.kernel("int", "ints", "int", "int", "int", *["ints"] * 5, "out_ints2", "out_bytes")
@@ -103,7 +104,7 @@ def find_windows(
     origin, lanes = record[frozen.ORIGIN], ints_at(record[frozen.LANES], record[frozen.SLOTS])
     lane_base = record[frozen.LANE_BASE]
     oldest, reached = record[frozen.OLDEST], record[frozen.REACHED]
-    _ask_for_lanes(ids, record)
+    _touch_lanes(ids, record)
     located = 0
     while located < ids.size:
         slot = (ids[_at(located)] >> POSITION_BITS) - origin
@@ -117,17 +118,23 @@ def find_windows(
         place = load_int(lane_base + 8 * slot) + lane
         find_folder(windows, located, slot, lane, place, record)
         folder, inside = windows[FOLDER, _at(located)], windows[BEFORE, _at(located)] + row
-        bits = shift[_at(folder)]
-        c = first_chunk[_at(folder)] + (inside >> bits)
+        bits, first = shift[_at(folder)], first_chunk[_at(folder)]
+        chunk = inside >> bits
         stop = rows_of(COMMITTED, slot, lane, record)
         kept = load_int(oldest + 8 * place) if reached else 0
-        if row < kept or row >= stop or c < 0 or c >= bases.size:
+        if row < kept or row >= stop or chunk >= min(chunks[_at(folder)], bases.size - first):
             break
-        prefetch(bases[_at(c)] + (windows[LINE, _at(located)] << bits) + (inside & ((1 << bits) - 1)))
+        base = bases[_at(first + chunk)]
+        if base == 0:
+            break
+        # Where the flag of the row is, until the pass below has what belongs there.
+        windows[AFTER, _at(located)] = base + (windows[LINE, _at(located)] << bits) + (inside & ((1 << bits) - 1))
         windows[SLOT, _at(located)], windows[LANE, _at(located)], windows[ROW, _at(located)] = slot, lane, row
         windows[OWN, _at(located)], windows[OWN_STOP, _at(located)] = kept, stop
         located += 1
 
+    for i in range(located):
+        touch(windows[AFTER, _at(i)])
     for i in range(located):
         # Rows are counted as in the folder here: those of the lane have as many before them.
         folder, before = windows[FOLDER, _at(i)], windows[BEFORE, _at(i)]
@@ -138,8 +145,6 @@ def find_windows(
         first = first_chunk[_at(folder)]
         count = min(chunks[_at(folder)], bases.size - first)
         chunk = row >> bits
-        if chunk >= count or bases[_at(first + chunk)] == 0:
-            return i
         base = bases[_at(first + chunk)] + above
         flags = load_byte(base + (row & mask))
         if flags & NO_STEP:

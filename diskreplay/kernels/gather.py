@@ -1,7 +1,9 @@
 """A whole batch in one call: find the windows of its ids, copy rows of every leaf, sum rewards.
 
 One call after the other costs microseconds each, and waits for memory leaf after leaf. Here the address of every row is
-formed once, and the row is on its way from memory before the first byte is copied.
+formed once, and the row is on its way from memory before the first byte is copied. What is far away is read in loops
+that do nothing else: as many reads as the processor can have then wait together. Mixed with others, which queue behind
+them, they take twice the time; prefetches are dropped, where they need a page's address that the TLB does not have.
 
 What is done is said by a record of int64, since each argument of a kernel costs about 50 ns: numbers, and addresses of
 arrays, which whoever writes the record keeps alive. Behind its head it has a line a leaf. The first lines are leaves
@@ -71,10 +73,6 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         if base == 0:
             continue
         source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
-        jit.prefetch(source)
-        last = source + run * row_bytes - 1
-        if (source ^ last) >> 6 != 0:  # of another cache line
-            jit.prefetch(last)
         sources[_at(leaf), _at(i)] = source
         found += 1
     return count - found
@@ -107,12 +105,22 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
         if base == 0:
             continue
         source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
-        jit.prefetch(source)
-        if not is_step:
-            jit.prefetch(source + (windows[cols.K, _at(i)] - 1) * row_bytes)
         sources[_at(leaf), _at(i)] = source
         found += 1
     return count - found
+
+
+@jit.kernel("none", "ints2", "ints2", "int", "int", "ints2", inner=True)
+def _touch_rows(windows: Ints, plan: Ints, copied: int, count: int, sources: Ints) -> None:
+    """Read the first and the last byte of every window that was located: all are on their way from memory at once."""
+    for leaf in range(plan.shape[0]):
+        row_bytes, run = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
+        for i in range(count):
+            if leaf >= copied:
+                run = windows[cols.K, _at(i)]
+            if sources[_at(leaf), _at(i)] != 0 and run > 0:
+                jit.touch(sources[_at(leaf), _at(i)])
+                jit.touch(sources[_at(leaf), _at(i)] + run * row_bytes - 1)
 
 
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
@@ -368,6 +376,7 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
         else:
             missing = _locate(windows, plan, leaf, copied, count, sources)
         left += missing
+    _touch_rows(windows, plan, copied, count, sources)
     for leaf in range(copied):
         nbytes = plan[leaf, cols.LENGTH] * plan[leaf, cols.ROW_BYTES]
         out = addresses[plan[leaf, cols.TARGET]] + begin * nbytes

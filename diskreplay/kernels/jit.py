@@ -107,6 +107,12 @@ def load_shared(builder: Builder, address: Value) -> Value:
     return builder.load_atomic(builder.inttoptr(address, _INT.as_pointer()), "acquire", 8)
 
 
+@_instruction(types.void, types.int64)
+def touch(builder: Builder, address: Value) -> None:
+    """Read the byte at an address, which must be mapped, for its cache line; unlike a prefetch it is never dropped."""
+    builder.load_atomic(builder.inttoptr(address, _BYTE.as_pointer()), "monotonic", 1)
+
+
 @_instruction(types.void, types.int64, types.int64, types.int64)
 def copy_bytes(builder: Builder, target: Value, source: Value, count: Value) -> None:
     """Copy `count` bytes from one address to another; the ranges do not overlap."""

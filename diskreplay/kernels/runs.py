@@ -41,7 +41,7 @@ FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
 """Rows of a block of runs: those of `TimedRuns`, and how many ids there are before each, one number more."""
 BLOCK_ROWS = 5
 
-COARSE_BITS = 6
+COARSE_BITS = 4
 """Of every run with a number that is a multiple of two to the power of this, `kernels.ids_at` may be given BEFORE."""
 
 
