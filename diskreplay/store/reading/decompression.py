@@ -25,6 +25,8 @@ _LEAST = 16
 _MOST_THREADS = 4
 # After so many calls that needed nothing from disk, nothing is asked of it beforehand until one does.
 _WARM_CALLS = 32
+# What is read from disk at once, in bytes: compressed data is so small that what lies around is soon needed, too.
+_BLOCK_BYTES = 64 << 10
 
 
 Part = tuple[Ints, Room]
@@ -34,8 +36,8 @@ Part = tuple[Ints, Room]
 def decompress(shard: Shard, parts: Sequence[Part]) -> None:
     """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged."""
     numbers = np.concatenate([numbers for numbers, _ in parts])
-    _cold.ask(shard, numbers)
     before, left = _blocks_read(), iter(parts)
+    _cold.ask(shard, numbers)
     cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     others = min(cores, len(parts), len(numbers) // _LEAST) - 1
     waiting = [_helpers().submit(_decompress_next, shard, left) for _ in range(others)]
@@ -69,12 +71,18 @@ class _Cold:
     def ask(self, shard: Shard, numbers: Ints) -> None:
         """Have the disk read these inner chunks at once, and not as the decompression gets there."""
         if self.left > 0:
-            starts = shard.mapping.address + shard.offsets[numbers]
-            chosen("advise")(*whole_pages(starts, shard.sizes[numbers]), MADV_WILLNEED)
+            chosen("advise")(*_blocks(shard, numbers), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
         """Note whether this thread has read from disk."""
         self.left = _WARM_CALLS if has_read else max(0, self.left - 1)
+
+
+def _blocks(shard: Shard, numbers: Ints) -> tuple[Ints, Ints]:
+    """Return the blocks of a file in which inner chunks lie: addresses and bytes of ranges of whole pages, in order."""
+    first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
+    first, stop = first // _BLOCK_BYTES * _BLOCK_BYTES, -(-stop // _BLOCK_BYTES) * _BLOCK_BYTES
+    return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)
 
 
 def _blocks_read() -> int:

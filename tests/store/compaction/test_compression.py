@@ -2,6 +2,7 @@
 
 import gc
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,28 @@ def test_more_is_kept_with_each_batch_once_nothing_comes_from_disk_if_half_of_th
             sampler.sample()
         assert (memory.nbytes > 30 << 14) == fits
         assert fits or memory.nbytes <= 1 << 16
+
+
+def test_the_disk_is_asked_for_blocks_of_a_file_and_for_nothing_behind_it(tmp_store: Path) -> None:
+    page, block = mmap.PAGESIZE, decompression._BLOCK_BYTES
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        with store.writer() as writer:
+            obs = np.random.default_rng(0).integers(0, 256, (2001, 16, 17), np.uint8)
+            writer.append_episode(obs, np.zeros((2000, 255), np.uint8), np.ones(2000), terminated=True)
+        store.compact()
+    (info,) = [info for info, _ in all_packs(read_root(tmp_store), 0)]
+    shard = open_shard(info, "obs")
+    there = np.flatnonzero(shard.sizes)
+    numbers = there[[0, len(there) // 2, len(there) // 2 + 1, -1]]
+    starts, sizes = decompression._blocks(shard, numbers)
+    ends = starts + sizes
+    for number in numbers:
+        begin = shard.mapping.address + shard.offsets[number]
+        assert ((starts <= begin) & (begin + shard.sizes[number] <= ends)).sum() == 1
+    assert ((starts - shard.mapping.address) % block == 0).all()
+    assert (starts[1:] > ends[:-1]).all()
+    assert ends[-1] - shard.mapping.address <= -(-shard.mapping.nbytes // page) * page
+    assert sizes.sum() <= len(numbers) * 2 * block < shard.mapping.nbytes
 
 
 @pytest.mark.parametrize("threads", [1, 2])
