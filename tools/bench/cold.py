@@ -3,8 +3,6 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
+from tools.bench.control_groups import bytes_read, join, memory_limit
 from tools.bench.data import FRAME_SCHEMA, drop
 from tools.bench.fresh import measure
 from tools.bench.harness import Report, Table, Target, number
@@ -50,7 +49,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         if shutil.which("fio") and _reads_directly(folder):
             disk.append(_direct_reads(folder / "store", seed))
     steady: dict[str, list[Any]] = {}
-    with _memory_limit(size.frames * FRAME_SCHEMA.obs.row_bytes // 4) as group:  # type: ignore[union-attr]
+    # A quarter of the frames, and what Python and torch take.
+    with memory_limit(size.frames * FRAME_SCHEMA.obs.row_bytes // 4 + (512 << 20)) as group:  # type: ignore[union-attr]
         for seed in range(rounds if group else 0):
             for name in names:
                 answer = _drawn(name, folder, size.steady, seed, size.seconds, group or "")
@@ -95,24 +95,6 @@ def _direct_reads(store: Path, seed: int) -> float:
     command = ["fio", "--name=reads", f"--filename={':'.join(chunks)}", *options.split(), *more.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return 256 / float(done.stdout.strip().splitlines()[-1].split(";")[7])
-
-
-@contextmanager
-def _memory_limit(nbytes: int) -> Iterator[Path | None]:
-    """Yield a control group that a process can join to have so much memory, its page cache included; or None."""
-    old = Path("/sys/fs/cgroup/memory")
-    group = (old if old.is_dir() else Path("/sys/fs/cgroup")) / f"diskreplay-bench-{os.getpid()}"
-    limit = group / ("memory.limit_in_bytes" if old.is_dir() else "memory.max")
-    try:
-        group.mkdir()
-        limit.write_text(str(nbytes + (512 << 20)))  # and what Python and torch take
-    except OSError:
-        yield None
-        return
-    try:
-        yield group
-    finally:
-        group.rmdir()
 
 
 def _report(size: Size, found: Any, steady: Any, disk: list[float], peers: bool) -> Report:
@@ -174,19 +156,13 @@ def _draw(batch: Any, batches: int, seconds: float, group: str) -> dict[str, Any
     """Time calls of `batch`, with the memory of a control group if one is named, until there are enough."""
     from time import perf_counter
 
-    if group:
-        Path(group, "cgroup.procs").write_text(str(os.getpid()))
-    before, taken, began = _read_bytes(), [], perf_counter()
+    join(group)
+    before, taken, began = bytes_read(), [], perf_counter()
     while len(taken) < batches and (not seconds or perf_counter() - began < seconds or len(taken) < 2):
         started = perf_counter()
         batch()
         taken.append(perf_counter() - started)
-    return {"seconds": taken, "read": _read_bytes() - before}
-
-
-def _read_bytes() -> int:
-    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(lines["read_bytes"])
+    return {"seconds": taken, "read": bytes_read() - before}
 
 
 def ours(path: str, batches: str, seed: str, seconds: str, group: str, prefetch: str) -> dict[str, Any]:

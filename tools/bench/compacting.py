@@ -1,5 +1,6 @@
 """Append, and draw, while old segments are merged in the background, beside the same without that."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,9 +21,10 @@ class Size(NamedTuple):
     seconds: float
 
 
-FULL, TINY = Size(2_000, 100, 4.0), Size(70, 5, 0.3)
+FULL, TINY = Size(2_000, 100, 10.0), Size(70, 5, 0.3)
 
 APPENDS, DRAWS = "steps a second, appended", "batches a second, drawn by another process"
+NOT_MERGED = "not merged"
 _STARTING_S = 4.0  # of a process that draws, about
 _NEVER_S = 3600.0
 
@@ -32,14 +34,16 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     del peers
     found: dict[str, list[tuple[float, float]]] = {APPENDS: [], DRAWS: []}
     _fill(folder / "source", size)
+    with dr.open(folder / "source") as source:
+        for what in found:
+            for name in (NOT_MERGED, *map(str, range(rounds))):
+                source.backup(folder / what / name)  # the same files, as far as they are sealed
+    os.sync()  # else the first ones are measured beside what the disk has to do yet
     for round_ in range(rounds):
         for what, speeds in found.items():
             pair = {}
             for merges in (True, False) if round_ % 2 else (False, True):
-                # Each stays until the end: ext4 makes files slowly for seconds after many were deleted.
-                store = folder / f"{what} {round_} {merges}"
-                with dr.open(folder / "source") as source:
-                    source.backup(store)  # the same files, as far as they are sealed
+                store = folder / what / (str(round_) if merges else NOT_MERGED)
                 pair[merges] = _measure(store, size, appends=what == APPENDS, merges=merges)
             speeds.append((pair[False], pair[True]))
     rows, targets = [], []
@@ -53,9 +57,10 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         targets,
         [
             f"A store of {size.segments:,} sealed segments with an episode of {size.episode_steps} steps of CartPole's "
-            f"shape each. For {size.seconds:g} s a process appends such episodes at full speed, or another one draws "
-            "batches of 256 from the whole store while the first one appends nothing. All that time segments are "
-            "merged by the process that the first one starts for it where nobody calls Store.compact, or are not.",
+            f"shape each, a new copy for each time that it is merged. For {size.seconds:g} s a process appends such "
+            "episodes at full speed, or another one draws batches of 256 from the whole store while the first one "
+            "appends nothing. All that time segments are merged by the process that the first one starts for it where "
+            "nobody calls Store.compact, or are not.",
         ],
     )
 
