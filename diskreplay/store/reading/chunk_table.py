@@ -227,7 +227,8 @@ class ChunkTable:
         of = self._tables.decompressed_bytes(self.leaf)
         rooms = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
         stops = list(accumulate(room.chunks for room in rooms))[:-1]
-        decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)))
+        on_disk = self._tables.compressed_bytes(self.leaf)
+        decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)), of=on_disk)
         for part, room in zip(np.split(places, stops), rooms, strict=True):
             self._keep(part, room, shard.inner_bytes, is_lone=room.piece.nbytes > BLOCK_BYTES)
 
@@ -543,6 +544,10 @@ class ChunkTables:
         """Return what an array takes in all packs in which it is compressed, when it is decompressed."""
         table, packs = self.leaves[leaf], self.compressed(leaf)
         return int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
+
+    def compressed_bytes(self, leaf: str) -> int:
+        """Return what an array takes on disk in all packs in which it is compressed."""
+        return sum(self.packs[folder].info.compressed[leaf].nbytes for folder in self.compressed(leaf))
 
     @shown_paths()
     def open_shard(self, pack: Pack, leaf: str, inner: Ints) -> tuple[Shard, Ints] | Piece:

@@ -4,7 +4,7 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from functools import cache
-from mmap import MADV_WILLNEED
+from mmap import MADV_WILLNEED, PAGESIZE
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,21 +23,26 @@ Ints = NDArray[np.int64]
 # To have one thread more takes a tenth of a millisecond: each gets so many inner chunks at least.
 _LEAST = 16
 _MOST_THREADS = 4
-# After so many calls that needed nothing from disk, nothing is asked of it beforehand until one does.
+# After so many calls for which nothing was read from disk, nothing is asked of it beforehand until something is.
 _WARM_CALLS = 32
-# What is read from disk at once, in bytes: compressed data is so small that what lies around is soon needed, too.
+# What is read from disk at once, in bytes, of a field that takes no more than a quarter of the memory, compressed: what
+# lies around is soon needed, too.
 _BLOCK_BYTES = 64 << 10
+_MOST_BYTES = os.sysconf("SC_PHYS_PAGES") * PAGESIZE // 4
 
 
 Part = tuple[Ints, Room]
 """Inner chunks of a shard, none of which is of zeros, and memory for them."""
 
 
-def decompress(shard: Shard, parts: Sequence[Part]) -> None:
-    """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged."""
+def decompress(shard: Shard, parts: Sequence[Part], *, of: int) -> None:
+    """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged.
+
+    ``of`` so many bytes are all of the field, as they are on disk.
+    """
     numbers = np.concatenate([numbers for numbers, _ in parts])
     before, left = _blocks_read(), iter(parts)
-    _cold.ask(shard, numbers)
+    _cold.ask(shard, numbers, _BLOCK_BYTES if of <= _MOST_BYTES else PAGESIZE)
     cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     others = min(cores, len(parts), len(numbers) // _LEAST) - 1
     waiting = [_helpers().submit(_decompress_next, shard, left) for _ in range(others)]
@@ -51,7 +56,7 @@ def decompress(shard: Shard, parts: Sequence[Part]) -> None:
 
 
 def reads_no_disk() -> bool:
-    """Whether what was decompressed lately was in memory before."""
+    """Whether nothing was read from disk lately for what was decompressed."""
     return _cold.left == 0
 
 
@@ -63,25 +68,25 @@ def _decompress_next(shard: Shard, left: Iterator[Part]) -> None:
 
 
 class _Cold:
-    """Whether what is needed has to come from disk, as it had to lately. Any thread; the last one counts."""
+    """Whether something may have to be read from disk, as it had to lately. Any thread; the last one counts."""
 
     def __init__(self) -> None:
         self.left = _WARM_CALLS
 
-    def ask(self, shard: Shard, numbers: Ints) -> None:
-        """Have the disk read these inner chunks at once, and not as the decompression gets there."""
+    def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
+        """Have the disk read the blocks of these inner chunks at once, and not as the decompression gets there."""
         if self.left > 0:
-            chosen("advise")(*_blocks(shard, numbers), MADV_WILLNEED)
+            chosen("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
         """Note whether this thread has read from disk."""
         self.left = _WARM_CALLS if has_read else max(0, self.left - 1)
 
 
-def _blocks(shard: Shard, numbers: Ints) -> tuple[Ints, Ints]:
+def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
     """Return the blocks of a file in which inner chunks lie: addresses and bytes of ranges of whole pages, in order."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
-    first, stop = first // _BLOCK_BYTES * _BLOCK_BYTES, -(-stop // _BLOCK_BYTES) * _BLOCK_BYTES
+    first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)
 
 

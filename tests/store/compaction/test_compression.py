@@ -207,8 +207,9 @@ def test_more_is_kept_with_each_batch_once_nothing_comes_from_disk_if_half_of_th
         assert fits or memory.nbytes <= 1 << 16
 
 
-def test_the_disk_is_asked_for_blocks_of_a_file_and_for_nothing_behind_it(tmp_store: Path) -> None:
-    page, block = mmap.PAGESIZE, decompression._BLOCK_BYTES
+@pytest.mark.parametrize("block", [decompression._BLOCK_BYTES, mmap.PAGESIZE])
+def test_the_disk_is_asked_for_blocks_of_a_file_and_for_nothing_behind_it(tmp_store: Path, block: int) -> None:
+    page = mmap.PAGESIZE
     with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
         with store.writer() as writer:
             obs = np.random.default_rng(0).integers(0, 256, (2001, 16, 17), np.uint8)
@@ -218,7 +219,7 @@ def test_the_disk_is_asked_for_blocks_of_a_file_and_for_nothing_behind_it(tmp_st
     shard = open_shard(info, "obs")
     there = np.flatnonzero(shard.sizes)
     numbers = there[[0, len(there) // 2, len(there) // 2 + 1, -1]]
-    starts, sizes = decompression._blocks(shard, numbers)
+    starts, sizes = decompression._blocks(shard, numbers, block)
     ends = starts + sizes
     for number in numbers:
         begin = shard.mapping.address + shard.offsets[number]
@@ -226,7 +227,23 @@ def test_the_disk_is_asked_for_blocks_of_a_file_and_for_nothing_behind_it(tmp_st
     assert ((starts - shard.mapping.address) % block == 0).all()
     assert (starts[1:] > ends[:-1]).all()
     assert ends[-1] - shard.mapping.address <= -(-shard.mapping.nbytes // page) * page
-    assert sizes.sum() <= len(numbers) * 2 * block < shard.mapping.nbytes
+    assert sizes.sum() <= shard.sizes[numbers].sum() + len(numbers) * 2 * block
+    assert sizes.sum() < shard.mapping.nbytes
+
+
+def test_what_lies_around_is_read_of_fields_that_fit_in_memory_as_they_are_on_disk(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_pack(tmp_store, 60)
+    nbytes = attributes(tmp_store)["compressed"]["obs"]["nbytes"]
+    asked = []
+    for most in (nbytes, nbytes - 1):
+        monkeypatch.setattr(decompression, "_MOST_BYTES", most)
+        monkeypatch.setattr(decompression._cold, "ask", lambda shard, numbers, block: asked.append(block))
+        with dr.open(tmp_store) as store:
+            store.to_numpy()
+    assert set(asked) == {decompression._BLOCK_BYTES, mmap.PAGESIZE}
+    assert asked[0] == decompression._BLOCK_BYTES
 
 
 @pytest.mark.parametrize("threads", [1, 2])
