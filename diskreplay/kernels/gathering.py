@@ -3,7 +3,7 @@
 # Rows of a table of windows, one column an id.
 SLOT, LANE, ROW = 0, 1, 2
 FLOOR = 3  # the oldest row that a stack may show: the episode's first, or the first that retention has left
-AFTER = 4  # the row k steps later
+AFTER = 4  # the row k steps later; `find_windows` has the address of the window's first flag there meanwhile
 OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
 STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
 K = 7  # the steps of the window

@@ -1,5 +1,6 @@
 """Every kernel does what its plain twin does."""
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay
+from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels import following, frozen, gathering as rows
+from diskreplay.kernels.find_windows import MANY_SLOTS
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import chosen
@@ -51,16 +54,31 @@ def table_arrays(snapshot: Snapshot, leaf: str, mapped: float, rng: np.random.Ge
     return table.first_chunk, table.chunks, table.shift, bases
 
 
+def with_gone(record: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return a record with so many more segments, which are gone; and what it has addresses of."""
+    longer, kept, slots = record.copy(), [], int(record[frozen.SLOTS])
+    nowhere = {frozen.LANES: 0, frozen.LANE_BASE: 1 << 50, frozen.LIVE_BASE: -1, frozen.FOLDERS: -1}
+    for column, value in nowhere.items():
+        there = np.ctypeslib.as_array(ctypes.cast(int(record[column]), ctypes.POINTER(ctypes.c_int64)), (slots,))
+        kept.append(np.append(there, np.full(count, value)))
+        longer[column] = kept[-1].ctypes.data
+    longer[frozen.SLOTS] += count
+    return longer, kept
+
+
 @pytest.mark.slow
 @given(
-    snapshots(), st.integers(1, 9) | st.just(-1), st.integers(1, 5), st.booleans(), st.sampled_from((1.0, 0.8)), seeds
-)
-def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float, seed: int) -> None:
+    snapshots(), st.integers(1, 9) | st.just(-1), st.integers(1, 5), st.booleans(), st.sampled_from((1.0, 0.8)),
+    st.sampled_from((0, 2 * MANY_SLOTS)), seeds,
+)  # fmt: skip
+def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mapped: float, gone: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     arrays = table_arrays(snapshot, "done", mapped, rng)
-    candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model)]
+    record, _kept = with_gone(snapshot.record, gone)
+    behind = int(record[frozen.ORIGIN] + record[frozen.SLOTS]) << POSITION_BITS
+    candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model), behind, behind - 1]
     ids = rng.choice(np.array(candidates, np.int64), 20)
-    inputs = (n, stack, whole, snapshot.record, *arrays)
+    inputs = (n, stack, whole, record, *arrays)
     # One by one, so that the ids behind the first bad one are compared too.
     for step_id in ids:
         out = np.zeros((rows.WINDOW_ROWS, 1), np.int64), np.zeros(1, np.uint8)
