@@ -24,7 +24,6 @@ class Size(NamedTuple):
 FULL, TINY = Size(2_000, 100, 10.0), Size(70, 5, 0.3)
 
 APPENDS, DRAWS = "steps a second, appended", "batches a second, drawn by another process"
-NOT_MERGED = "not merged"
 _STARTING_S = 4.0  # of a process that draws, about
 _NEVER_S = 3600.0
 
@@ -36,14 +35,14 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     _fill(folder / "source", size)
     with dr.open(folder / "source") as source:
         for what in found:
-            for name in (NOT_MERGED, *map(str, range(rounds))):
+            for name in {_copy(what, merges, round_) for round_ in range(rounds) for merges in (True, False)}:
                 source.backup(folder / what / name)  # the same files, as far as they are sealed
     os.sync()  # else the first ones are measured beside what the disk has to do yet
     for round_ in range(rounds):
         for what, speeds in found.items():
             pair = {}
             for merges in (True, False) if round_ % 2 else (False, True):
-                store = folder / what / (str(round_) if merges else NOT_MERGED)
+                store = folder / what / _copy(what, merges, round_)
                 pair[merges] = _measure(store, size, appends=what == APPENDS, merges=merges)
             speeds.append((pair[False], pair[True]))
     rows, targets = [], []
@@ -57,12 +56,17 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         targets,
         [
             f"A store of {size.segments:,} sealed segments with an episode of {size.episode_steps} steps of CartPole's "
-            f"shape each, a new copy for each time that it is merged. For {size.seconds:g} s a process appends such "
+            f"shape each, a new copy for each time that it changes. For {size.seconds:g} s a process appends such "
             "episodes at full speed, or another one draws batches of 256 from the whole store while the first one "
             "appends nothing. All that time segments are merged by the process that the first one starts for it where "
             "nobody calls Store.compact, or are not.",
         ],
     )
+
+
+def _copy(what: str, merges: bool, round_: int) -> str:
+    """Return which copy of the store is measured: one of its own, or one for all rounds if nothing changes it."""
+    return f"{round_} {merges}" if merges or what == APPENDS else "at rest"
 
 
 def _fill(path: Path, size: Size) -> None:

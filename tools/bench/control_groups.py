@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -48,7 +48,8 @@ def _limited(controller: str, old: Mapping[str, str], new: Mapping[str, str]) ->
     try:
         yield group if _wrote(group, old if is_old else new) else None
     finally:
-        group.rmdir()
+        with suppress(OSError):  # who was interrupted leaves a process in it, and is told of the interrupt
+            group.rmdir()
 
 
 def _wrote(group: Path, files: Mapping[str, str]) -> bool:
