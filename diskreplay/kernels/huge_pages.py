@@ -44,8 +44,8 @@ def give_back_free(lines: int) -> None:
 
     The C library keeps it, as glibc does with what lies below memory in use; others have no such function.
     """
-    if lines > _MANY_LINES and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
+    if lines > _MANY_LINES and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:

@@ -50,7 +50,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             disk.append(_direct_reads(folder / "store", seed))
     steady: dict[str, list[Any]] = {}
     # A quarter of the frames, and what Python and torch take.
-    with memory_limit(size.frames * FRAME_SCHEMA.obs.row_bytes // 4 + (512 << 20)) as group:  # type: ignore[union-attr]
+    with memory_limit(size.frames * FRAME_SCHEMA.leaves["obs"].row_bytes // 4 + (512 << 20)) as group:
         for seed in range(rounds if group else 0):
             for name in names:
                 answer = _drawn(name, folder, size.steady, seed, size.seconds, group or "")

@@ -25,8 +25,11 @@ MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 # The kernel allows 65,530, and the trainer has others.
 MOST_MAPPINGS = 30_000
 
-# Bytes. What is kept beside the page cache is bounded by what there is.
-_SHARE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 16
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+"""Bytes that the machine has."""
+
+# What is kept beside the page cache is bounded by what there is.
+_SHARE = MEMORY // 16
 
 # Bytes in which chunks are kept that were read and not mapped.
 MOST_READ = min(1 << 30, _SHARE)

@@ -228,7 +228,7 @@ class ChunkTable:
         rooms = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
         stops = list(accumulate(room.chunks for room in rooms))[:-1]
         on_disk = self._tables.compressed_bytes(self.leaf)
-        decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)), of=on_disk)
+        decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)), on_disk=on_disk)
         for part, room in zip(np.split(places, stops), rooms, strict=True):
             self._keep(part, room, shard.inner_bytes, is_lone=room.piece.nbytes > BLOCK_BYTES)
 

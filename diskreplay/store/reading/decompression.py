@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.format.shards import Shard
 from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
-from diskreplay.store.reading.chunk_budget import Room
+from diskreplay.store.reading.chunk_budget import MEMORY, Room
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -28,21 +28,21 @@ _WARM_CALLS = 32
 # What is read from disk at once, in bytes, of a field that takes no more than a quarter of the memory, compressed: what
 # lies around is soon needed, too.
 _BLOCK_BYTES = 64 << 10
-_MOST_BYTES = os.sysconf("SC_PHYS_PAGES") * PAGESIZE // 4
+_MOST_BYTES = MEMORY // 4
 
 
 Part = tuple[Ints, Room]
 """Inner chunks of a shard, none of which is of zeros, and memory for them."""
 
 
-def decompress(shard: Shard, parts: Sequence[Part], *, of: int) -> None:
+def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
     """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged.
 
-    ``of`` so many bytes are all of the field, as they are on disk.
+    ``on_disk`` are the bytes that all of the field takes there.
     """
     numbers = np.concatenate([numbers for numbers, _ in parts])
     before, left = _blocks_read(), iter(parts)
-    _cold.ask(shard, numbers, _BLOCK_BYTES if of <= _MOST_BYTES else PAGESIZE)
+    _cold.ask(shard, numbers, _BLOCK_BYTES if on_disk <= _MOST_BYTES else PAGESIZE)
     cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     others = min(cores, len(parts), len(numbers) // _LEAST) - 1
     waiting = [_helpers().submit(_decompress_next, shard, left) for _ in range(others)]
