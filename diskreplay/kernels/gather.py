@@ -1,9 +1,10 @@
 """A whole batch in one call: find the windows of its ids, copy rows of every leaf, sum rewards.
 
 One call after the other costs microseconds each, and waits for memory leaf after leaf. Here the address of every row is
-formed once, and the row is on its way from memory before the first byte is copied. What is far away is read in loops
-that do nothing else: as many reads as the processor can have then wait together. Mixed with others, which queue behind
-them, they take twice the time; prefetches are dropped, where they need a page's address that the TLB does not have.
+formed once, and the row is on its way from memory before the first byte is copied. Rows are prefetched as they are
+found, which is enough where caches or the TLB have them. Prefetches are dropped where they need a page's address that
+the TLB does not have: so all rows are read once more in loops that do nothing else, where as many reads as the
+processor can have wait together. Mixed with others, which queue behind them, they take twice the time.
 
 What is done is said by a record of int64, since each argument of a kernel costs about 50 ns: numbers, and addresses of
 arrays, which whoever writes the record keeps alive. Behind its head it has a line a leaf. The first lines are leaves
@@ -29,6 +30,7 @@ Ints = NDArray[np.int64]
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64
+_LINE = 64  # bytes that a cache reads at once
 
 
 @jit.kernel("none", "out_ints", "int", "ints", "ints", "ints", "ints", "int")
@@ -105,6 +107,7 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
         if base == 0:
             continue
         source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
+        jit.prefetch(source)
         sources[_at(leaf), _at(i)] = source
         found += 1
     return count - found
@@ -114,13 +117,18 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 def _touch_rows(windows: Ints, plan: Ints, copied: int, count: int, sources: Ints) -> None:
     """Read the first and the last byte of every window that was located: all are on their way from memory at once."""
     for leaf in range(plan.shape[0]):
-        row_bytes, run = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
+        row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
         for i in range(count):
-            if leaf >= copied:
-                run = windows[cols.K, _at(i)]
-            if sources[_at(leaf), _at(i)] != 0 and run > 0:
+            if sources[_at(leaf), _at(i)] != 0:
                 jit.touch(sources[_at(leaf), _at(i)])
-                jit.touch(sources[_at(leaf), _at(i)] + run * row_bytes - 1)
+        if leaf >= copied:
+            for i in range(count):
+                if sources[_at(leaf), _at(i)] != 0 and windows[cols.K, _at(i)] > 0:
+                    jit.touch(sources[_at(leaf), _at(i)] + windows[cols.K, _at(i)] * row_bytes - 1)
+        elif length > 1 or row_bytes > _LINE or row_bytes & (row_bytes - 1) != 0:  # else it is in one cache line
+            for i in range(count):
+                if sources[_at(leaf), _at(i)] != 0:
+                    jit.touch(sources[_at(leaf), _at(i)] + length * row_bytes - 1)
 
 
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
@@ -371,7 +379,7 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
         if plan[leaf, cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
             return begin
         is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
-        if record[cols.FINDS] and is_step and plan[leaf, cols.ROW_BYTES] <= 64:
+        if record[cols.FINDS] and is_step and plan[leaf, cols.ROW_BYTES] <= _LINE:
             missing = _locate_found(windows, plan, leaf, copied, count, sources)
         else:
             missing = _locate(windows, plan, leaf, copied, count, sources)
