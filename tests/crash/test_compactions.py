@@ -118,8 +118,12 @@ def test_a_compaction_that_loses_its_power_at_any_point_loses_and_doubles_nothin
         shutil.copytree(source, run / "store")
         with dr.open(run / "store", "a") as store, Recording(run) as recording:
             store.compact()
-        found = list(states(recording, 0, 40, singles=not MOST))
-        for number in some(len(found)):
+        counters = os.stat(run / "store/counters/c.0").st_ino
+        found = list(states(recording, 0, 40))
+        # Always those where nothing but the counters is lost, if there are any that differ from all others: no other
+        # file is changed in place.
+        without_counters = [i for i, state in enumerate(found) if f"without unit ({counters}, " in state.why]
+        for number in sorted({*some(len(found)), *without_counters}):
             with TemporaryDirectory(dir=folder) as disk, another_boot():
                 found[number].write(disk)
                 path = Path(disk) / "store"

@@ -201,7 +201,6 @@ class Retention:
                 if identify(source.path / layout.METADATA) != source.document:
                     raise SegmentGone(f"segment {source.number} was evicted, repaired or merged meanwhile")
             info = self._place(draft, next_number(self._root, self._counters))
-            sync_folder(self._root.segments_folder)
             self._packs[info.number] = _Pack(identify(info.path / layout.METADATA), _members_of(info))
             self._packs |= {s.number: _Pack(s.document, _members_of(s)) for s in sources if s.packed is not None}
         self._remove_merged(pace)
@@ -209,17 +208,27 @@ class Retention:
 
     def _remove_merged(self, pace: Callable[[], None] = lambda: None) -> None:
         """Delete the segments, and the packs, whose rows are in packs that came later; no step of these is evicted."""
-        left = self._find_merged()
+        left, is_durable = self._find_merged(), False
         while left:
             with self._locked():  # some at a time: others get the lock in between
                 # A pack that was set aside or replaced since it was read may not have their rows.
                 there = [number for number, pack in left[:_MERGED_AT_ONCE] if self._is_same(pack)]
                 there = [number for number in there if os.path.lexists(self._root.segment_path(number))]
-                if there:
-                    sync_folder(self._root.segments_folder)  # the pack first: who made it may have died before it did
+                if there and not is_durable:
+                    self._sync_packs()
+                    is_durable = True
                 _destroy(self._root, [_take_out(self._root, self._counters, number, 0) for number in there])
             del left[:_MERGED_AT_ONCE]
             pace()
+
+    def _sync_packs(self) -> None:
+        """Make the names of packs durable, and the number up to which readers look for them.
+
+        Who made one may have died before it did. Raises StorageFull.
+        """
+        with storage_errors(self._root.counters_folder):
+            sync_folder(self._root.segments_folder)
+            self._counters.sync()
 
     def _find_merged(self) -> list[tuple[int, int]]:
         """Return what is there beside a pack that has its rows, each with the number of that."""
