@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     for number, other in find_torn(packs, superseded).items():
         detail = f"is a pack of segments of which {layout.segment_folder(other)} has some, and others are in no pack"
         problems.append(Problem("counters", layout.segment_folder(number), detail))
-    numbers = [number for number in numbers if number not in superseded]
+    there, numbers = numbers, [number for number in numbers if number not in superseded]
     meter = _Meter(progress, [_bytes_on_disk(files, number) if progress and deep else 1 for number in numbers])
     for number in numbers:
         found, is_sealed = verify_segment(
@@ -79,8 +79,10 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
         )
         problems += found
         meter.next()
-        if words is not None and not found and (problem := _misplaced(number, words, is_sealed)):
-            problems.append(problem)
+        following = words.next_segment if words is not None else layout.MAX_SEGMENTS
+        if number >= following and is_sealed and not found and not _is_just_made(number, packs, there):
+            detail = f"the next segment is {following}, and {layout.segment_folder(number)} is there"
+            problems.append(Problem("counters", COUNTERS_FILE, detail))
     return problems
 
 
@@ -169,7 +171,11 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
     return found
 
 
-def _misplaced(number: int, words: Words, is_sealed: bool) -> Problem | None:
-    """Return what is wrong with a whole segment that the store's counters leave out."""
-    detail = f"the next segment is {words.next_segment}, and {layout.segment_folder(number)} is there"
-    return Problem("counters", COUNTERS_FILE, detail) if number >= words.next_segment and is_sealed else None
+def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]) -> bool:
+    """Whether what the counters leave out is a pack beside all of its segments, or the packs that these were in.
+
+    Its maker counts it next, or died before that: readers see these, and the next process that opens the store to write
+    counts it.
+    """
+    before = set(there).union(*(tables.numbers for other, tables in packs.items() if other < number))
+    return number in packs and before.issuperset(packs[number].numbers)

@@ -65,6 +65,36 @@ def test_nothing_is_wrong_with_a_pack_beside_one_that_it_was_merged_into(tmp_sto
     assert verify(tmp_store, deep=True) == []
 
 
+def uncount(path, number):
+    """Set the counters back to before a segment was counted."""
+    words = np.fromfile(path / "counters/c.0", "<i8")
+    words[layout.NEXT_SEGMENT], words[layout.COUNTER_WORDS + layout.NEXT_SEGMENT] = number, ~np.int64(number)
+    words.tofile(path / "counters/c.0")
+
+
+def test_nothing_is_wrong_with_a_pack_that_is_not_counted_yet(tmp_store, monkeypatch):
+    packed.write_packed(tmp_store)
+    with dr.open(tmp_store, "a") as store:
+        for _ in range(3):
+            with store.writer() as writer:
+                packed.append(writer, 5)
+        shown = packed.shown(tmp_store)
+        packed.keep_members(monkeypatch)
+        store.compact()
+    first, second = packed.pack_numbers(tmp_store)  # some segments of the second are in the first
+    uncount(tmp_store, second)
+    assert verify(tmp_store, deep=True) == []
+    assert packed.shown(tmp_store) == shown
+    assert first < second
+
+
+def test_a_pack_that_is_not_counted_though_its_segments_are_gone_is_found(pack):
+    path, number, *_ = pack
+    uncount(path, number)
+    detail = f"the next segment is {number}, and segments/{number:08} is there"
+    assert [(problem.kind, problem.detail) for problem in verify(path)] == [("counters", detail)]
+
+
 @pytest.mark.parametrize("name", ["members/c.0.0", "runs/c.0.0", "durable/tables"])
 def test_a_byte_of_a_table_that_changed_does_not_fit(pack, name):
     path, number, *_ = pack
