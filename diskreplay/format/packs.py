@@ -183,6 +183,8 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
     members, runs = tables.members, tables.runs
     if (members < 0).any() or (runs < 0).any():
         return False
+    if (members[:, 2] >= layout.MAX_SEGMENTS).any() or (runs[:, 2] >= layout.MAX_LANES).any():
+        return False
     if (members[:, 1] < 1).any() or (members[:, 1] > layout.MAX_LANES).any() or members[:, 1].sum() != len(runs):
         return False
     if (np.diff(tables.numbers) <= 0).any() or int(tables.numbers[-1]) >= layout.MAX_SEGMENTS:

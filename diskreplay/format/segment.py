@@ -452,8 +452,10 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
 
 def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: metadata.Identity) -> SegmentInfo:
     lanes, chunk_rows = tuple(map(_whole, attributes["lanes"])), attributes["chunk_rows"]
-    if not 1 <= len(lanes) <= layout.MAX_LANES:
-        raise ValueError(f"{len(lanes)} lanes")
+    if not 1 <= len(lanes) <= layout.MAX_LANES or max(lanes) >= layout.MAX_LANES:
+        raise ValueError(f"lanes {lanes!r:.80}")
+    if (writer := _whole(attributes["writer"])) >= layout.MAX_SEGMENTS:
+        raise ValueError(f"writer {writer}")
     arrays = root.blueprint.of(chunk_rows).arrays
     compressed = {leaf: Compressed.read(how) for leaf, how in attributes.get("compressed", {}).items()}
     if not compressed.keys() <= arrays.keys() or (compressed and attributes.get("packed") is None):
@@ -477,7 +479,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         path=path,
         root=root,
         uuid=attributes["uuid"],
-        writer=_whole(attributes["writer"]),
+        writer=writer,
         lanes=lanes,
         chunk_rows={leaf: chunk_rows[leaf] for leaf in arrays},
         machine=str(attributes["machine_id"]),

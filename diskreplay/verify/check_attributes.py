@@ -142,7 +142,7 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         raise ValueError(f"a segment of another store, {given['store']!r:.40}")
     need(is_uuid(given["uuid"]), "uuid")
     lanes, chunk_rows, sealed = given["lanes"], given["chunk_rows"], given["sealed"]
-    need(_are_whole(lanes) and 1 <= len(set(lanes)) <= layout.MAX_LANES, "lanes")
+    need(_are_whole(lanes) and 1 <= len(set(lanes)) <= layout.MAX_LANES and max(lanes) < layout.MAX_LANES, "lanes")
     if len(set(lanes)) < len(lanes):
         raise ValueError("a lane is there twice")
     for path, array in plan.arrays.items():
@@ -155,8 +155,8 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         elif rows > 1 and rows * len(lanes) * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
             raise ValueError(f"chunks of {path} are too large")
     need(isinstance(sealed, bool), "sealed")
-    for name in ("writer", "inode"):
-        need(is_whole(given[name]), name)
+    need(is_whole(given["writer"]) and given["writer"] < layout.MAX_SEGMENTS, "writer")
+    need(is_whole(given["inode"]), "inode")
     for name in ("machine_id", "boot_id", "created"):
         need(isinstance(given[name], str), name)
     need(_are_whole(given["volume"], 3), "volume")

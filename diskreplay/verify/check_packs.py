@@ -48,6 +48,8 @@ def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
     member = np.repeat(np.arange(len(lanes)), lanes)
     if (tables.runs < 0).any() or (rows > layout.POSITION_MASK // lanes[member]).any():
         return "has a lane with a number of rows that cannot be"
+    if (numbers >= layout.MAX_LANES).any():
+        return f"has a lane with the number {int(numbers.max())}"
     is_behind = (tables.runs[:, :2] > segment.longest).any()
     if is_behind or (tables.stops[:-1] > first_rows[1:]).any() or tables.stops[-1] != segment.longest:
         return f"has lanes that overlap, or that do not end with the {segment.longest} rows of this pack"

@@ -74,10 +74,12 @@ def test_segments_that_are_not_in_a_pack_have_no_place() -> None:
         (("members", 1), 1, 0),  # no lanes
         (("members", 1), 1, 3),  # more than there are lines
         (("members", 1), 1, layout.MAX_LANES + 1),
+        (("members", 2), 0, layout.MAX_SEGMENTS),
         (("runs", 0), 2, 1),  # in the lane before
         (("runs", 1), 0, 3),  # into the next one
         (("runs", 1), 3, 1 << 36),  # more than ids can tell apart
         (("runs", 1), 3, -4),
+        (("runs", 2), 1, layout.MAX_LANES),
     ],
 )
 def test_tables_that_say_what_cannot_be_are_refused(column: tuple[str, int], line: int, value: int) -> None:

@@ -156,6 +156,16 @@ def test_no_reader_looks_behind_the_chunks_of_a_pack(pack, line, first):
         assert len(store) == 0
 
 
+@pytest.mark.parametrize("table", [0, 1])
+def test_a_writer_or_lane_with_a_number_that_cannot_be_is_found_and_refused(pack, table):
+    path, number, *tables = pack
+    tables[table][0, 2] = 1 << 62
+    packed.change_tables(path, number, *tables)
+    assert found(path) == {("counters", ["members/c.0.0", "runs/c.0.0"][table])}
+    with pytest.warns(dr.DamagedSegmentWarning, match="say what cannot be"), dr.open(path) as store:
+        assert len(store) == 0
+
+
 def test_a_lane_that_is_there_twice_is_found(pack):
     path, number, members, runs = pack
     runs[-1, 2] = runs[-2, 2]
