@@ -58,7 +58,7 @@ class HiddenEntries:
         try:
             with opened(path, _NBYTES) as fd:
                 entries = np.frombuffer(os.pread(fd, 16 * count, 16 * first), "<i8").reshape(-1, 2)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
         if (entries[:, 0] < 0).any() or (entries[:, 1] < 1).any():
             raise FormatError(f"{path} has an entry that is not an episode; the store is damaged, restore this file")

@@ -32,18 +32,18 @@ with atheris.instrument_imports(include=["diskreplay"], exclude=KERNELS):
     from diskreplay.format import commit
     from diskreplay.verify import check_root, check_segment
     from tests.format.hostile import changes
-    from tests.format.test_hostile import make_original, said, use_mutated
+    from tests.format.test_hostile import make_original, make_packed, said, use_mutated
 
 MOST_S = 600  # for one mutated store, which takes a tenth of a second
 MOST_MIB = 3 << 10
 
 
-def fuzz(seconds: int, corpus: Path) -> None:
-    """Try mutations for so long; does not return."""
+def fuzz(seconds: int, corpus: Path, packs: bool) -> None:
+    """Try mutations for so long, of a store with or without packs; does not return."""
     check_root._PAUSE_S = check_segment._PAUSE_S = 0
     commit._RETRIES = 2
     folder = tempfile.mkdtemp(prefix="diskreplay-fuzz-")
-    original = make_original(Path(folder) / "store")
+    original = (make_packed if packs else make_original)(Path(folder) / "store")
 
     @settings(database=None, suppress_health_check=list(HealthCheck))
     @given(changes(original))
@@ -64,5 +64,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Mutate a store, guided by coverage.")
     parser.add_argument("--seconds", type=int, default=3600)
     parser.add_argument("--corpus", type=Path, required=True, help="where mutations that reached new lines are kept")
+    parser.add_argument("--packs", action="store_true", help="of a store that was compacted")
     given_ = parser.parse_args()
-    fuzz(given_.seconds, given_.corpus)
+    fuzz(given_.seconds, given_.corpus, given_.packs)

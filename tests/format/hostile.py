@@ -26,6 +26,7 @@ VALUES: list[Any] = [
     ),
 ]
 _MOST_CHANGED_BYTES = 1 << 20
+TABLES = "members/c.0.0", "runs/c.0.0"
 BYTES = [b"", b"\0", b"\xff" * 8, b"{", b"[" * 100_000, b"null", b'{"a":' * 1000, bytes(128), b"\xff" * 128]
 
 
@@ -78,17 +79,26 @@ def counter_changes(draw: st.DrawFn, names: list[str]) -> tuple:
     return ("counter", draw(st.sampled_from(names)), draw(st.integers(0, 7)), number)
 
 
+@st.composite
+def table_changes(draw: st.DrawFn, names: list[str]) -> tuple:
+    """Draw one change of a table of a pack, whose checksums fit again."""
+    number = draw(st.sampled_from([0, 1, 2, 5, 64, -1, 1 << 20, 1 << 28, 1 << 31, 1 << 62, -(1 << 63), (1 << 63) - 1]))
+    return ("table", draw(st.sampled_from(names)), draw(st.integers(0, 63)), number)
+
+
 def changes(root: Path) -> st.SearchStrategy[list[tuple]]:
     """Draw a few changes of the store at ``root``."""
     files = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
     documents = [name for name in files if name.endswith("zarr.json")]
     important = [name for name in documents if name.count("/") in (0, 2)]
     counters = [name for name in files if name.endswith("/c.0")]
+    tables = [name for name in files if name.endswith(TABLES)]
     one = st.one_of(
         document_changes(root, important),
         document_changes(root, documents),
         file_changes(files),
         counter_changes(counters),
+        *([table_changes(tables)] if tables else []),
     )
     return st.lists(one, min_size=1, max_size=3)
 
@@ -99,7 +109,8 @@ def apply(root: Path, change: tuple, outside: Path) -> None:
     path = root / name
     if not path.is_file() or path.is_symlink() or path.stat().st_size > _MOST_CHANGED_BYTES:
         return
-    {"document": _change_document, "file": _change_file, "counter": _change_counter}[kind](path, outside, *rest)
+    change = {"document": _change_document, "file": _change_file, "counter": _change_counter, "table": _change_table}
+    change[kind](path, outside, *rest)
 
 
 def _change_document(path: Path, outside: Path, place: tuple, how: str, value: Any) -> None:
@@ -150,3 +161,19 @@ def _change_counter(path: Path, outside: Path, at: int, number: int) -> None:
     if len(data) == 32:
         data[(at % 16) + 16] = ~np.int64(number)
     data.tofile(path)
+
+
+def _change_table(path: Path, outside: Path, at: int, number: int) -> None:
+    segment = path.parents[1]
+    try:
+        tables = {name: np.fromfile(segment / name, "<i8") for name in TABLES}
+        document = json.loads((segment / "zarr.json").read_bytes())
+        changed = f"{path.parent.name}/{path.name}"
+        tables[changed][at % len(tables[changed])] = number
+        document["attributes"]["checksums"][changed] = google_crc32c.value(tables[changed].tobytes())
+        for name in ("zarr.json", "durable/document"):
+            write_document(segment / name, document)
+        tables[changed].tofile(path)
+        (segment / "durable/tables").write_bytes(b"".join(table.tobytes() for table in tables.values()))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, ZeroDivisionError):
+        return  # an earlier change took it away

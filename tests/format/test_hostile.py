@@ -24,6 +24,7 @@ from diskreplay.verify import check_root, check_segment
 from diskreplay.verify.verify import verify
 from tests.conftest import own_threads
 from tests.format.hostile import BYTES, apply, changes, write_document
+from tests.testing.packed import pack_numbers
 from tests.testing.support import digest, scratch, serial_schema
 from tests.tiers import whole_or_part
 
@@ -48,9 +49,34 @@ def make_original(path):
     return path
 
 
+def make_packed(path):
+    """Make another one: of a pack with a compressed field, made of another one, and a segment."""
+    wide = {"wide": dr.Field((300,), "uint8")}
+    schema = serial_schema(obs={name: SCHEMA.obs[name] for name in "ab"}, episode=dict(SCHEMA.episode), extra=wide)
+    with dr.create(path, schema, segment_steps=12, compaction="manual", compression="zstd") as store:
+        for merges in (True, True, False):
+            for _ in range(2):
+                append_episode(path, 6)
+            if merges:
+                store.compact()
+            store.refresh()
+            store.evict(lambda episode: int(episode.ids[0]) == store.episodes[-2].ids[0])
+    assert len(pack_numbers(path)) == 1
+    assert len(list((path / SEGMENTS).glob("0*"))) == 2
+    return path
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     return make_original(tmp_path_factory.mktemp("original") / "store")
+
+
+@pytest.fixture(scope="module", params=["segments", "packs"])
+def either(request, tmp_path_factory):
+    if request.param == "packs":
+        pytest.importorskip("zstandard")
+    make = make_packed if request.param == "packs" else make_original
+    return make(tmp_path_factory.mktemp("original") / "store")
 
 
 @pytest.fixture(autouse=True)
@@ -132,15 +158,15 @@ HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=HEALTH)
 @given(st.data())
-def test_mutated_stores_are_read_or_refused_in_one_line(original, data):
-    check_mutated(original, data.draw(changes(original)))
+def test_mutated_stores_are_read_or_refused_in_one_line(either, data):
+    check_mutated(either, data.draw(changes(either)))
 
 
 @pytest.mark.slow
 @settings(max_examples=whole_or_part(120, 30), suppress_health_check=HEALTH)
 @given(st.data())
-def test_many_mutated_stores_are_read_or_refused_in_one_line(original, data):
-    check_mutated(original, data.draw(changes(original)))
+def test_many_mutated_stores_are_read_or_refused_in_one_line(either, data):
+    check_mutated(either, data.draw(changes(either)))
 
 
 # What `verify` may raise: what is whole, and of another version or of something else, is no damage.
@@ -207,11 +233,13 @@ def test_no_folder_is_followed_out_of_the_store(original, tmp_store, tmp_path, n
     assert digest(tmp_path / "elsewhere") == before
 
 
-def append_episode(path):
+def append_episode(path, steps=2):
     with dr.open(path, "a") as store, store.writer() as writer:
-        obs = {"a": np.zeros((3, 3), "f4"), "b": np.ones(3, bool)}
-        action, reward, serial = np.zeros(2, "i8"), np.zeros(2, "f4"), np.arange(2)
-        writer.append_episode(obs, action, reward, terminated=True, serial=serial, episode={"seed": 1})
+        obs = {"a": np.zeros((steps + 1, 3), "f4"), "b": np.ones(steps + 1, bool)}
+        action, reward, extra = np.zeros(steps, "i8"), np.zeros(steps, "f4"), {"serial": np.arange(steps)}
+        if "extra/wide" in store.schema.leaves:
+            extra["wide"] = np.ones((steps, 300), "u1")
+        writer.append_episode(obs, action, reward, terminated=True, **extra, episode={"seed": 1})
 
 
 def evict_all(path):
@@ -240,12 +268,13 @@ def test_what_is_missing_or_of_another_kind_is_refused_in_one_line(original, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "replaced"])
-def test_any_file_or_folder_that_is_missing_or_of_another_kind_is_refused_in_one_line(original, how):
-    for below in sorted(path.relative_to(original) for path in original.rglob("*")):
-        if SEGMENTS in below.parts and "00000000" in below.parts:
-            continue  # as the other, which has lost steps as well
+def test_any_file_or_folder_that_is_missing_or_of_another_kind_is_refused_in_one_line(either, how):
+    first = min(path.name for path in (either / SEGMENTS).iterdir() if path.is_dir())
+    for below in sorted(path.relative_to(either) for path in either.rglob("*")):
+        if SEGMENTS in below.parts and first in below.parts:
+            continue  # as another, which has lost steps, or lacks evicted ones, as well
         with scratch() as folder:
-            check_replaced(original, Path(folder) / "store", below, how)
+            check_replaced(either, Path(folder) / "store", below, how)
 
 
 @pytest.mark.parametrize("name", ["counters/quarantine", "counters/quarantine/segments", "limiters/default"])
