@@ -71,6 +71,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     for number, other in find_torn(packs, superseded).items():
         detail = f"is a pack of segments of which {layout.segment_folder(other)} has some, and others are in no pack"
         problems.append(Problem("counters", layout.segment_folder(number), detail))
+    following = words.next_segment if words is not None else layout.MAX_SEGMENTS
     there, numbers = numbers, [number for number in numbers if number not in superseded]
     meter = _Meter(progress, [_bytes_on_disk(files, number) if progress and deep else 1 for number in numbers])
     for number in numbers:
@@ -79,7 +80,6 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
         )
         problems += found
         meter.next()
-        following = words.next_segment if words is not None else layout.MAX_SEGMENTS
         if number >= following and is_sealed and not found and not _is_just_made(number, packs, there):
             detail = f"the next segment is {following}, and {layout.segment_folder(number)} is there"
             problems.append(Problem("counters", COUNTERS_FILE, detail))
@@ -177,5 +177,7 @@ def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]
     Its maker counts it next, or died before that: readers see these, and the next process that opens the store to write
     counts it.
     """
+    if number not in packs:
+        return False
     before = set(there).union(*(tables.numbers for other, tables in packs.items() if other < number))
-    return number in packs and before.issuperset(packs[number].numbers)
+    return before.issuperset(packs[number].numbers)

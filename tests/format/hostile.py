@@ -11,6 +11,9 @@ import google_crc32c
 import numpy as np
 from hypothesis import strategies as st
 
+from diskreplay.format import layout
+from tests.testing import packed
+
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 7, 63, 64, 1 << 31, (1 << 31) + 1, 1 << 35, 1 << 62, 1 << 63, 10**30),
     *(0.0, 1.5, -0.0, 1e308, "", ".", "..", "../../..", "/", "/etc/passwd", "a/b", "obs", "c.0", "episode", "float32"),
@@ -26,7 +29,7 @@ VALUES: list[Any] = [
     ),
 ]
 _MOST_CHANGED_BYTES = 1 << 20
-TABLES = "members/c.0.0", "runs/c.0.0"
+TABLES = tuple(f"{name}/c.0.0" for name in layout.PACK_TABLES)
 BYTES = [b"", b"\0", b"\xff" * 8, b"{", b"[" * 100_000, b"null", b'{"a":' * 1000, bytes(128), b"\xff" * 128]
 
 
@@ -107,10 +110,14 @@ def apply(root: Path, change: tuple, outside: Path) -> None:
     """Make one change; what an earlier one took away, or made huge, is left as it is."""
     kind, name, *rest = change
     path = root / name
-    if not path.is_file() or path.is_symlink() or path.stat().st_size > _MOST_CHANGED_BYTES:
+    if not _can_change(path):
         return
     change = {"document": _change_document, "file": _change_file, "counter": _change_counter, "table": _change_table}
     change[kind](path, outside, *rest)
+
+
+def _can_change(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= _MOST_CHANGED_BYTES
 
 
 def _change_document(path: Path, outside: Path, place: tuple, how: str, value: Any) -> None:
@@ -165,15 +172,14 @@ def _change_counter(path: Path, outside: Path, at: int, number: int) -> None:
 
 def _change_table(path: Path, outside: Path, at: int, number: int) -> None:
     segment = path.parents[1]
+    files = [segment / name for name in (*TABLES, "zarr.json", "durable/document", "durable/tables")]
+    if not all(map(_can_change, files)):
+        return
     try:
-        tables = {name: np.fromfile(segment / name, "<i8") for name in TABLES}
-        document = json.loads((segment / "zarr.json").read_bytes())
-        changed = f"{path.parent.name}/{path.name}"
-        tables[changed][at % len(tables[changed])] = number
-        document["attributes"]["checksums"][changed] = google_crc32c.value(tables[changed].tobytes())
-        for name in ("zarr.json", "durable/document"):
-            write_document(segment / name, document)
-        tables[changed].tofile(path)
-        (segment / "durable/tables").write_bytes(b"".join(table.tobytes() for table in tables.values()))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, ZeroDivisionError):
+        tables = packed.tables(segment.parents[1], int(segment.name))
+        table = tables[TABLES.index(f"{path.parent.name}/{path.name}")]
+        if table.size:
+            table.reshape(-1)[at % table.size] = number
+        packed.change_tables(segment.parents[1], int(segment.name), *tables)
+    except (ValueError, LookupError, TypeError, RecursionError):
         return  # an earlier change took it away

@@ -28,9 +28,11 @@ from tests.testing.packed import pack_numbers
 from tests.testing.support import digest, scratch, serial_schema
 from tests.tiers import whole_or_part
 
-SCHEMA = serial_schema(
-    obs={"a": dr.Field((3,), "float32"), "b": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
-)
+FIELDS = {
+    "obs": {"a": dr.Field((3,), "float32"), "b": dr.Field((), "bool")},
+    "episode": {"seed": dr.Field((), "int64")},
+}
+SCHEMA = serial_schema(**FIELDS)
 MOST_BYTES = 64 << 20  # a store of 20 kB must not make anybody allocate more; a document of its own may have as much
 
 
@@ -50,9 +52,8 @@ def make_original(path):
 
 
 def make_packed(path):
-    """Make another one: of a pack with a compressed field, made of another one, and a segment."""
-    wide = {"wide": dr.Field((300,), "uint8")}
-    schema = serial_schema(obs={name: SCHEMA.obs[name] for name in "ab"}, episode=dict(SCHEMA.episode), extra=wide)
+    """Make a store with a field that is compressed, in a pack into which an earlier one was merged, and a segment."""
+    schema = serial_schema(**FIELDS, extra={"wide": dr.Field((300,), "uint8")})
     with dr.create(path, schema, segment_steps=12, compaction="manual", compression="zstd") as store:
         for merges in (True, True, False):
             for _ in range(2):
