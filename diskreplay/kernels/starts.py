@@ -90,8 +90,10 @@ def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, a
     `at` on, two an episode at most; the place behind the last one is returned.
 
     What is not hidden of the runs of `partly`, (4, n), comes first, and stays in it; one that is hidden whole has the
-    count 0 there. Then come the episodes of `lines`, and if `opened` is not 0 those that are open in the snapshot.
+    count 0 there, and then the complement of that place is returned, which is negative. Then come the episodes of
+    `lines`, and if `opened` is not 0 those that are open in the snapshot.
     """
+    gone = 0
     for i in range(partly.shape[1]):
         least = _least_id(partly[_FIRST, i], snapshot)
         if partly[_FIRST, i] < least:
@@ -100,6 +102,8 @@ def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, a
             partly[_COUNT, i] -= hidden
         if partly[_COUNT, i] > 0:
             at = _append(block, at, partly[_FIRST, i], partly[_STRIDE, i], partly[_COUNT, i], partly[_TIME, i])
+        else:
+            gone = -1
     for i in range(lines.shape[0]):
         at = _starts_of(
             lines[i, ids.FIRST_ID], lines[i, ids.STRIDE], lines[i, ids.STEPS], lines[i, ids.OBS_ROWS],
@@ -120,7 +124,7 @@ def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, a
                         base + lane + start * width, width, steps, live[OBSERVED, place] - start, ids.OPEN,
                         live[OPEN_TIME, place], rule, snapshot, at, block,
                     )  # fmt: skip
-    return at
+    return at ^ gone
 
 
 @jit.kernel("none", "out_ints2", "int", "int")

@@ -77,7 +77,7 @@ class Batch(Mapping[str, Tree]):
             value = self._fields[name]
         except KeyError:
             return self._leaf(name)
-        if type(value) is np.ndarray:
+        if type(value) is _array:
             value = self._fields[name] = _tensor(value)
         elif type(value) in _NODES and _has_arrays(value):
             value = self._fields[name] = map_tree(torch.as_tensor, value)
@@ -265,7 +265,7 @@ class Batch(Mapping[str, Tree]):
 # Looked up once: a batch is made and read in a few microseconds.
 _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
-_tensor = torch.from_numpy
+_tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
 
 

@@ -203,6 +203,7 @@ class Population:
         self._find_starts = chosen("starts")
         self._find_random = chosen("random_ids")
         self._filter = episode_filter or EpisodeFilter()
+        self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = view.kind
@@ -232,47 +233,47 @@ class Population:
 
     def refresh(self, snapshot: Snapshot) -> None:
         """Follow a newer snapshot."""
-        old = self.snapshot
+        old, log = self.snapshot, snapshot.log
         if snapshot is old:
             return
         # Of the same segments, it is of the same generation.
         is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
         if is_fresh:
             if old is not None:
-                self._filter.keep_only(snapshot.log.first)
+                self._filter.keep_only(log.first)
                 self._restored = self.order()
             self.snapshot = None
             self._clear()
-        seen = len(snapshot.log.lines)
-        # Most often all that is new is a few steps of open episodes.
-        is_new = is_fresh or seen > self._seen
+        seen = len(log.lines)
+        found = ended = still_open = None
         # The predicate of `where` may raise: ask it before anything changes.
-        found = snapshot.log.select(slice(self._seen, None)) if is_new else None
-        ended = self._filter.admit(snapshot, found) if found is not None else None
-        needs_open = self._filter.asks or self._crossing is not None
-        still_open = self._filter.admit(snapshot, snapshot.open) if needs_open else None
+        if is_fresh or seen > self._seen:  # most often all that is new is a few steps of open episodes
+            found = log.select(slice(self._seen, None))
+            ended = self._filter.admit(snapshot, found)
+        if self._looks_at_open:
+            still_open = self._filter.admit(snapshot, snapshot.open)
+            if self._filter.asks:
+                self._note_refused(still_open, ended)
         self.version += 1
-        if self._filter.asks and still_open is not None:
-            self._note_refused(still_open, ended)
         self.snapshot = None  # until the rest is done: whatever interrupts it, the next refresh starts afresh
         if self._crossing is not None and still_open is not None:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
-        hides, self._oldest, self._reached = snapshot.oldest is not self._oldest, snapshot.oldest, snapshot.reached
-        self._seen = seen
-        if ended is not None or hides:
-            if ended is not None:
-                self._add_ended(snapshot, ended, is_fresh)
+        oldest = snapshot.oldest
+        hides, self._oldest, self._reached, self._seen = oldest is not self._oldest, oldest, snapshot.reached, seen
+        if ended is not None:
+            self._add_ended(snapshot, ended, is_fresh)
+        if ended is not None or (hides and self._reaches_runs()):
             self._hide()
             # Before others come: for who has followed these, that changes nothing.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
         self._end = self._write_starts(self._ended, snapshot, still_open, self._partly)
+        if self._end < 0:  # some are hidden whole now
+            self._end = ~self._end
+            self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
         if self._ended >= MANY:
             self._block.settle(self._ended)
-        is_reached = hides or ended is not None
-        if is_reached and np.count_nonzero(self._partly[COUNT]) < self._partly.shape[1]:
-            self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
         if is_fresh:
@@ -327,7 +328,8 @@ class Population:
     ) -> int:
         """Put what is left of some runs and those of episodes into the block from a place on; return where they end.
 
-        None are all that are open in the snapshot.
+        None are all that are open in the snapshot. The result is its complement where some of ``partly`` is hidden
+        whole: see `kernels.starts`.
         """
         block, record = self._block, snapshot.record
         lines = _NO_LINES if episodes is None else episodes.lines
@@ -358,6 +360,15 @@ class Population:
             self._ended = self._block.write(self._ended, found)
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
+    def _reaches_runs(self) -> bool:
+        """Tell whether `_hide` has something to do. Most often what is hidden goes on inside of the same episodes."""
+        hidden, reached = self._hidden, self._reached
+        return (
+            not self._is_sorted
+            or self._oldest_new < reached
+            or (hidden < self._main and self._block.time_of(hidden) < reached)
+        )
+
     def _hide(self) -> None:
         """Take away what is hidden: of runs that began before the last hidden step was published."""
         reached = self._reached
@@ -381,7 +392,7 @@ class Population:
         self._oldest_new = int(left.time.min(initial=NEVER))
 
     def _hide_first(self, reached: int) -> None:
-        """Take away what was reached of the first region. Most often it goes on inside of the same episodes."""
+        """Take away what was reached of the first region."""
         hidden = self._hidden
         if hidden < self._main and self._block.time_of(hidden) < reached:
             time = self._block.runs.time

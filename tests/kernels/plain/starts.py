@@ -37,4 +37,4 @@ def starts_plain(
     end = at + len(runs.first)
     block[:BEFORE, at:end] = np.stack(runs)
     block[BEFORE, at + 1 : end + 1] = block[BEFORE, at] + np.cumsum(runs.count)
-    return end
+    return end if left.count.all() else ~end
