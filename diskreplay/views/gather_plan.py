@@ -1,9 +1,9 @@
 """A gather plan: which rows of which leaves a batch is made of. One kernel executes the plans of all views."""
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from operator import attrgetter, is_not
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from diskreplay.errors import FormatError
 from diskreplay.kernels import gathering as kernel
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store.reading import chunk_budget
-from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.chunk_table import Addresses, Held
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
@@ -22,10 +22,6 @@ from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Window
 
 LONGEST = 1 << 40
 """More steps than a window can have."""
-
-# Of all tables in a few microseconds.
-_holder, _bases = attrgetter("holder"), attrgetter("bases")
-
 
 _NO_IDS = np.zeros(0, np.int64)
 
@@ -77,11 +73,8 @@ class GatherPlan:
         self._scratch: Block | None = None
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
-        self._snapshot: Snapshot | None = None
-        self._tables: list[ChunkTable] = []
-        self._seen: list[tuple[Ints, ...]] = []
-        # Arrays and not their addresses: a new array may lie where an old one was.
-        self._seen_bases: list[Ints | None] = []
+        self._seen: list[Addresses] = []
+        self._held: Callable[[], Held | None] = lambda: None  # what it was when these were read
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, helper: Executor | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
@@ -89,16 +82,11 @@ class GatherPlan:
         With a helper, it does half of a large block. Raises InvalidIndex where an id has no window, FormatError where
         a chunk is missing.
         """
-        if self._snapshot is None or snapshot.segments is not self._snapshot.segments:
-            self._snapshot = None
-            self._find_tables(snapshot)
-        self._snapshot = snapshot
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
-        # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
-        held: list[Any] = list(map(_holder, self._tables))
-        if any(map(is_not, map(_bases, self._tables), self._seen_bases)):
-            held.append(self._bind_tables())
+        held: Held | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
+        if held is not self._held():
+            held = self._bind_tables(snapshot)
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
         for attempt in range(ATTEMPTS):
             if helper is None or block.nbytes < SHARED:
@@ -111,7 +99,7 @@ class GatherPlan:
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
             if attempt == 0:  # the memory of what leaves is used at once; later, few mappings must not come and go
-                held.clear()
+                held = None
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
@@ -176,35 +164,23 @@ class GatherPlan:
         self._record[kernel.WINDOWS], self._record[kernel.ITEMS] = windows.memory.ctypes.data, windows.size
         self._kernel, self.windows = chosen("gather"), windows
 
-    def _find_tables(self, snapshot: Snapshot) -> None:
-        """Find the tables of a snapshot; most often those of the one before are its, too."""
-        tables = [snapshot.leaf(leaf) for leaf in self._leaves]
-        if tables != self._tables:
-            self._tables, self._seen_bases = tables, [None] * len(tables)
-
-    def _bind_tables(self) -> list[Any]:
-        """Follow tables that have grown; return what keeps their rows mapped."""
-        held: list[Any] = []
-        seen: list[tuple[Ints, ...]] = []
+    def _bind_tables(self, snapshot: Snapshot) -> Held:
+        """Have the record name the arrays of a snapshot's tables; return what keeps their rows mapped."""
         bind = chosen("bind_table")
         places = {leaf: [kernel.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(kernel.HEAD + number * kernel.COLUMNS)
-        # Before what is bound: if they are replaced meanwhile, all is bound anew.
-        seen_bases: list[Ints | None] = list(map(_bases, self._tables))
-        for table, leaf in zip(self._tables, self._leaves, strict=True):
-            holder, chunks, first_chunk, bases = table.addresses()
-            arrays = first_chunk, chunks, np.ascontiguousarray(table.shift), bases
-            held.append(holder)
-            seen.append(arrays)
+        self._held = lambda: None  # until all is bound
+        held, self._seen = snapshot.tables.addresses(self._leaves)
+        for leaf, arrays in zip(self._leaves, self._seen, strict=True):
             for place in places[leaf]:
-                bind(self._record, place, *arrays, table.row_bytes)
-        self._seen, self._seen_bases = seen, seen_bases
+                bind(self._record, place, *arrays, snapshot.leaf(leaf).row_bytes)
+        self._held = weakref.ref(held)
         return held
 
-    def _map(self, snapshot: Snapshot, ids: Ints) -> list[Any]:
+    def _map(self, snapshot: Snapshot, ids: Ints) -> Held:
         """Map all rows that are needed, none of which leaves for another; return what keeps them mapped."""
-        with self._tables[0].lock:  # while it is held, nothing leaves for what other threads map
+        with snapshot.tables.lock:  # while it is held, nothing leaves for what other threads map
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
@@ -213,7 +189,7 @@ class GatherPlan:
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
             map_rows(snapshot, self.windows, self._reached(self._copies), since)
-            return self._bind_tables()
+            return self._bind_tables(snapshot)
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
         """Return the error that says of which leaf a row could not be mapped."""

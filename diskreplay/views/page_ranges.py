@@ -50,7 +50,7 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
     wide = [copy for copy in copies if snapshot.leaf(copy.leaf).wide]
     if not wide:
         return NO_PAGES
-    with snapshot.leaf(wide[0].leaf).lock:  # while it is held, nothing leaves for what other threads map
+    with snapshot.tables.lock:  # while it is held, nothing leaves for what other threads map
         map_rows(snapshot, windows, wide, chunk_budget.now())
         return merged_pages([_ranges(snapshot, copy.leaf, *windows.rows(copy)) for copy in wide])
 
@@ -66,9 +66,9 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
     """Return a range for each window and chunk that is mapped."""
     table = snapshot.leaf(leaf)
-    held, _, first_chunk, bases = table.addresses()
+    held, ((first_chunk, _, shifts, bases),) = snapshot.tables.addresses([leaf])
     folder, line, before = snapshot.tables.find(slot, lane)
-    shift, first, last = table.shift[folder], before + first, before + last
+    shift, first, last = shifts[folder], before + first, before + last
     starts, sizes = [], []
     for further in range(int(((last >> shift) - (first >> shift)).max(initial=-1)) + 1):
         chunk = (first >> shift) + further

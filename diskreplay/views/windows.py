@@ -10,7 +10,6 @@ from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, locate
 from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.table import chosen
-from diskreplay.store.reading.chunk_table import ChunkTable
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import Ints, Leaf, Path
@@ -109,19 +108,16 @@ class Windows:
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""
-        done = snapshot.leaf("done")
-        bad = self._find_windows(snapshot, done, ids, n, stack, whole)
+        bad = self._find_windows(snapshot, ids, n, stack, whole)
         for _ in range(ATTEMPTS):
             if bad < 0 or not map_flags(snapshot, ids, n, stack):
                 break
-            bad = self._find_windows(snapshot, done, ids, n, stack, whole)
+            bad = self._find_windows(snapshot, ids, n, stack, whole)
         return bad
 
-    def _find_windows(self, snapshot: Snapshot, done: ChunkTable, ids: Ints, n: int, stack: int, whole: bool) -> int:
-        _held, chunks, first_chunk, bases = done.addresses()
-        place: int = chosen("find_windows")(
-            ids, n, stack, whole, snapshot.record, first_chunk, chunks, done.shift, bases, self.table, self.ends
-        )
+    def _find_windows(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
+        _held, (done,) = snapshot.tables.addresses(["done"])
+        place: int = chosen("find_windows")(ids, n, stack, whole, snapshot.record, *done, self.table, self.ends)
         return place
 
     def select(self, which: Ints) -> "Windows":

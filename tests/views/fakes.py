@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +76,6 @@ class Table:
         self.first_chunk = self.chunks = self.shift = self.bases = np.zeros(0, np.int64)
         self.holder: list[np.ndarray] = []
         self.first_rows: list[list[int]] = []
-        self.lock = threading.RLock()
         self.ensured = 0
 
     def add(self, rows: list[list[np.ndarray]], chunk_rows: int, room: int, apart: bool = False) -> None:
@@ -115,14 +114,29 @@ class Table:
         """Return the bytes of a row, to be read or written."""
         return self.holder[self.place(slot, lane, row)][self._where(slot, lane, row)[1:]]
 
-    def addresses(self):
-        return self.holder, self.chunks, self.first_chunk, self.bases
-
     def ensure(self, slot: np.ndarray, lane: np.ndarray, first: np.ndarray, last: np.ndarray, since: int = 0) -> None:
         self.ensured += 1
         for s, of, begin, end in zip(*(column.tolist() for column in (slot, lane, first, last)), strict=True):
             for place in range(self.place(s, of, begin), self.place(s, of, end) + 1):
                 self.bases[place] = self.holder[place].ctypes.data
+
+
+class Held:
+    """What nobody replaces but a test."""
+
+
+class Tables:
+    """Those of all leaves; see `diskreplay.store.reading.chunk_table.ChunkTables`."""
+
+    def __init__(self, infos: list[Any], lanes_of: Any, find: Any) -> None:
+        self.info, self.lanes_of, self.find = infos.__getitem__, lanes_of, find
+        self.leaves: dict[str, Table] = {}
+        self.lock = threading.RLock()
+        self.held = Held()
+
+    def addresses(self, leaves: Iterable[str]) -> tuple[Held, list[tuple[np.ndarray, ...]]]:
+        tables = [self.leaves[leaf] for leaf in leaves]
+        return self.held, [(table.first_chunk, table.chunks, table.shift, table.bases) for table in tables]
 
 
 def frozen_of(
@@ -158,6 +172,12 @@ def frozen_of(
     return record, (visible, rows, table), open_episodes(origin, table.growing, live)
 
 
+class Segments(list[Segment | None]):
+    """What a snapshot knows of segments, of which readers need but the tables."""
+
+    tables: Tables
+
+
 @dataclass
 class Snapshot:
     """As the store's: see `diskreplay.store.reading.snapshot`. `model` gives the episode and step of every step's id.
@@ -182,18 +202,19 @@ class Snapshot:
         self.observed = np.zeros(self.lanes.sum(), np.int64)
         # One writer, whose lanes go on from segment to segment.
         infos = [SimpleNamespace(writer=1, lanes=tuple(range(len(s.lanes)))) if s else None for s in self.segments]
-        self.tables = SimpleNamespace(info=infos.__getitem__, lanes_of=self._lanes_of, find=self._find)
+        self.segments = Segments(self.segments)
+        self.tables = self.segments.tables = Tables(infos, self._lanes_of, self._find)
         fields = {"done": dr.Field((), "uint8"), **self.schema.leaves}
-        self._tables = {leaf: Table(f) for leaf, f in fields.items() if not leaf.startswith("episode/")}
+        self.tables.leaves = {leaf: Table(f) for leaf, f in fields.items() if not leaf.startswith("episode/")}
         ended, still_open = [], []
         for slot, segment in enumerate(self.segments):
             if segment is None:
-                for table in self._tables.values():
+                for table in self.tables.leaves.values():
                     table.add([], 1, 0)
                 continue
             rows = [self._write(slot, lane, episodes, ended, still_open) for lane, episodes in enumerate(segment.lanes)]
             room = max((len(r) for r in rows), default=0) + 1
-            for leaf, table in self._tables.items():
+            for leaf, table in self.tables.leaves.items():
                 # Rows that are no steps hold zeros in the format; no reader should need them to.
                 rubbish = np.full(table.shape, 77, table.dtype)
                 values = [[row.get(leaf, rubbish) for row in lane] for lane in rows]
@@ -208,7 +229,7 @@ class Snapshot:
         self.reached, self.oldest = self.visible.reached, self.visible.oldest
         rows = np.full((following.LANE_ROWS, self.lanes.sum()), -1, np.int64)
         rows[following.COMMITTED], rows[following.OBSERVED] = self.committed, self.observed
-        self.first_rows = np.array([row for rows in self._tables["done"].first_rows for row in rows], np.int64)
+        self.first_rows = np.array([row for rows in self.tables.leaves["done"].first_rows for row in rows], np.int64)
         self.record, self._alive, self.open = frozen_of(
             self.visible, rows, self.sealed, Columns.of(still_open), self.first_rows
         )
@@ -279,7 +300,7 @@ class Snapshot:
         return np.zeros(len(ids), bool)
 
     def leaf(self, path: str) -> Table:
-        return self._tables[path]
+        return self.tables.leaves[path]
 
     def episode(self, first_id: int) -> ModelEpisode:
         return self.model[first_id][0]

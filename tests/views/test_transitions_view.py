@@ -219,7 +219,7 @@ def test_chunks_are_mapped_once_and_then_no_more() -> None:
 def test_chunks_that_another_thread_forgets_meanwhile_are_mapped_again() -> None:
     snapshot = one_episode(steps=30)
     forgetful = Forgetful(snapshot.leaf("obs"))
-    snapshot._tables["obs"] = forgetful
+    snapshot.tables.leaves["obs"] = forgetful
     ids = sorted(snapshot.sampleable(1))
     block = fill(Transitions(1), snapshot, ids)
     assert forgetful.forgot == 3

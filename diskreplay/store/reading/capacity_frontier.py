@@ -1,14 +1,17 @@
 """What a capacity and an age hide: the oldest steps by the time at which they were published, lane by lane."""
 
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.format import layout
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.kernels import hiding
 from diskreplay.kernels.table import Kernel
-from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.chunk_table import ChunkTables, Held
 from diskreplay.store.reading.episode_log import EpisodeLog
 
 
@@ -97,48 +100,41 @@ class CapacityFrontier:
         some = open_start >= 0
         return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
-    def advance(
-        self,
-        log: EpisodeTable,
-        total: int,
-        until: int,
-        growing: Ints,
-        rows: Ints,
-        segments: Segments,
-        times: ChunkTable,
-    ) -> None:
+    def list_segments(self, growing: Ints, rows: Ints, segments: Segments, tables: ChunkTables) -> None:
+        """Take over these arrays, after any of them was replaced: see `LiveLanes` for ``growing`` and ``rows``."""
+        self._growing, self._rows, self._segments, self._tables = growing, rows, segments, tables
+        self._held: Callable[[], Held | None] = lambda: None
+
+    def advance(self, log: EpisodeTable, total: int, until: int) -> None:
         """Hide what is more than the capacity of ``total`` steps, and what was published before ``until``.
 
         Raises SegmentGone or FormatError where the times of the segment that `needed` says cannot be read; it is to be
         dropped.
         """
-        found, until = self._found, max(until, self.until)
-        count = 0 if self._capacity is None else total - self.hidden - self._capacity
-        if count <= 0 and until == self.until:
-            return
-        found[hiding.COUNT], found[hiding.UNTIL], found[hiding.HIDDEN], found[hiding.LAST] = (
-            count,
-            until,
-            self.hidden,
-            -1,
-        )
+        found, count = self._found, 0 if self._capacity is None else total - self.hidden - self._capacity
+        if until <= self.until:
+            if count <= 0:
+                return
+            until = self.until
+        found[hiding.COUNT], found[hiding.UNTIL] = count, until
+        found[hiding.HIDDEN], found[hiding.LAST] = self.hidden, -1
         try:
             while True:
-                # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
-                held: list[Any] = [times.holder]
-                if log is not self._log or growing is not self._growing or times.bases is not self._bases:
-                    held.append(self._prepare(log, growing, rows, segments, times))
+                held = self._tables.held  # see `ChunkTables.addresses`
+                if log is not self._log or held is not self._held():
+                    held = self._prepare(log)
                 if self.kernel(*self._arguments) == hiding.DONE:
                     break
                 needed = found[hiding.NEEDED]
-                slot = (needed >> POSITION_BITS) - segments.origin
-                row, lane = divmod(needed & POSITION_MASK, segments.lanes[slot])
-                times.ensure(*np.array([[slot], [lane], [row], [row]]))
+                slot = (needed >> POSITION_BITS) - self._segments.origin
+                row, lane = divmod(needed & POSITION_MASK, self._segments.lanes[slot])
+                self._tables.leaves[layout.TIME].ensure(*np.array([[slot], [lane], [row], [row]]))
+            self.until = until
         finally:
-            self._note(until)
+            self._note_hidden()
 
-    def _prepare(self, log: EpisodeTable, growing: Ints, rows: Ints, segments: Segments, times: ChunkTable) -> Any:
-        """Collect the arguments of the kernel: ``growing`` is another array where any of the segments is another.
+    def _prepare(self, log: EpisodeTable) -> Held:
+        """Collect the arguments of the kernel.
 
         Returns what keeps the times mapped whose addresses these have now.
         """
@@ -148,23 +144,24 @@ class CapacityFrontier:
         if self._by_place is None:
             self._by_place = _places(self.oldest)
             self._heap = np.zeros((len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
-        holder, chunks, first_chunk, bases = times.addresses()
+        held, (times,) = self._tables.addresses([layout.TIME])
         self._arguments = (
-            log.lines, growing, rows, *segments, first_chunk, chunks, times.shift, bases,
-            self._heap, self._by_place, self._following, self._numbers,
+            log.lines, self._growing, self._rows, *self._segments, *times, self._heap, self._by_place, self._following,
+            self._numbers,
         )  # fmt: skip
-        self._log, self._growing, self._bases = log, growing, bases
-        return holder
+        self._log, self._held = log, weakref.ref(held)
+        return held
 
-    def _note(self, until: int) -> None:
+    def _note_hidden(self) -> None:
         """Take over what was hidden."""
-        found = self._found
-        self.hidden = found[hiding.HIDDEN]
-        self.until = until
-        if found[hiding.LAST] >= 0 and self._by_place is not None:
+        last = self._found[hiding.LAST]
+        if last >= 0 and self._by_place is not None:
+            self.hidden = self._found[hiding.HIDDEN]
             # Steps of one writer have different times, and of two the same only by accident.
-            self.until = max(until, found[hiding.LAST] + 1)
-            self.reached = max(self.reached, self.until)
+            if last >= self.until:
+                self.until = last + 1
+            if self.until > self.reached:
+                self.reached = self.until
             self.oldest = self._by_place[hiding.OLDEST].copy()
 
     @property

@@ -3,7 +3,7 @@
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -54,6 +54,9 @@ WHOLE = 40
 
 T = TypeVar("T")
 
+# `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
+Addresses = tuple[Ints, Ints, Ints, Ints]
+
 LACKING = -1
 """In place of how a folder's rows are divided into chunks: it has no such array."""
 
@@ -70,12 +73,13 @@ class ChunkTable:
 
     ``first_chunk``, ``chunks`` and ``shift``, the binary logarithm of the rows of a chunk, are by folder: see
     `ChunkTables`. The latter is `LACKING` where a folder has no such array. ``bases`` holds the address of each chunk
-    that is mapped or read, and 0 for the others. Raw addresses may be used while ``holder`` is referenced. ``used``
-    says at which call of `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
+    that is mapped or read, and 0 for the others; ``holder`` has what lies there. ``used`` says at which call of
+    `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
 
     One mapping serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one.
 
-    Concurrency: any thread. Arrays grow by replacement and never change what they say, but for an address filled in.
+    Concurrency: any thread. Arrays and ``holder`` are replaced, under the lock of all tables, and never change what
+    they say, but for an address that is filled in: see `ChunkTables.addresses`.
     """
 
     def __init__(self, tables: "ChunkTables", leaf: str) -> None:
@@ -106,7 +110,6 @@ class ChunkTable:
         self.shift = np.append(self.shift, shift)
         self.first_chunk = np.append(self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks)
         self.chunks = np.append(self.chunks, chunks)
-        # Last: see `addresses`.
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how.astype(np.uint8), chunks))
 
     def _divide(self, info: SegmentInfo | None) -> tuple[int, int, int]:
@@ -129,6 +132,7 @@ class ChunkTable:
             shift = self.shift.copy()
             shift[folder] = self._divide(info)[0]
             self.shift = shift
+            self._tables.note_change()
 
     def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
         self.used = np.concatenate([self.used, np.zeros(len(bases), np.int64)])
@@ -163,7 +167,7 @@ class ChunkTable:
             return
         chunk = row >> int(self.shift[folder])
         if 0 < chunk <= int(self.chunks[folder]):
-            before = self._place(folder, chunk - 1)  # first: see `addresses`
+            before = self._place(folder, chunk - 1)  # first: see `_extend`
             if self.bases[before]:
                 with suppress(ReplayError, OSError):  # who needs it will say so
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
@@ -310,27 +314,18 @@ class ChunkTable:
         how = np.append(self.how[old : old + have], more.astype(np.uint8))
         self._add_places(np.append(self.bases[old : old + have], more), how)
         self.used[start : start + have] = self.used[old : old + have]
-        # A new dict: whoever uses the old places holds the old one, and only new ones are released with their folder.
+        # A new dict: who uses the old places holds the old one, and only new ones are released with their folder.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
-        # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length.
+        # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length: who
+        # reads them in the other order, and then the addresses, without the lock, finds all of them.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
-        # Another array over the same memory: who has seen the one before looks again, and finds the others too.
-        self.bases = self.bases.view()
-
-    def addresses(self) -> tuple[Any, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return ``holder``, ``chunks``, ``first_chunk`` and ``bases`` as of one moment.
-
-        Another thread may be mapping chunks, so the order of reading matters: the holder first, which keeps alive what
-        ``bases`` names; then the length of a folder's chunks, their start, the addresses, against the order in which a
-        table that grows replaces them, so that what is read later reaches at least as far.
-        """
-        return self.holder, self.chunks, self.first_chunk, self.bases
+        self._tables.note_change()
 
     def release(self, places: NDArray[np.int64]) -> None:
-        """Release the chunks at these places; those in use stay until their user drops ``holder``."""
+        """Release the chunks at these places, under the lock; those in use stay: see `ChunkTables.addresses`."""
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
         if len(places) > len(holder):  # all of a store that is opened, of which nothing is held
@@ -338,11 +333,11 @@ class ChunkTable:
             places = held[np.isin(held, places)]
         for place in places.tolist():
             holder.pop(place, None)
-        # In this order: see `addresses`.
         self.bases, self.holder = bases, holder
+        self._tables.note_change()
 
     def forget(self) -> None:
-        """Release every chunk; those in use stay until their user drops ``holder``."""
+        """Release every chunk, under the lock; those in use stay: see `ChunkTables.addresses`."""
         self.bases, self.holder = np.zeros_like(self.bases), {}
 
     def rows(self, slot: int, lane: int, first: int, stop: int) -> NDArray[Any]:
@@ -416,10 +411,8 @@ class ChunkTable:
         """Call the kernel of this."""
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
-        _held, chunks, first_chunk, bases = self.addresses()
-        return int(
-            chosen("initial_priorities")(ids, origin, lanes, *where, first_chunk, chunks, self.shift, bases, out)
-        )
+        _held, (addresses,) = tables.addresses([self.leaf])
+        return int(chosen("initial_priorities")(ids, origin, lanes, *where, *addresses, out))
 
     def _blocks(self, slot: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
         (folder,), (line,), (before,) = (column.tolist() for column in self._tables.find(*np.array([[slot], [lane]])))
@@ -452,6 +445,15 @@ class ChunkTable:
         return held.array(self.dtype, (1, rows, *self.shape)), (address - held.address) // self.row_bytes
 
 
+class Held:
+    """What all tables have in memory at one moment: while it is referenced, that stays where it is."""
+
+    __slots__ = ("__weakref__", "_holders")
+
+    def __init__(self, tables: Iterable[ChunkTable]) -> None:
+        self._holders = [table.holder for table in tables]
+
+
 class ChunkTables:
     """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
 
@@ -461,6 +463,8 @@ class ChunkTables:
     pack a lane begins, or `frozen.OWN_FOLDER`.
 
     Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
+
+    ``held`` is another object when an array or holder of any table was replaced: see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -473,7 +477,23 @@ class ChunkTables:
         self.packs: dict[int, Pack] = {}
         self.folders, self.lane_base, self.first_rows = (np.zeros(0, np.int64) for _ in range(3))
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
+        self.note_change()
         chunk_budget.share(self)
+
+    def note_change(self) -> None:
+        """Tell readers, under the lock, that arrays of tables were replaced."""
+        self.held = Held(self.leaves.values())
+
+    def addresses(self, leaves: Iterable[str]) -> tuple[Held, list[Addresses]]:
+        """Return ``held``, and the `Addresses` of each of these arrays.
+
+        Raw addresses in the latter, also those that are filled in later, are good while ``held`` is the same object, or
+        what was returned is referenced. Who finds it to be the same, and references it from then on, need not ask
+        again.
+        """
+        with self.lock:
+            tables = [self.leaves[leaf] for leaf in leaves]
+            return self.held, [(table.first_chunk, table.chunks, table.shift, table.bases) for table in tables]
 
     def reset_after_fork(self) -> None:
         """Release all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
@@ -516,6 +536,7 @@ class ChunkTables:
         self.infos.extend(infos)
         for table in self.leaves.values():
             table.add_folders(infos)
+        self.note_change()
         for folder, info in enumerate(infos, start):
             self._note(folder, info)
 
@@ -614,6 +635,7 @@ class ChunkTables:
                 table = ChunkTable(self, leaf)
                 table.add_folders(self.infos)
                 self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
+                self.note_change()
             elif info is not None and has_priorities:
                 self.leaves[leaf].note_array(folder, info)
 
@@ -624,8 +646,10 @@ class ChunkTables:
 
     def forget(self) -> None:
         """Release every chunk."""
-        for table in self.leaves.values():
-            table.forget()
+        with self.lock:
+            for table in self.leaves.values():
+                table.forget()
+            self.note_change()
 
     def without(self, slots: list[int]) -> "ChunkTables":
         """Return tables in which these slots are empty; everything else stays mapped, or in memory."""

@@ -25,7 +25,7 @@ from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
 from diskreplay.kernels.huge_pages import give_back_free
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
-from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
+from diskreplay.store.reading.chunk_table import ChunkTables
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
 from diskreplay.store.reading.known_segments import MOST_SLOTS, KnownSegments
@@ -104,6 +104,7 @@ class Follower:
         # limit of former times has hidden stays so.
         self._limits = replace(self._root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
+        self._leaves = [layout.DONE, layout.TIME] if self._is_timed else [layout.DONE]
         self._raw = b""
         self._broken = False
         self._known = KnownSegments(self._root, self._counters)
@@ -112,10 +113,8 @@ class Follower:
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self._tables = ChunkTables(self._root, self._counters)
         self._log = EpisodeLog(self._generation)
-        self._live = LiveLanes(self._kernels["follow"], self._log, self._origin)
-        self._live.set_tables(*self._read_tables())
-        self._segments: SegmentTable | None = None
-        self._listed: NDArray[np.int64] | None = None  # the segments that may grow, when that table was made
+        self._live = LiveLanes(self._kernels["follow"], self._log, self._origin, self._leaves)
+        self._segments: SegmentTable | None
         self._frontier = CapacityFrontier(self._limits.capacity, self._kernels["hide_oldest"])
         self._compile_hiding()
         self._lanes = np.zeros(0, np.int64)
@@ -176,6 +175,8 @@ class Follower:
 
     def _update(self, *, force: bool) -> int:
         raw = self._counters.raw()
+        if raw == self._raw and not (force or self._live.segments or self._limits.max_age_s is not None):
+            return 0  # a store at rest, which is asked at every batch
         changed, arrived = force, 0
         if force or raw != self._raw:
             self._raw = raw
@@ -203,28 +204,23 @@ class Follower:
             self.snapshot = self._freeze()
         return arrived
 
-    def _read_tables(self) -> tuple[ChunkTable, ChunkTable | None]:
-        leaves = self._tables.leaves
-        return leaves[layout.DONE], leaves[layout.TIME] if self._is_timed else None
-
     def _hide_oldest(self, changed: bool) -> None:
         """Hide what has to leave, and make a snapshot of the rest, if anything is different."""
-        until, before = self._until, self._frontier.oldest
+        frontier, until = self._frontier, self._until
+        before = frontier.oldest
         if self._limits.max_age_s is not None:
             until = max(until, self._now() - int(self._limits.max_age_s * 1e9))
         while True:
-            if self._frontier.generation != self._log.generation:
+            log = self._log
+            if frontier.generation != log.generation:
                 self._follow_log()
-            total, times = self._log.steps + self._live.open_steps, self._tables.leaves[layout.TIME]
             try:
-                self._frontier.advance(
-                    self._log.table, total, until, self._live.growing, self._rows, self._segment_arrays, times
-                )
+                frontier.advance(log.table, log.steps + self._live.open_steps, until)
                 break
             except (SegmentGone, *DAMAGE) as error:
-                self._exclude(self._frontier.needed - self._origin, error)
+                self._exclude(frontier.needed - self._origin, error)
                 changed = self._live.follow(True, self._add_ended, self._prepare_segment)
-        if changed or self._frontier.oldest is not before:
+        if changed or frontier.oldest is not before:
             self.snapshot = self._freeze()
 
     def _follow_log(self) -> None:
@@ -354,8 +350,6 @@ class Follower:
         tables, info = pack.tables, pack.info
         slots = tables.numbers - self._origin
         self._tables = self._tables.with_pack(slots, pack)
-        self._live.set_tables(*self._read_tables())
-        self._segments = None
         self._clocks, self._last = self._clocks.copy(), self._last.copy()
         self._clocks[slots], self._last[slots], self._folder[slots] = info.clock.wall, info.bounds[1], info.number
         if self._evictions.add_lost(info, tables):
@@ -438,7 +432,6 @@ class Follower:
         for slot in slots:
             self._live.segments.pop(slot, None)
         self._tables = self._tables.without(slots)
-        self._live.set_tables(*self._read_tables())
         self._list_growing()
         self._gone.extend(slot + self._origin for slot in slots)
         self._evictions.forget(np.array(slots) + self._origin)
@@ -459,10 +452,12 @@ class Follower:
     # --- rows that come ----------------------------------------------------------------------------------------------
 
     def _list_growing(self) -> None:
-        tables = self._tables
-        self._live.list_segments(self._rows, self._lane_base, self._clocks, tables.folders)
+        """List the segments that may grow, after any array of segments or lanes was replaced or changed."""
+        tables, self._segments = self._tables, None
+        self._live.list_segments(self._rows, self._lane_base, self._clocks, tables)
         where = tables.folders, tables.first_rows
-        self._segment_arrays = Segments(self._origin, self._lanes, self._lane_base, self._clocks, *where)
+        segments = Segments(self._origin, self._lanes, self._lane_base, self._clocks, *where)
+        self._frontier.list_segments(self._live.growing, self._rows, segments, tables)
 
     def _add_ended(self, end: int, steps: int) -> None:
         """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
@@ -492,9 +487,8 @@ class Follower:
             self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
         elif live.checked_rows == before:  # else that was all, most often: what is not mapped is asked for next
             lane = np.flatnonzero(new)
-            for table in self._read_tables():
-                if table is not None:
-                    table.ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
+            for leaf in self._leaves:
+                self._tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
 
     def _span(self, slot: int) -> slice:
         base = int(self._lane_base[slot])
@@ -603,26 +597,23 @@ class Follower:
         return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
     def _freeze(self) -> Snapshot:
-        frontier, growing = self._frontier, self._live.growing
-        segments = self._segments
+        frontier, segments = self._frontier, self._segments
         if (
             segments is None
-            or growing is not self._listed
             or segments.hidden is not self._evictions.found
             or segments.generation != self._log.generation
         ):
             segments = self._list_segments()
         record = np.empty(self._record_size, np.int64)
         oldest, reached = frontier.oldest, frontier.reached
-        self._freeze_with(growing, self._rows, oldest, reached, segments.head, record)
+        self._freeze_with(self._live.growing, self._rows, oldest, reached, segments.head, record)
         steps = self._log.steps + self._live.open_steps - frontier.hidden
         return Snapshot(segments, steps, record, self._rows, self._log.table, oldest, reached, frontier.until)
 
     def _list_segments(self) -> SegmentTable:
-        """Make the table of segments; whatever changes one of its arrays lists those that may grow anew."""
-        self._listed = self._live.growing
+        """Make the table of segments."""
         self._segments = segments = SegmentTable.of(
-            self._listed,
+            self._live.growing,
             schema=self._root.schema,
             tables=self._tables,
             origin=self._origin,

@@ -1,8 +1,8 @@
 """Segments that may still grow: their counters, and what of their lanes was followed."""
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,13 @@ from diskreplay.format.segment import read_segment
 from diskreplay.ids import Ints
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.table import Kernel
-from diskreplay.store.reading.chunk_table import ChunkTable
+from diskreplay.store.reading.chunk_table import ChunkTables, Held
 from diskreplay.store.reading.episode_log import EpisodeLog
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
 MANY_ROWS = 4096
 
-_NONE = np.zeros(0, np.int64)
+_NO_TIMES = (np.zeros(0, np.int64),) * 4
 
 
 class LiveSegment:
@@ -56,49 +56,39 @@ class LiveSegment:
         return identify(self.metadata) != self.info.document
 
 
-class _NoTable:
-    """In place of the table of times where they are of no use."""
-
-    holder, bases = None, _NONE
-
-
 class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
 
     ``kernel`` is `kernels.follow` or its plain twin; it writes the lines of episodes that end behind ``log``.
     ``origin`` is the number of the first slot's segment. ``segments`` are by slot; after a change, `list_segments` is
-    called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``flags`` and ``times`` are
-    the tables of these; the latter may be `_NoTable`. ``open_steps`` are the steps of the open episodes of all lanes.
+    called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``open_steps`` are the steps
+    of the open episodes of all lanes. ``leaves`` are the arrays that are read: flags, and times where they are of use.
     """
 
-    def __init__(self, kernel: Kernel, log: EpisodeLog, origin: int) -> None:
+    def __init__(self, kernel: Kernel, log: EpisodeLog, origin: int, leaves: Sequence[str]) -> None:
         self.segments: dict[int, LiveSegment] = {}
         self.kernel, self._log, self._origin = kernel, log, origin
         self.open_steps = 0
         self._numbers = np.zeros(rows.FOUND, np.int64)
         self._found = self._numbers.data  # the same as Python's own numbers
-        self.flags: ChunkTable
-        self.times: ChunkTable | type[_NoTable] = _NoTable
+        self._leaves = leaves
 
-    def set_tables(self, flags: ChunkTable, times: ChunkTable | None) -> None:
-        """Read flags and times from these tables from now on; None: times are of no use."""
-        self.flags, self.times = flags, times or _NoTable
-
-    def list_segments(self, lanes: Ints, lane_base: Ints, clocks: Ints, folders: Ints) -> None:
+    def list_segments(self, lanes: Ints, lane_base: Ints, clocks: Ints, tables: ChunkTables) -> None:
         """Make the table of segments.
 
         ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``lane_base``, ``(slots,)``
         int64, where the lanes of each segment are among those of all; ``clocks``, ``(slots,)`` int64, what is added to
-        the times of each; ``folders``, ``(slots,)`` int64, which folder of the tables each is.
+        the times of each; ``tables`` is where their rows are.
         """
-        self._lanes = lanes
+        self._lanes, self._tables = lanes, tables
         self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
         for line, slot in zip(self.growing, sorted(self.segments), strict=True):
             live = self.segments[slot]
             line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), lane_base[slot]
             line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
-            line[rows.CHECKED], line[rows.CLOCK], line[rows.FOLDER] = live.checked_rows, clocks[slot], folders[slot]
-        self._flag_bases: Ints | None = None  # what was seen of the tables, which is nothing
+            line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, clocks[slot]
+            line[rows.FOLDER] = tables.folders[slot]
+        self._held: Callable[[], Held | None] = lambda: None  # what it was when the tables were read
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
@@ -114,20 +104,12 @@ class LiveLanes:
         steps all of the log have then. ``prepare`` is given the slot of a segment whose rows cannot be followed yet,
         and whether it seems damaged.
         """
-        if not changed and not len(self.growing):
-            return False  # a store at rest, which is asked at every batch
         found = self._found
         found[rows.CHANGED] = changed
         while True:
-            flags, times = self.flags, self.times
-            # Held while raw addresses are in use, and read first: see `ChunkTable.addresses`.
-            held: list[Any] = [flags.holder, times.holder]
-            if (
-                flags.bases is not self._flag_bases
-                or times.bases is not self._time_bases
-                or self._log.table is not self._table
-            ):
-                held += self._prepare(flags, times)
+            held = self._tables.held  # see `ChunkTables.addresses`
+            if held is not self._held() or self._log.table is not self._table:
+                held = self._prepare()
             status = self.kernel(*self._arguments)
             if found[rows.ENDED] > self._size:
                 add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
@@ -135,7 +117,7 @@ class LiveLanes:
             if status == rows.DONE:
                 break
             if status == rows.FULL:
-                self._flag_bases = None  # for more room behind the log
+                self._held = lambda: None  # for more room behind the log
             slot = int(self.growing[found[rows.LEFT], rows.SLOT])
             prepare(slot, status == rows.DAMAGED)
             found[rows.CHANGED] = True
@@ -144,26 +126,18 @@ class LiveLanes:
         self.open_steps = found[rows.OPEN_STEPS]
         return True
 
-    def _prepare(self, flags: ChunkTable, times: ChunkTable | type[_NoTable]) -> Sequence[Any]:
+    def _prepare(self) -> Held:
         """Collect the arguments of the kernel, which stay the same until one of these is replaced.
 
         Returns what keeps the chunks mapped whose addresses these have now.
         """
         ended = self._log.reserve(2 * MANY_ROWS)
-        arguments: list[Any] = [self.growing]
-        seen, held = [], []
-        for table in flags, times:
-            if isinstance(table, ChunkTable):
-                holder, chunks, first_chunk, bases = table.addresses()
-                held.append(holder)
-                arguments += [first_chunk, chunks, table.shift, bases]
-            else:
-                arguments += [_NONE] * 4
-            seen.append(arguments[-1])
-        self._arguments = (*arguments, self._origin, self._lanes, ended, self._numbers)
+        held, (flags, *times) = self._tables.addresses(self._leaves)
+        every = *flags, *(times[0] if times else _NO_TIMES)
+        self._arguments = (self.growing, *every, self._origin, self._lanes, ended, self._numbers)
         self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
-        self._flag_bases, self._time_bases = seen
+        self._held = weakref.ref(held)
         return held
 
     def _count_open(self) -> int:

@@ -2,6 +2,7 @@
 
 import resource
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -128,29 +129,50 @@ def test_a_mapping_that_the_system_refuses_replaces_idle_ones_or_is_an_error_tha
 
 
 @pytest.mark.slow
-def test_who_looks_while_a_table_grows_sees_that_it_has_to_look_again(paths, monkeypatch):
-    # Readers compare `bases` alone: whoever read it before the arrays that are replaced behind it must find it changed.
+def test_who_has_addresses_of_a_table_that_grows_finds_that_there_are_others(paths, monkeypatch):
     store = dr.open(paths[0])
-    table, seen = store.snapshot.leaf("done"), []
-    add_places = ChunkTable._add_places
+    tables = store.snapshot.tables
+    table, add_places, asked, told = tables.leaves["done"], ChunkTable._add_places, [], []
+
+    def ask():
+        asked.append(True)
+        told.append(tables.addresses(["done"]))
+
+    other = threading.Thread(target=ask)
 
     def add_and_look(self, *places):
+        other.start()
+        while not asked:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        assert not told  # before all is replaced, nobody is told anything
+        assert tables.held is held  # and who has addresses finds them good
         add_places(self, *places)
-        seen.append(self.addresses())
 
     monkeypatch.setattr(ChunkTable, "_add_places", add_and_look)
+    held, (before,) = tables.addresses(["done"])
+    was = [array.copy() for array in before]
     table.ensure(*np.array([[0], [0], [0], [1 << int(table.shift[0])]]))
-    (_, chunks, first_chunk, bases), now = seen[-1], table.addresses()
-    assert all(before is not after for before, after in zip((chunks, first_chunk, bases), now[1:], strict=True))
-    assert now[3].ctypes.data == bases.ctypes.data  # an address that is filled in is there for both
+    other.join()
+    (now_held, (now,)) = told[0]
+    assert now_held is tables.held is not held
+    assert all(one is not another for one, another in zip(before[:2], now[:2], strict=True))
+    assert len(now[3]) > len(before[3])
+    first, chunks, _, bases = now
+    assert bases[first[0] : first[0] + 2].all()  # an address that is filled in later is there
+    assert chunks[0] >= 2
+    for array, copy in zip(before, was, strict=True):
+        np.testing.assert_array_equal(array, copy)
 
 
 def test_tables_tell_of_new_segments_when_all_that_is_known_of_them_is_there(tmp_path, monkeypatch):
-    # As above: who has seen these `bases` does not look at the other arrays again.
+    # As above: who finds the same `held` does not look at the arrays again.
     add_places, seen = ChunkTable._add_places, []
 
     def add_and_look(self, *places):
+        held = self._tables.held
         add_places(self, *places)
+        assert self._tables.held is held
         seen.append([len(array) for array in (self.shift, self.first_chunk, self.chunks, self.used, self.how)])
         assert seen[-1] == [len(self.shift)] * 3 + [len(self.bases)] * 2
         assert (self.first_chunk + self.chunks).max(initial=0) == len(self.bases)

@@ -114,13 +114,19 @@ def test_what_is_evicted_by_hand_does_not_bring_older_steps_back(tmp_store):
             assert (visible(fresh) == after).all()
 
 
-def test_steps_leave_one_by_one_when_they_are_too_old(tmp_store, monkeypatch):
-    clock = {"ahead": 0}
-    look = time.clock_gettime_ns
-    for where in ("store.writing.append_cursor.clock_gettime_ns",):
-        monkeypatch.setattr(f"diskreplay.{where}", lambda which: look(which) + clock["ahead"])
+@pytest.fixture
+def clock(monkeypatch):
+    """How many nanoseconds all clocks are `ahead`."""
+    clock, look = {"ahead": 0}, time.clock_gettime_ns
+    monkeypatch.setattr(
+        "diskreplay.store.writing.append_cursor.clock_gettime_ns", lambda which: look(which) + clock["ahead"]
+    )
     for where in ("writing.episode_writer.clock_ns", "reading.follower.clock_ns", "retention.retention.clock_ns"):
         monkeypatch.setattr(f"diskreplay.store.{where}", lambda: look(time.CLOCK_BOOTTIME) + clock["ahead"])
+    return clock
+
+
+def test_steps_leave_one_by_one_when_they_are_too_old(tmp_store, clock):
     with dr.create(tmp_store, SCHEMA, max_age_s=60) as store:
         collectors = Collectors(store, 2, 1, slow=False)
         for number in range(30):
@@ -147,3 +153,21 @@ def test_rollouts_of_actors_in_lockstep_have_every_step_once(tmp_store, capacity
         collectors.close()
     numbers = np.sort(np.concatenate(found))
     assert len(numbers) == len(np.unique(numbers)) == 12 * 8 * 32
+
+
+def test_what_is_too_old_leaves_beside_a_segment_whose_times_are_gone(tmp_store, clock):
+    with dr.create(tmp_store, SCHEMA, max_age_s=60) as store:
+        for number in range(2):
+            with store.writer() as writer:
+                for ahead in (0, 50):
+                    clock["ahead"] = ahead * 10**9
+                    for _ in range(5):
+                        writer.append(np.zeros(1), number, 0.0, False, next_obs=np.zeros(1), value=0.0)
+    with dr.open(tmp_store) as reader:
+        assert np.bincount(visible(reader)).tolist() == [10, 10]
+        for chunk in (tmp_store / "segments" / "00000000" / "time").glob("c*"):
+            chunk.unlink()
+        reader.snapshot.tables.forget()
+        clock["ahead"] = 70 * 10**9  # what came first is too old now, in both segments
+        with pytest.warns(dr.DamagedSegmentWarning):
+            assert np.bincount(visible(reader)).tolist() == [0, 5]
