@@ -44,7 +44,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def open_files() -> set[tuple[int, str]]:
     """Every open descriptor of a file or folder, with its target. Pipes and sockets belong to event loops and pools."""
     # multiprocessing keeps its arenas of shared memory (pym-...) for the next one who asks.
-    devices = ("/dev/null", "/dev/pts", "/dev/tty", "/dev/urandom", "/dev/shm/pym-", "/proc/")
+    devices = ("/dev/null", "/dev/pts", "/dev/tty", "/dev/urandom", "/dev/shm/pym-", "/dev/nvidia", "/proc/")
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -19,7 +19,8 @@ class Prefetcher:
 
     They are made in the order of their plans, and no more of them are in memory than there are plans. There are two
     threads, which start with the first plan: one has the disk read what a plan needs as soon as there is the plan, the
-    other waits for that and copies. Nobody else uses the gatherer: it is not thread-safe.
+    other waits for that and copies, with the gatherer's own threads. Nobody else uses the gatherer: it is not
+    thread-safe.
     """
 
     def __init__(self, gatherer: Gatherer) -> None:
@@ -47,6 +48,7 @@ class Prefetcher:
         """End the threads; what they have not begun is dropped."""
         for thread in (self._asking, self._making):
             thread.shutdown(wait=True, cancel_futures=True)
+        self.gatherer.close()
 
 
 def is_large(gatherer: Gatherer, size: int) -> bool:

@@ -203,10 +203,10 @@ class Sampler(IterableDataset[Batch]):
         """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
         arguments = view, self._store.schema, self._fields, self._destination
         pipeline = Pipeline.bound(self._transforms, self._store.schema, view)
-        gatherer = Gatherer(*arguments, helped=True, pipeline=pipeline)
+        gatherer = Gatherer(*arguments, pipeline=pipeline)
         if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._sizes[0]):
             return gatherer, None
-        return gatherer, Prefetcher(Gatherer(*arguments, pipeline=pipeline))
+        return gatherer, Prefetcher(Gatherer(*arguments, processors_left=1, pipeline=pipeline))
 
     def _set_gatherers(self, gatherer: Gatherer, prefetcher: Prefetcher | None) -> None:
         self._gatherer, self._prefetcher = gatherer, prefetcher

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from diskreplay.sampling.episode_filter import EpisodeFilter
     from diskreplay.sampling.population import Crossing
     from diskreplay.views.page_ranges import Pages
+    from diskreplay.views.parallel_copy import CopyThreads
 
 Ints = NDArray[np.int64]
 Path = tuple[str, ...]
@@ -83,7 +83,7 @@ class Reader:
     shows_leaves = True  # whether the fields are the leaves as they are; if not, `present` makes them
     depends_on_ids = False  # whether `leaves_for` must be asked for the leaves of each batch
     fill_checks = False  # whether `fill` refuses what `check` does, but for episodes that were evicted by hand
-    helper: Executor | None = None  # a thread that does half of what is large
+    threads: "CopyThreads | None" = None  # which do parts of what is large
     # What the view calls with observations, nested arrays (n, ...), to get their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None
 

@@ -311,7 +311,7 @@ class CrossingReader(Reader):
         steps = self._find(self._walk, snapshot, ids)
         each_step = Block(self._step_leaves, steps.windows.size, block.memory)
         for which, windows in self._windows(steps).items():
-            self._plans[which].copy(snapshot, windows, block if which == _FIRST else each_step, self.helper)
+            self._plans[which].copy(snapshot, windows, block if which == _FIRST else each_step, self.threads)
         is_first = steps.flags & (FIRST | CUT) == FIRST
         is_exact = np.logical_or.accumulate(is_first, axis=1) | (np.arange(self._view.length) >= self._view.burn_in)
         made: dict[str, Any] = {

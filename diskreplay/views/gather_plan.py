@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from diskreplay.store.reading.chunk_table import Addresses, Held
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.parallel_copy import SHARED, in_halves
+from diskreplay.views.parallel_copy import PART, CopyThreads, in_parts
 from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, map_rows, refuse
 
 LONGEST = 1 << 40
@@ -76,11 +75,11 @@ class GatherPlan:
         self._seen: list[Addresses] = []
         self._held: Callable[[], Held | None] = lambda: None  # what it was when these were read
 
-    def gather(self, snapshot: Snapshot, ids: Ints, block: Block, helper: Executor | None = None) -> None:
+    def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
 
-        With a helper, it does half of a large block. Raises InvalidIndex where an id has no window, FormatError where
-        a chunk is missing.
+        With other threads, these do parts of a large block. Raises InvalidIndex where an id has no window, FormatError
+        where a chunk is missing.
         """
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
@@ -89,11 +88,11 @@ class GatherPlan:
             held = self._bind_tables(snapshot)
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
         for attempt in range(ATTEMPTS):
-            if helper is None or block.nbytes < SHARED:
+            if threads is None or block.nbytes < 2 * PART:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
             else:
                 arguments = ids, block.addresses, snapshot.record, self._record
-                bad = in_halves(helper, self.windows.size, partial(self._kernel, *arguments))
+                bad = in_parts(threads, block.nbytes, self.windows.size, partial(self._kernel, *arguments))
             if bad < 0:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
@@ -123,10 +122,10 @@ class GatherPlan:
         wall = snapshot.clocks[self.windows.slot].reshape(-1, *[1] * (times.ndim - 1))
         times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
-    def copy(self, snapshot: Snapshot, windows: Windows, block: Block, helper: Executor | None = None) -> None:
+    def copy(self, snapshot: Snapshot, windows: Windows, block: Block, threads: CopyThreads | None = None) -> None:
         """Copy rows of windows that are given, as `gather` does, into a block, which may have more items."""
         self._use(windows)
-        self.gather(snapshot, _NO_IDS, block, helper)
+        self.gather(snapshot, _NO_IDS, block, threads)
 
     def rows(self, snapshot: Snapshot, windows: Windows) -> list[NDArray[Any]]:
         """Return the rows of each copy of windows that are given, (items, length, *shape), until the next call."""

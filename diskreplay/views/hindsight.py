@@ -171,7 +171,7 @@ class HindsightReader(Reader):
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids; ValueError where the reward function returns no finite numbers."""
         entropy, self._entropy = self._entropy, None
-        self._plain.helper = self.helper
+        self._plain.threads = self.threads
         if entropy is None:
             self._plain.fill(snapshot, ids, block)
             return

@@ -1,19 +1,44 @@
-"""Two threads for what takes one of them long: each copies half of a large batch. Kernels release Python's lock."""
+"""A few threads for what takes one of them long: each copies a part of a large batch. Kernels release Python's lock."""
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from threading import Lock
 
-SHARED = 1 << 20
-"""Bytes from which on it is worth it: the other thread takes a tenth of a millisecond to wake up."""
+PART = 512 << 10
+"""Bytes from which on a part is worth it: another thread takes a tenth of a millisecond to wake up."""
+
+MOST_THREADS = 4
+"""Threads that copy one batch, at the most: as many as most memory has bandwidth for."""
 
 
-def helping_thread() -> ThreadPoolExecutor | None:
-    """Return a thread for halves, None where the process may use one processor only."""
-    return ThreadPoolExecutor(1, "diskreplay-copy") if len(os.sched_getaffinity(0)) > 1 else None
+class CopyThreads:
+    """So many threads, beside the one that asks, for parts of what it copies. They start when they are needed."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._threads = ThreadPoolExecutor(count, "diskreplay-copy")
+
+    def begin(self, call: Callable[[], object]) -> None:
+        """Have one of them make a call, unless there can be no more threads, or the interpreter is ending."""
+        with suppress(RuntimeError):
+            self._threads.submit(call)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def copy_threads(beside: int) -> CopyThreads | None:
+    """Return threads that copy; None where the process may use no other processor than the one that asks.
+
+    So many processors are left to what goes on beside the copying.
+    """
+    count = min(MOST_THREADS, len(os.sched_getaffinity(0)) - beside) - 1
+    return CopyThreads(count) if count > 0 else None
 
 
 class _Job:
@@ -56,21 +81,32 @@ class _Job:
         return self._result if self._done else self._call()
 
 
-def in_halves(helper: Executor | None, size: int, work: Callable[[int, int], int]) -> int:
-    """Do the items 0 to below `size`, half of them in another thread where there is one and it has time.
+def in_parts(threads: CopyThreads | None, nbytes: int, size: int, work: Callable[[int, int], int]) -> int:
+    """Do the items 0 to below `size`, of so many bytes, parts of them in other threads where these have time.
 
     ``work(first, stop)`` returns the first item that it could not do, or -1; so does this. When it returns or raises,
-    nobody works any more: not after an interrupt, and not where the thread could not be started.
+    nobody works any more: not after an interrupt, and not where a thread could not be started.
     """
-    if helper is None:
+    count = 1 if threads is None else min(threads.count + 1, nbytes // PART)
+    if threads is None or count < 2:
         return work(0, size)
-    half = size // 2
-    job = _Job(partial(work, half, size))
+    bounds = [part * size // count for part in range(count + 1)]
+    jobs = [_Job(partial(work, first, stop)) for first, stop in pairwise(bounds[1:])]
     try:
-        with suppress(RuntimeError):  # there can be no more threads, or the interpreter is shutting down
-            helper.submit(job.run)
-        bad = work(0, half)
+        for job in jobs:
+            threads.begin(job.run)
+        bad = work(0, bounds[1])
     finally:
-        job.withdraw()
-    bad_of_other = job.result()
-    return bad if bad >= 0 else bad_of_other
+        _withdraw(jobs)
+    every = [bad, *(job.result() for job in jobs)]
+    return next((bad for bad in every if bad >= 0), -1)
+
+
+def _withdraw(jobs: Sequence[_Job]) -> None:
+    """Withdraw all of them, whatever interrupts."""
+    try:
+        for job in jobs:
+            job.withdraw()
+    except BaseException:
+        _withdraw(jobs)
+        raise

@@ -1,7 +1,6 @@
 """Windows whose number of steps is drawn anew for each item of each batch."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from diskreplay.kernels import gathering as kernel
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints
 from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.parallel_copy import CopyThreads
 from diskreplay.views.windows import Bounds, Copy
 
 
@@ -39,7 +39,7 @@ class RandomSteps(GatherPlan):
         """Say what the next `gather`, and no later one, draws from."""
         self._entropy = entropy
 
-    def gather(self, snapshot: Snapshot, ids: Ints, block: Block, helper: Executor | None = None) -> None:
+    def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Draw the steps of the windows of these ids, and copy and sum them into the arrays of a block."""
         entropy, self._entropy = self._entropy, None
         self._record[kernel.LIMITS] = 0
@@ -47,7 +47,7 @@ class RandomSteps(GatherPlan):
             generator = np.random.Generator(np.random.PCG64(entropy))
             limits = generator.integers(self._least, self._most, len(ids), endpoint=True)
             self._record[kernel.LIMITS] = limits.ctypes.data
-        super().gather(snapshot, ids, block, helper)
+        super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
         """Return copies of the rows behind a window wherever it may end: from 1 to the most steps from its first."""

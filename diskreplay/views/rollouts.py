@@ -228,7 +228,7 @@ class RolloutsReader(Reader):
             inputs: Any = (array.reshape(grid.shape) for array in columns)
             found = estimates(self._view.gamma, self._view.gae_lambda, *inputs)
             made |= dict(zip(ESTIMATES, found, strict=True))
-        self._plan.copy(snapshot, steps, block, self.helper)
+        self._plan.copy(snapshot, steps, block, self.threads)
         if self._requested is not None:
             self._requested.fill(snapshot, ids, block)
         with np.errstate(over="ignore"):

@@ -364,7 +364,7 @@ class _StepsReader(Reader):
             self._length = -1
             self._plan.set_lengths([copy.length for copy in self._copies(length)])
             self._length = length
-        self._plan.gather(snapshot, ids, block, self.helper)
+        self._plan.gather(snapshot, ids, block, self.threads)
         if self._wanted:
             self._mark(block, length)
         if self._requested is not None:

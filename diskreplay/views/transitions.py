@@ -200,7 +200,7 @@ class TransitionsReader(Reader):
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block."""
-        self._plan.gather(snapshot, ids, block, self.helper)
+        self._plan.gather(snapshot, ids, block, self.threads)
         if self._next_mask >= 0:
             block.arrays[self._next_mask][:] = self.windows.step_stop > 0
         if self._requested is not None:
@@ -317,7 +317,7 @@ class DeviceFrameStack(Reader):
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the transitions of these ids into the block."""
-        self._rest.helper = self.helper
+        self._rest.threads = self.threads
         self._rest.fill(snapshot, ids, block)
         windows = self._rest.windows
         block.arrays[self._at][:] = windows.obs_stop > 0

@@ -137,7 +137,7 @@ class TestOnADevice:
             for _ in range(20):
                 left, right = cpu.sample(), cuda.sample()
                 assert all(same(left[name], right[name]) for name in left)
-                errors = torch.rand(len(left), device="cuda")
+                errors = torch.rand(left.batch_size, device="cuda")
                 if distribution is dr.Prioritized:
                     cpu.update_priorities(left.index, errors.cpu())
                     cuda.update_priorities(right.index, errors)

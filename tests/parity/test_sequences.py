@@ -70,9 +70,9 @@ def windows_of(view: Sequences, snapshot: Snapshot) -> dict[int, tuple[ModelEpis
     return found
 
 
-def gathered(view: Any, snapshot: Snapshot, ids: Any, fields: Any = None, helper: Any = None) -> dict[str, np.ndarray]:
+def gathered(view: Any, snapshot: Snapshot, ids: Any, fields: Any = None, threads: Any = None) -> dict[str, np.ndarray]:
     reader = view.reader(snapshot.schema, fields)
-    reader.helper = helper
+    reader.threads = threads
     wanted = np.array(ids, np.int64)
     leaves = reader.leaves_for(snapshot, wanted)
     block = Block(leaves, len(ids), np.full(offsets(leaves, len(ids))[1], 0xAB, np.uint8))

@@ -1,6 +1,5 @@
-"""A batch gathered and summed in one call: the compiled kernel does what its twin does, and so do two threads."""
+"""A batch gathered and summed in one call: the compiled kernel does what its twin does, and so do several threads."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -8,8 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from diskreplay.kernels.table import chosen
-from diskreplay.views import gather_plan
+from diskreplay.views import gather_plan, parallel_copy
 from diskreplay.views.base import Block, offsets
+from diskreplay.views.parallel_copy import CopyThreads
 from diskreplay.views.transitions import Transitions
 from tests.kernels.pairs import KERNELS
 from tests.views.fakes import Snapshot
@@ -18,7 +18,7 @@ from tests.views.strategies import snapshots
 RUBBISH = 0xAB
 REWARDS = (None, {"reward": 2.0, "bonus": -0.3}, {"bonus": 1.0})
 FIELDS = (None, ("obs", "terminated"), ("reward",), ("action", "n_steps", "discount"))
-WAYS = ("compiled", "plain", "in halves")
+WAYS = ("compiled", "plain", "in parts")
 
 
 def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any, way: str) -> tuple[list[int], Block]:
@@ -31,13 +31,16 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
         at_once.append(KERNELS["gather"][int(way == "plain")](*arguments))
         return at_once[-1]
 
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as helper:
+    threads = CopyThreads(2)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_plan, "chosen", lambda name: kernel if name == "gather" else chosen(name))
-        if way == "in halves":
-            patch.setattr(gather_plan, "SHARED", 0)
-            reader.helper = helper
+        if way == "in parts":
+            for module in gather_plan, parallel_copy:
+                patch.setattr(module, "PART", 1)
+            reader.threads = threads
         reader.seed(7)  # of those that draw something
         reader.fill(snapshot, ids, block)
+    threads.close()
     return at_once, block
 
 
@@ -62,7 +65,7 @@ def test_all_ways_gather_the_same_bytes(
     ids = np.random.default_rng(seed).choice(np.array(there, np.int64), 20)
     gathered(view, snapshot, ids, fields, "plain")  # which maps what is needed
     found = [gathered(view, snapshot, ids, fields, way) for way in WAYS]
-    assert [at_once for at_once, _ in found] == [[-1], [-1], [-1, -1]]
+    assert [at_once for at_once, _ in found] == [[-1], [-1], [-1, -1, -1]]
     for arrays in zip(*(block.arrays for _, block in found), strict=True):
         assert len({array.tobytes() for array in arrays}) == 1
 

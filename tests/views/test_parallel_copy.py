@@ -1,63 +1,90 @@
-"""Batches that two threads copy are those that one copies."""
+"""Batches that several threads copy are those that one copies."""
 
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from diskreplay.views.parallel_copy import in_halves
+from diskreplay.views.parallel_copy import PART, CopyThreads, copy_threads, in_parts
 
 
-@pytest.fixture(scope="module")
-def helper():
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
+@pytest.fixture
+def helper() -> Iterator[CopyThreads]:
+    """One thread beside this one."""
+    helper = CopyThreads(1)
+    yield helper
+    helper.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 7])
-def test_every_item_is_done_once(helper: Any, size: int) -> None:
-    done: list[int] = []
-    assert in_halves(helper, size, lambda first, stop: done.extend(range(first, stop)) or -1) == -1
-    assert sorted(done) == list(range(size))
+@pytest.fixture
+def three() -> Iterator[CopyThreads]:
+    threads = CopyThreads(3)
+    yield threads
+    threads.close()
 
 
-def test_both_halves_are_done_at_once(helper: Any) -> None:
-    both = threading.Barrier(2, timeout=60)
-    assert in_halves(helper, 4, lambda first, stop: -1 - 0 * both.wait()) == -1
+def in_halves(threads: CopyThreads, size: int, work: Any) -> int:
+    return in_parts(threads, 2 * PART, size, work)
 
 
-def test_what_the_other_thread_does_not_get_to_is_done_here() -> None:
-    with ThreadPoolExecutor(1) as busy:
-        done, free = [], threading.Event()
-        busy.submit(free.wait)
-        assert in_halves(busy, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
-        assert done == [(0, 2), (2, 5)]
-        free.set()
-    assert done == [(0, 2), (2, 5)]
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 100])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 9])
+def test_every_item_is_done_once(three: CopyThreads, size: int, parts: int) -> None:
+    done: list[tuple[int, int]] = []
+    assert in_parts(three, parts * PART, size, lambda first, stop: done.append((first, stop)) or -1) == -1
+    assert sorted(item for first, stop in done for item in range(first, stop)) == list(range(size))
+    assert len(done) == min(parts, 4)  # no thread copies less than is worth it
 
 
-@pytest.mark.parametrize(("bad", "found"), [({1, 2, 5}, 1), ({5, 6}, 5), (set(), -1)])
-def test_the_first_item_that_could_not_be_done_is_returned(helper: Any, bad: set[int], found: int) -> None:
-    assert in_halves(helper, 8, lambda first, stop: min(bad & {*range(first, stop)}, default=-1)) == found
+@pytest.mark.parametrize("count", [2, 4])
+def test_all_parts_are_done_at_once(count: int) -> None:
+    threads, every = CopyThreads(count - 1), threading.Barrier(count, timeout=60)
+    assert in_parts(threads, count * PART, 4, lambda first, stop: -1 - 0 * every.wait()) == -1
+    threads.close()
+
+
+def test_what_other_threads_do_not_get_to_is_done_here(three: CopyThreads) -> None:
+    done, free = [], threading.Event()
+    for _ in range(3):
+        three.begin(free.wait)
+    assert in_parts(three, 4 * PART, 9, lambda first, stop: done.append((first, stop)) or -1) == -1
+    assert done == [(0, 2), (2, 4), (4, 6), (6, 9)]
+    free.set()
+    three.close()
+    assert len(done) == 4
+
+
+def test_as_many_processors_are_left_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counts(processors: int) -> list[int]:
+        monkeypatch.setattr("os.sched_getaffinity", lambda process: range(processors))
+        return [threads.count if (threads := copy_threads(beside)) else 0 for beside in (0, 1)]
+
+    assert [counts(processors) for processors in (1, 2, 3, 4, 64)] == [[0, 0], [1, 0], [2, 1], [3, 2], [3, 3]]
+
+
+@pytest.mark.parametrize(("bad", "found"), [({1, 2, 5}, 1), ({3, 7}, 3), ({5, 6}, 5), ({6}, 6), (set(), -1)])
+def test_the_first_item_that_could_not_be_done_is_returned(three: CopyThreads, bad: set[int], found: int) -> None:
+    assert in_parts(three, 4 * PART, 8, lambda first, stop: min(bad & {*range(first, stop)}, default=-1)) == found
 
 
 def test_a_helper_that_has_been_sent_home_is_not_waited_for() -> None:
-    helper, done = ThreadPoolExecutor(1), []
-    helper.shutdown()
+    helper, done = CopyThreads(1), []
+    helper.close()
     assert in_halves(helper, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
     assert done == [(0, 2), (2, 5)]
 
 
 def test_a_thread_that_cannot_be_started_leaves_nothing_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[int, int]] = []
-    with ThreadPoolExecutor(1) as helper:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", fail)
-            assert in_halves(helper, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
-        helper.submit(int).result()  # starts the thread, which finds what was left in the queue
+    helper, done, found = CopyThreads(1), list[tuple[int, int]](), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        assert in_halves(helper, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
+    helper.begin(found.set)  # starts the thread, which finds what was left in the queue
+    assert found.wait(60)
+    helper.close()
     assert done == [(0, 2), (2, 5)]
 
 
@@ -66,7 +93,7 @@ def fail(thread: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-def test_errors_of_both_halves_are_raised(helper: Any, failing: int) -> None:
+def test_errors_of_all_parts_are_raised(helper: CopyThreads, failing: int) -> None:
     def work(first: int, stop: int) -> int:
         if first == failing:
             raise LookupError(str(first))
@@ -81,7 +108,7 @@ class Interrupt(BaseException):
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_after_an_interrupt_nobody_works_any_more(helper: Any, times: int) -> None:
+def test_after_an_interrupt_nobody_works_any_more(helper: CopyThreads, times: int) -> None:
     """In the middle of waiting for the other thread, however often."""
     ended, begun = [], threading.Event()
 
@@ -109,7 +136,7 @@ def test_after_an_interrupt_nobody_works_any_more(helper: Any, times: int) -> No
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_an_error_is_raised_when_nobody_works_any_more(helper: Any) -> None:
+def test_an_error_is_raised_when_nobody_works_any_more(helper: CopyThreads) -> None:
     ended, begun = [], threading.Event()
 
     def work(first: int, stop: int) -> int:

@@ -1,7 +1,6 @@
 """Arguments of Sequences and Episodes, the layout of their batches, what they refuse, and both on real stores."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.kernels.runs import ALL_VISIBLE
-from diskreplay.views import gather_plan
-from diskreplay.views.parallel_copy import in_halves
+from diskreplay.views import gather_plan, parallel_copy
+from diskreplay.views.parallel_copy import CopyThreads, in_parts
 from diskreplay.views.sequences import Episodes, Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode, runs_of
@@ -155,16 +154,18 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
 
 @pytest.mark.slow
 @given(snapshots(), views())
-def test_two_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
+def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
     ids = offered(view, snapshot) * 2
     alone = gathered(view, snapshot, ids)
-    halves = []
-    with ThreadPoolExecutor(1) as helper, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather_plan, "SHARED", 0)
-        patch.setattr(gather_plan, "in_halves", lambda *given: halves.append(given[0]) or in_halves(*given))
-        for name, array in gathered(view, snapshot, ids, helper=helper).items():
+    threads, calls = CopyThreads(2), []
+    with pytest.MonkeyPatch.context() as patch:
+        for module in gather_plan, parallel_copy:
+            patch.setattr(module, "PART", 1)
+        patch.setattr(gather_plan, "in_parts", lambda *given: calls.append(given[0]) or in_parts(*given))
+        for name, array in gathered(view, snapshot, ids, threads=threads).items():
             np.testing.assert_array_equal(array, alone[name])
-    assert helper in halves or not ids
+    threads.close()
+    assert threads in calls or not ids
 
 
 def candidates(snapshot: Snapshot) -> set[int]:

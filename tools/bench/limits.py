@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.kernels import jit
 from diskreplay.kernels.jit import copy_bytes, fence
 from diskreplay.kernels.stream import stream_apart
-from diskreplay.views.parallel_copy import SHARED, helping_thread, in_halves
+from diskreplay.views.parallel_copy import copy_threads, in_parts
 from diskreplay.views.windows import Windows
 from tests.kernels.plain.find_windows import row_address
 
@@ -83,7 +83,7 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
         zip(batches, cycle([target.ctypes.data + -target.ctypes.data % 64 for target in targets]), strict=False)
     )
 
-    helper, kernel = helping_thread(), jit.ready(_copy)
+    threads, kernel = copy_threads(beside=0), jit.ready(_copy)
 
     def copy(keep: object = targets) -> None:
         batch, target = next(pairs)
@@ -92,6 +92,6 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
             kernel(*(column[first:stop] for column in batch), target, int(streamed))
             return -1
 
-        in_halves(helper if batch.nbytes >= SHARED else None, len(batch.sources), work)
+        in_parts(threads, batch.nbytes, len(batch.sources), work)
 
     return copy
