@@ -56,7 +56,9 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         f"is 256 of them, {nbytes / 1e6:.1f} MB.",
         "Times are those of whole batches on the device, one after the other, with nothing computed between them.",
     ]
-    if device == "cpu":
+    if device == "cuda":
+        caveats.append(f"The device is one {torch.cuda.get_device_name()}.")
+    else:
         caveats.append("There was no CUDA device: batches stay on the CPU, and there is no bare copy to compare with.")
     tables = [timing_table(seconds, "a batch"), Table(["rate", "GB/s"], rates)]
     return Report("Bring batches to a device", tables, targets, caveats)
