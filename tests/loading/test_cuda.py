@@ -18,7 +18,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((40, 40), "uint8"), "at": dr.Field((3,), "float32")},
     action=dr.Field((), "int64"),
-    extra={"half": dr.Field((2,), "float16"), "flag": dr.Field((), "bool")},
+    extra={"half": dr.Field((2,), "float16"), "flag": dr.Field((), "bool"), "value": dr.Field((), "float32")},
 )
 VIEWS = (
     dr.Transitions(3, frame_stack={"image": 4}),
@@ -114,6 +114,7 @@ def store(tmp_store: Path) -> Any:
                 obs["at"] = rng.standard_normal((steps + 1, 3)).astype(np.float32)
                 rewards = rng.standard_normal(steps).astype(np.float32)
                 extra = {"half": rng.standard_normal((steps, 2)).astype(np.float16), "flag": rng.random(steps) < 0.5}
+                extra["value"] = rng.standard_normal(steps).astype(np.float32)
                 writer.append_episode(obs, np.arange(steps), rewards, terminated=True, **extra)
         yield store
 
@@ -157,3 +158,98 @@ class TestOnADevice:
                 sums.append(cuda.sample().action.sum())
             for found in sums:
                 assert found.item() == cpu.sample().action.sum().item()
+
+
+def value_of(obs: Any) -> torch.Tensor:
+    return obs["at"].double().sum(-1)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+class TestWhatIsMadeOfBatches:
+    pytestmark = gpu
+
+    def test_transforms_do_on_the_device_what_they_do_on_the_cpu(self, store: Any, prefetch: int) -> None:
+        def halve(batch: dr.Batch) -> dict[str, torch.Tensor]:
+            return {"half": batch["half"] / 2}
+
+        def sampler(device: str) -> dr.Sampler:
+            steps = [dr.RandomShift(pad=3, fields=["image"]), dr.ToFloat(), dr.Normalize(obs=["at"]), halve]
+            view = dr.Transitions(frame_stack={"image": 2})
+            distribution = dr.Prioritized()
+            return dr.Sampler(
+                store, view, distribution, batch_size=64, seed=0, prefetch=prefetch, device=device, transform=steps
+            )
+
+        with sampler("cpu") as cpu, sampler("cuda") as cuda:
+            for _ in range(10):
+                left, right = cpu.sample(), cuda.sample()
+                assert all(close(left[name], right[name]) for name in left)
+
+    def test_rollouts_and_their_parts(self, store: Any, prefetch: int) -> None:
+        view = dr.Rollouts(8, 0.99, 0.95, value_fn=value_of)
+        with (
+            dr.Sampler(store, view, prefetch=prefetch) as cpu,
+            dr.Sampler(store, view, prefetch=prefetch, device="cuda") as cuda,
+        ):
+            for _ in range(3):
+                left, right = cpu.sample(), cuda.sample()
+                assert all(same(left[name], right[name]) for name in left)
+                for of_cpu, of_cuda in (
+                    (left.minibatches(4, epochs=2, seed=1), right.minibatches(4, epochs=2, seed=1)),
+                    (left.sequences(2, seed=1, length=3), right.sequences(2, seed=1, length=3)),
+                ):
+                    for one, other in zip(of_cpu, of_cuda, strict=True):
+                        assert all(same(one[name], other[name]) for name in one)
+
+    def test_a_mixed_batch(self, store: Any, prefetch: int) -> None:
+        def mixed(device: str) -> tuple[dr.MixedSampler, list[dr.Sampler]]:
+            views = dr.Transitions(1), dr.Transitions(5)
+            samplers = [dr.Sampler(store, view, seed=0, prefetch=prefetch, device=device) for view in views]
+            return dr.MixedSampler([(sampler, 1) for sampler in samplers], batch_size=64, seed=0), samplers
+
+        (cpu, cpu_samplers), (cuda, cuda_samplers) = mixed("cpu"), mixed("cuda")
+        for _ in range(5):
+            left, right = cpu.sample(), cuda.sample()
+            assert all(same(left[name], right[name]) for name in left)
+        for sampler in (*cpu_samplers, *cuda_samplers):
+            sampler.close()
+
+    def test_a_batch_of_given_ids_and_of_another_size(self, store: Any, prefetch: int) -> None:
+        with (
+            dr.Sampler(store, dr.Transitions(3), seed=0, prefetch=prefetch) as cpu,
+            dr.Sampler(store, dr.Transitions(3), seed=0, prefetch=prefetch, device="cuda") as cuda,
+        ):
+            for size in (7, 500, 64):
+                left, right = cpu.sample(size), cuda.sample(size)
+                assert all(same(left[name], right[name]) for name in left)
+                again = cuda.gather(right.index)
+                assert all(same(left[name], again[name]) for name in left)
+                part = right.select(torch.arange(3, device="cuda"))
+                assert all(same(left.select([0, 1, 2])[name], part[name]) for name in part)
+                assert right.to("cpu").index.tolist() == left.index.tolist()
+                assert right.numpy().keys() == left.numpy().keys()
+
+    def test_a_sampler_goes_on_from_its_state(self, store: Any, prefetch: int) -> None:
+        def sampler() -> dr.Sampler:
+            return dr.Sampler(
+                store, dr.Transitions(3), dr.Prioritized(), batch_size=32, seed=0, prefetch=prefetch, device="cuda"
+            )
+
+        with sampler() as one, sampler() as other:
+            for _ in range(5):
+                batch = one.sample()
+                one.update_priorities(batch.index, torch.rand(32, device="cuda"))
+            other.load_state_dict(one.state_dict())
+            for _ in range(5):
+                left, right = one.sample(), other.sample()
+                assert all(same(to_cpu(left[name]), right[name]) for name in left)
+
+
+def to_cpu(tree: Any) -> Any:
+    return {name: to_cpu(below) for name, below in tree.items()} if isinstance(tree, dict) else tree.cpu()
+
+
+def close(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(close(left[name], right[name]) for name in left)
+    return right.is_cuda and left.dtype == right.dtype and torch.allclose(left.double(), right.cpu().double(), 1e-6)
