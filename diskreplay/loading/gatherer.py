@@ -18,7 +18,7 @@ from diskreplay.loading.transforms import Arrays, Pipeline
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader, View, nested, tuple_fields
 from diskreplay.views.page_ranges import Pages
-from diskreplay.views.parallel_copy import copy_threads
+from diskreplay.views.parallel_copy import CopyThreads
 from diskreplay.views.requested import OF_DRAWS
 
 NOTHING = Pipeline()
@@ -44,8 +44,8 @@ class Gatherer:
     """Makes batches of one view of a store's steps. One thread at a time gathers, and one makes batches.
 
     `drawn` are the fields that say how a batch was drawn, and the places of their arrays in a block; `pipeline` is what
-    is done to batches. For view, schema and fields see `Sampler`. Some threads copy what is large, and leave
-    `processors_left` to others: what is made beside the trainer leaves it one.
+    is done to batches. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of what is
+    large; `close` ends them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Gatherer:
         fields: Sequence[str] | None,
         destination: Destination,
         *,
-        processors_left: int = 0,
+        threads: CopyThreads | None = None,
         pipeline: Pipeline = NOTHING,
     ) -> None:
         device, self._kind = destination.device, view.kind
@@ -76,7 +76,7 @@ class Gatherer:
             path[0]: at for at, path in enumerate(leaves) if path[0] in OF_DRAWS and path[0] not in schema.extra
         }
         self.disk = Readahead(self.reader, schema)
-        self.reader.threads = self._threads = copy_threads(processors_left)
+        self.reader.threads = self._threads = threads
         self.seconds_gathering = self.seconds_copying = self.seconds_transforming = 0.0
         self.pipeline = pipeline
 

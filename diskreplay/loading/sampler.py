@@ -45,6 +45,7 @@ from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.snapshot import SegmentGone
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
+from diskreplay.views.parallel_copy import copy_threads
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
@@ -203,10 +204,11 @@ class Sampler(IterableDataset[Batch]):
         """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
         arguments = view, self._store.schema, self._fields, self._destination
         pipeline = Pipeline.bound(self._transforms, self._store.schema, view)
-        gatherer = Gatherer(*arguments, pipeline=pipeline)
+        gatherer = Gatherer(*arguments, threads=copy_threads(beside=0), pipeline=pipeline)
         if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._sizes[0]):
             return gatherer, None
-        return gatherer, Prefetcher(Gatherer(*arguments, processors_left=1, pipeline=pipeline))
+        # Beside the trainer, which has use for a processor.
+        return gatherer, Prefetcher(Gatherer(*arguments, threads=copy_threads(beside=1), pipeline=pipeline))
 
     def _set_gatherers(self, gatherer: Gatherer, prefetcher: Prefetcher | None) -> None:
         self._gatherer, self._prefetcher = gatherer, prefetcher

@@ -64,9 +64,10 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 
 
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
-    """Return a range for each window and chunk that is mapped."""
+    """Return a range for each window and chunk that is mapped; the caller holds the lock of all tables."""
     table = snapshot.leaf(leaf)
-    held, ((first_chunk, _, shifts, bases),) = snapshot.tables.addresses([leaf])
+    held = table.holder  # of this array alone: what others release meanwhile is to be free at once
+    _, ((first_chunk, _, shifts, bases),) = snapshot.tables.addresses([leaf])
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = shifts[folder], before + first, before + last
     starts, sizes = [], []

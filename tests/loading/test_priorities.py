@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.loading.batch import kind_of
+from diskreplay.views import gather_plan, parallel_copy
 
 SCHEMA = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
 
@@ -223,3 +225,20 @@ def test_a_mixed_sampler_skips_what_is_of_another_kind(store: Any, tmp_path: Pat
         parts[1].view = dr.Sequences(length=10, overlap=5)
         assert mixed.update_priorities(batch.index, np.ones(64)) == 32
         assert mixed.update_priorities(batch.index.numpy(), np.ones(64), kind=batch.kind) == 32
+
+
+def test_no_thread_that_copies_outlives_its_sampler(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in gather_plan, parallel_copy:
+        monkeypatch.setattr(module, "PART", 1)
+    with dr.create(tmp_store, SCHEMA) as store:
+        with store.writer() as writer:
+            obs, ones = np.zeros((51, 2)), np.ones(50)
+            writer.append_episode(obs, np.zeros(50, int), ones, terminated=True, priority=ones)
+        store.refresh()
+        # Kept: what only the collector ends has not ended.
+        sampler = dr.Sampler(store, dr.Sequences(5, 2), dr.Prioritized(), batch_size=8, seed=0)
+        with sampler:
+            batch = sampler.sample()
+            sampler.update_priorities(batch.index, np.ones((8, 5)))
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith("diskreplay-copy")]

@@ -3,9 +3,10 @@
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from operator import is_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -453,6 +454,10 @@ class Held:
     def __init__(self, tables: Iterable[ChunkTable]) -> None:
         self._holders = [table.holder for table in tables]
 
+    def is_of(self, tables: Collection[ChunkTable]) -> bool:
+        """Tell whether it still has what these tables have."""
+        return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
+
 
 class ChunkTables:
     """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
@@ -492,6 +497,8 @@ class ChunkTables:
         again.
         """
         with self.lock:
+            if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and its note
+                self.note_change()
             tables = [self.leaves[leaf] for leaf in leaves]
             return self.held, [(table.first_chunk, table.chunks, table.shift, table.bases) for table in tables]
 

@@ -3,6 +3,7 @@
 import resource
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -207,3 +208,30 @@ def test_the_next_chunk_is_mapped_of_what_is_read_and_of_nothing_else(tmp_path):
                 first, last = int(leaf.first_chunk[0]), (stop - 1) >> int(leaf.shift[0])
                 assert leaf.bases[first : first + last + 1].all(), (name, stop)
         assert last > 0
+
+
+def test_an_interrupt_between_a_change_of_tables_and_its_note_leaves_addresses_that_stay_mapped(paths, monkeypatch):
+    tables = dr.open(paths[0]).snapshot.tables
+    table = tables.leaves["done"]
+    row = np.array([[0], [0], [0], [0]])
+    table.ensure(*row)
+    before, _ = tables.addresses(["done"])
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, tables.lock:
+        patch.setattr(chunk_table.ChunkTables, "note_change", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            table.release(np.flatnonzero(table.bases))
+    table.ensure(*row)  # into arrays that nobody was told of
+    held, ((_, _, _, bases),) = tables.addresses(["done"])
+    assert held is not before
+    assert held is tables.held
+    assert bases.any()
+    mapped = weakref.ref(next(iter(table.holder.values())))
+    with tables.lock:
+        table.release(np.flatnonzero(table.bases))
+    assert mapped() is not None  # as long as what was returned with its address is referenced
+    del held
+    assert mapped() is None
