@@ -262,8 +262,8 @@ class Population:
         hides, self._oldest, self._reached, self._seen = oldest is not self._oldest, oldest, snapshot.reached, seen
         if ended is not None:
             self._add_ended(snapshot, ended, is_fresh)
-        if ended is not None or (hides and self._reaches_runs()):
-            self._hide()
+        took_away = (hides or ended is not None) and self._hide()
+        if took_away or ended is not None:
             # Before others come: for who has followed these, that changes nothing.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
@@ -360,44 +360,41 @@ class Population:
             self._ended = self._block.write(self._ended, found)
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
-    def _reaches_runs(self) -> bool:
-        """Tell whether `_hide` has something to do. Most often what is hidden goes on inside of the same episodes."""
-        hidden, reached = self._hidden, self._reached
-        return (
-            not self._is_sorted
-            or self._oldest_new < reached
-            or (hidden < self._main and self._block.time_of(hidden) < reached)
-        )
+    def _hide(self) -> bool:
+        """Take away what is hidden, of runs that began before the last hidden step was published; tell whether any was.
 
-    def _hide(self) -> None:
-        """Take away what is hidden: of runs that began before the last hidden step was published."""
+        Most often what is hidden goes on inside of the same episodes, and that is none.
+        """
         reached = self._reached
         if not reached:
-            return
+            return False
         if not self._is_sorted:
             self._sort()
-        self._hide_first(reached)
+        is_reached = self._hide_first(reached)
         if self._oldest_new >= reached:
-            return
+            return is_reached
         if self._main - self._hidden <= self._ended - self._main:
             self._merge()
             self._hide_first(reached)
-            return
+            return True
         newer = TimedRuns(*self._block.slice(self._main, self._ended))
-        is_reached = newer.time < reached
-        self._partly = np.append(self._partly, np.stack(keep(newer, is_reached)), axis=1)
-        left = keep(newer, ~is_reached)
+        is_old = newer.time < reached
+        self._partly = np.append(self._partly, np.stack(keep(newer, is_old)), axis=1)
+        left = keep(newer, ~is_old)
         self._ended = self._block.write(self._main, left)
         self._rewrites += 1
         self._oldest_new = int(left.time.min(initial=NEVER))
+        return True
 
-    def _hide_first(self, reached: int) -> None:
-        """Take away what was reached of the first region."""
+    def _hide_first(self, reached: int) -> bool:
+        """Take away what was reached of the first region; tell whether any was."""
         hidden = self._hidden
-        if hidden < self._main and self._block.time_of(hidden) < reached:
-            time = self._block.runs.time
-            self._hidden += int(time[hidden : self._main].searchsorted(reached))
-            self._partly = np.append(self._partly, self._block.slice(hidden, self._hidden), axis=1)
+        if hidden >= self._main or self._block.time_of(hidden) >= reached:
+            return False
+        time = self._block.runs.time
+        self._hidden += int(time[hidden : self._main].searchsorted(reached))
+        self._partly = np.append(self._partly, self._block.slice(hidden, self._hidden), axis=1)
+        return True
 
     def _sort(self) -> None:
         """See that the first region is sorted, which it need not be before anything is hidden."""
