@@ -66,10 +66,10 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
     """Return a range for each window and chunk that is mapped; the caller holds the lock of all tables."""
     table = snapshot.leaf(leaf)
-    held = table.holder  # of this array alone: what others release meanwhile is to be free at once
-    _, ((first_chunk, _, shifts, bases),) = snapshot.tables.addresses([leaf])
+    # What this array has, and not all of them: what the others release meanwhile is to be free at once.
+    held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
-    shift, first, last = shifts[folder], before + first, before + last
+    shift, first, last = table.shift[folder], before + first, before + last
     starts, sizes = [], []
     for further in range(int(((last >> shift) - (first >> shift)).max(initial=-1)) + 1):
         chunk = (first >> shift) + further

@@ -11,7 +11,7 @@ from diskreplay.format import layout
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.kernels import hiding
 from diskreplay.kernels.table import Kernel
-from diskreplay.store.reading.chunk_table import ChunkTables, Held
+from diskreplay.store.reading.chunk_table import ChunkTables, Held, unseen
 from diskreplay.store.reading.episode_log import EpisodeLog
 
 
@@ -103,7 +103,7 @@ class CapacityFrontier:
     def list_segments(self, growing: Ints, rows: Ints, segments: Segments, tables: ChunkTables) -> None:
         """Take over these arrays, after any of them was replaced: see `LiveLanes` for ``growing`` and ``rows``."""
         self._growing, self._rows, self._segments, self._tables = growing, rows, segments, tables
-        self._held: Callable[[], Held | None] = lambda: None
+        self._held: Callable[[], Held | None] = unseen
 
     def advance(self, log: EpisodeTable, total: int, until: int) -> None:
         """Hide what is more than the capacity of ``total`` steps, and what was published before ``until``.

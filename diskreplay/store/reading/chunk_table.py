@@ -459,6 +459,14 @@ class Held:
         return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
 
 
+def unseen() -> Held | None:
+    """Stand for a weak reference to what `ChunkTables.held` was, of who has read no addresses yet.
+
+    Weak, because between its calls nobody is to keep mapped what others release.
+    """
+    return None
+
+
 class ChunkTables:
     """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
 

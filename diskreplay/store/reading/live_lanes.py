@@ -16,7 +16,7 @@ from diskreplay.format.segment import read_segment
 from diskreplay.ids import Ints
 from diskreplay.kernels import following as rows, frozen
 from diskreplay.kernels.table import Kernel
-from diskreplay.store.reading.chunk_table import ChunkTables, Held
+from diskreplay.store.reading.chunk_table import ChunkTables, Held, unseen
 from diskreplay.store.reading.episode_log import EpisodeLog
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
@@ -88,7 +88,7 @@ class LiveLanes:
             line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
             line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, clocks[slot]
             line[rows.FOLDER] = tables.folders[slot]
-        self._held: Callable[[], Held | None] = lambda: None  # what it was when the tables were read
+        self._held: Callable[[], Held | None] = unseen  # what it was when the tables were read
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
@@ -117,7 +117,7 @@ class LiveLanes:
             if status == rows.DONE:
                 break
             if status == rows.FULL:
-                self._held = lambda: None  # for more room behind the log
+                self._held = unseen  # for more room behind the log
             slot = int(self.growing[found[rows.LEFT], rows.SLOT])
             prepare(slot, status == rows.DAMAGED)
             found[rows.CHANGED] = True
