@@ -12,11 +12,11 @@ from diskreplay.errors import FormatError
 from diskreplay.kernels import gathering as kernel
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store.reading import chunk_budget
-from diskreplay.store.reading.chunk_table import Addresses, Held
+from diskreplay.store.reading.chunk_table import Addresses, Held, unseen
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.parallel_copy import PART, CopyThreads, in_parts
+from diskreplay.views.parallel_copy import CopyThreads, in_parts
 from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, map_rows, refuse
 
 LONGEST = 1 << 40
@@ -73,7 +73,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[Addresses] = []
-        self._held: Callable[[], Held | None] = lambda: None  # what it was when these were read
+        self._held: Callable[[], Held | None] = unseen  # what it was when these were read
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
@@ -88,11 +88,12 @@ class GatherPlan:
             held = self._bind_tables(snapshot)
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
         for attempt in range(ATTEMPTS):
-            if threads is None or block.nbytes < 2 * PART:
+            if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
             else:
                 arguments = ids, block.addresses, snapshot.record, self._record
-                bad = in_parts(threads, block.nbytes, self.windows.size, partial(self._kernel, *arguments))
+                parts = threads.parts(block.nbytes)
+                bad = in_parts(threads, parts, self.windows.size, partial(self._kernel, *arguments))
             if bad < 0:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
@@ -169,7 +170,7 @@ class GatherPlan:
         places = {leaf: [kernel.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(kernel.HEAD + number * kernel.COLUMNS)
-        self._held = lambda: None  # until all is bound
+        self._held = unseen  # until all is bound
         held, self._seen = snapshot.tables.addresses(self._leaves)
         for leaf, arrays in zip(self._leaves, self._seen, strict=True):
             for place in places[leaf]:

@@ -16,11 +16,18 @@ MOST_THREADS = 4
 
 
 class CopyThreads:
-    """So many threads, beside the one that asks, for parts of what it copies. They start when they are needed."""
+    """So many threads, beside the one that asks, for parts of what it copies. They start when they are needed.
+
+    ``least`` is the number of bytes from which on they are worth it.
+    """
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count, self.least = count, 2 * PART
         self._threads = ThreadPoolExecutor(count, "diskreplay-copy")
+
+    def parts(self, nbytes: int) -> int:
+        """Return in how many parts it is worth it to copy so many bytes: 1 below ``least``."""
+        return max(1, min(self.count + 1, nbytes // PART))
 
     def begin(self, call: Callable[[], object]) -> None:
         """Have one of them make a call, unless there can be no more threads, or the interpreter is ending."""
@@ -63,16 +70,9 @@ class _Job:
             self._done = True
 
     def withdraw(self) -> None:
-        """Return when the call is not being made, and never will be by another thread, whatever interrupts."""
-        interrupt: BaseException | None = None
-        while not self._withdrawn:
-            try:
-                with self._lock:
-                    self._withdrawn = True
-            except BaseException as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        """Return when the call is not being made, and never will be by another thread; it may be repeated."""
+        with self._lock:
+            self._withdrawn = True
 
     def result(self) -> int:
         """Return what the call returned; make it now if nobody has."""
@@ -81,15 +81,12 @@ class _Job:
         return self._result if self._done else self._call()
 
 
-def in_parts(threads: CopyThreads | None, nbytes: int, size: int, work: Callable[[int, int], int]) -> int:
-    """Do the items 0 to below `size`, of so many bytes, parts of them in other threads where these have time.
+def in_parts(threads: CopyThreads, count: int, size: int, work: Callable[[int, int], int]) -> int:
+    """Do the items 0 to below `size` in so many parts, all but the first in other threads where these have time.
 
     ``work(first, stop)`` returns the first item that it could not do, or -1; so does this. When it returns or raises,
     nobody works any more: not after an interrupt, and not where a thread could not be started.
     """
-    count = 1 if threads is None else min(threads.count + 1, nbytes // PART)
-    if threads is None or count < 2:
-        return work(0, size)
     bounds = [part * size // count for part in range(count + 1)]
     jobs = [_Job(partial(work, first, stop)) for first, stop in pairwise(bounds[1:])]
     try:
@@ -103,10 +100,13 @@ def in_parts(threads: CopyThreads | None, nbytes: int, size: int, work: Callable
 
 
 def _withdraw(jobs: Sequence[_Job]) -> None:
-    """Withdraw all of them, whatever interrupts."""
-    try:
-        for job in jobs:
-            job.withdraw()
-    except BaseException:
-        _withdraw(jobs)
-        raise
+    """Withdraw all of them, whatever interrupts; raise the last interrupt when that is done."""
+    left, interrupt = list(jobs), list[BaseException]()
+    while left:
+        try:
+            left[-1].withdraw()
+            left.pop()
+        except BaseException as error:
+            interrupt = [error]
+    if interrupt:
+        raise interrupt[0]

@@ -12,7 +12,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.loading.batch import kind_of
-from diskreplay.views import gather_plan, parallel_copy
+from diskreplay.views import parallel_copy
 
 SCHEMA = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
 
@@ -228,8 +228,7 @@ def test_a_mixed_sampler_skips_what_is_of_another_kind(store: Any, tmp_path: Pat
 
 
 def test_no_thread_that_copies_outlives_its_sampler(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in gather_plan, parallel_copy:
-        monkeypatch.setattr(module, "PART", 1)
+    monkeypatch.setattr(parallel_copy, "PART", 1)
     with dr.create(tmp_store, SCHEMA) as store:
         with store.writer() as writer:
             obs, ones = np.zeros((51, 2)), np.ones(50)

@@ -31,16 +31,15 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
         at_once.append(KERNELS["gather"][int(way == "plain")](*arguments))
         return at_once[-1]
 
-    threads = CopyThreads(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_plan, "chosen", lambda name: kernel if name == "gather" else chosen(name))
         if way == "in parts":
-            for module in gather_plan, parallel_copy:
-                patch.setattr(module, "PART", 1)
-            reader.threads = threads
+            patch.setattr(parallel_copy, "PART", 1)
+            reader.threads = CopyThreads(2)
         reader.seed(7)  # of those that draw something
         reader.fill(snapshot, ids, block)
-    threads.close()
+    if reader.threads is not None:
+        reader.threads.close()
     return at_once, block
 
 

@@ -4,7 +4,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -26,15 +25,11 @@ def three() -> Iterator[CopyThreads]:
     threads.close()
 
 
-def in_halves(threads: CopyThreads, size: int, work: Any) -> int:
-    return in_parts(threads, 2 * PART, size, work)
-
-
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 100])
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 9])
 def test_every_item_is_done_once(three: CopyThreads, size: int, parts: int) -> None:
     done: list[tuple[int, int]] = []
-    assert in_parts(three, parts * PART, size, lambda first, stop: done.append((first, stop)) or -1) == -1
+    assert in_parts(three, three.parts(parts * PART), size, lambda first, stop: done.append((first, stop)) or -1) == -1
     assert sorted(item for first, stop in done for item in range(first, stop)) == list(range(size))
     assert len(done) == min(parts, 4)  # no thread copies less than is worth it
 
@@ -42,7 +37,7 @@ def test_every_item_is_done_once(three: CopyThreads, size: int, parts: int) -> N
 @pytest.mark.parametrize("count", [2, 4])
 def test_all_parts_are_done_at_once(count: int) -> None:
     threads, every = CopyThreads(count - 1), threading.Barrier(count, timeout=60)
-    assert in_parts(threads, count * PART, 4, lambda first, stop: -1 - 0 * every.wait()) == -1
+    assert in_parts(threads, threads.parts(count * PART), 4, lambda first, stop: -1 - 0 * every.wait()) == -1
     threads.close()
 
 
@@ -50,7 +45,7 @@ def test_what_other_threads_do_not_get_to_is_done_here(three: CopyThreads) -> No
     done, free = [], threading.Event()
     for _ in range(3):
         three.begin(free.wait)
-    assert in_parts(three, 4 * PART, 9, lambda first, stop: done.append((first, stop)) or -1) == -1
+    assert in_parts(three, 4, 9, lambda first, stop: done.append((first, stop)) or -1) == -1
     assert done == [(0, 2), (2, 4), (4, 6), (6, 9)]
     free.set()
     three.close()
@@ -67,13 +62,13 @@ def test_as_many_processors_are_left_as_are_asked_for(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("bad", "found"), [({1, 2, 5}, 1), ({3, 7}, 3), ({5, 6}, 5), ({6}, 6), (set(), -1)])
 def test_the_first_item_that_could_not_be_done_is_returned(three: CopyThreads, bad: set[int], found: int) -> None:
-    assert in_parts(three, 4 * PART, 8, lambda first, stop: min(bad & {*range(first, stop)}, default=-1)) == found
+    assert in_parts(three, 4, 8, lambda first, stop: min(bad & {*range(first, stop)}, default=-1)) == found
 
 
 def test_a_helper_that_has_been_sent_home_is_not_waited_for() -> None:
     helper, done = CopyThreads(1), []
     helper.close()
-    assert in_halves(helper, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
+    assert in_parts(helper, 2, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
     assert done == [(0, 2), (2, 5)]
 
 
@@ -81,7 +76,7 @@ def test_a_thread_that_cannot_be_started_leaves_nothing_for_later(monkeypatch: p
     helper, done, found = CopyThreads(1), list[tuple[int, int]](), threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        assert in_halves(helper, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
+        assert in_parts(helper, 2, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
     helper.begin(found.set)  # starts the thread, which finds what was left in the queue
     assert found.wait(60)
     helper.close()
@@ -100,7 +95,7 @@ def test_errors_of_all_parts_are_raised(helper: CopyThreads, failing: int) -> No
         return -1
 
     with pytest.raises(LookupError, match=f"^{failing}$"):
-        in_halves(helper, 4, work)
+        in_parts(helper, 2, 4, work)
 
 
 class Interrupt(BaseException):
@@ -108,19 +103,19 @@ class Interrupt(BaseException):
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_after_an_interrupt_nobody_works_any_more(helper: CopyThreads, times: int) -> None:
-    """In the middle of waiting for the other thread, however often."""
-    ended, begun = [], threading.Event()
+@pytest.mark.parametrize("count", [2, 4])
+def test_after_an_interrupt_nobody_works_any_more(three: CopyThreads, count: int, times: int) -> None:
+    """In the middle of waiting for the other threads, however often."""
+    ended, begun = [], threading.Barrier(count, timeout=60)
 
     def work(first: int, stop: int) -> int:
+        begun.wait()
         if first == 0:
-            assert begun.wait(60)
             return -1
-        begun.set()
-        for _ in range(times):
+        for _ in range(times if first == 2 else 0):
             time.sleep(0.05)  # until the caller waits: a signal that comes before meets it elsewhere
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        time.sleep(0.1)  # time for an interrupt to be raised too early
+        time.sleep(0.1 + 0.05 * times)  # time for an interrupt to be raised too early
         ended.append(stop)
         return -1
 
@@ -130,24 +125,24 @@ def test_after_an_interrupt_nobody_works_any_more(helper: CopyThreads, times: in
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with pytest.raises(Interrupt):
-            in_halves(helper, 4, work)
-        assert ended == [4]
+            in_parts(three, count, 2 * count, work)
+        assert sorted(ended) == list(range(4, 2 * count + 1, 2))
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_an_error_is_raised_when_nobody_works_any_more(helper: CopyThreads) -> None:
-    ended, begun = [], threading.Event()
+@pytest.mark.parametrize("count", [2, 4])
+def test_an_error_is_raised_when_nobody_works_any_more(three: CopyThreads, count: int) -> None:
+    ended, begun = [], threading.Barrier(count, timeout=60)
 
     def work(first: int, stop: int) -> int:
+        begun.wait()
         if first == 0:
-            assert begun.wait(60)
             raise KeyboardInterrupt
-        begun.set()
         time.sleep(0.05)  # time for the error to be raised too early
         ended.append(stop)
         return -1
 
     with pytest.raises(KeyboardInterrupt):
-        in_halves(helper, 4, work)
-    assert ended == [4]
+        in_parts(three, count, 2 * count, work)
+    assert sorted(ended) == list(range(4, 2 * count + 1, 2))

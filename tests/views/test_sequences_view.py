@@ -157,10 +157,10 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
 def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
     ids = offered(view, snapshot) * 2
     alone = gathered(view, snapshot, ids)
-    threads, calls = CopyThreads(2), []
+    calls = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in gather_plan, parallel_copy:
-            patch.setattr(module, "PART", 1)
+        patch.setattr(parallel_copy, "PART", 1)
+        threads = CopyThreads(2)
         patch.setattr(gather_plan, "in_parts", lambda *given: calls.append(given[0]) or in_parts(*given))
         for name, array in gathered(view, snapshot, ids, threads=threads).items():
             np.testing.assert_array_equal(array, alone[name])

@@ -92,6 +92,10 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
             kernel(*(column[first:stop] for column in batch), target, int(streamed))
             return -1
 
-        in_parts(threads, batch.nbytes, len(batch.sources), work)
+        items = len(batch.sources)
+        if threads is None:
+            work(0, items)
+        else:
+            in_parts(threads, threads.parts(batch.nbytes), items, work)
 
     return copy
