@@ -1,18 +1,13 @@
 """Buffers whose tensors are on a CUDA device: they hold what those on the CPU hold."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 import diskreplay as dr
+from tests.loading.test_cuda import gpu, same
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
-
-
-def same(left: Any, right: Any) -> bool:
-    return right.is_cuda and torch.equal(left, right.cpu())
+pytestmark = gpu
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
@@ -37,10 +32,6 @@ def test_a_replay_buffer_samples_what_one_on_the_cpu_does(prioritized: bool) -> 
                 errors = torch.rand(32)
                 cpu.update_priorities(left.index, errors)
                 cuda.update_priorities(right.index, errors.cuda())
-
-
-def value_of(obs: torch.Tensor) -> torch.Tensor:
-    return obs.double().sum(-1)
 
 
 def test_a_rollout_buffer_estimates_what_one_on_the_cpu_does() -> None:

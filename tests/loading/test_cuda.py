@@ -1,5 +1,6 @@
 """Batches on a CUDA device; what does not need one runs on stand-ins for streams and events."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,14 @@ def store(tmp_store: Path) -> Any:
         yield store
 
 
-def same(left: Any, right: Any) -> bool:
+def same(left: Any, right: Any, equal: Callable[..., bool] = torch.equal) -> bool:
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
-    return right.is_cuda and torch.equal(left, right.cpu())
+        return left.keys() == right.keys() and all(same(left[name], right[name], equal) for name in left)
+    return right.is_cuda and equal(left, right.cpu())
+
+
+def nearly(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and torch.allclose(left.double(), right.double(), 1e-6)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
@@ -183,7 +188,7 @@ class TestWhatIsMadeOfBatches:
         with sampler("cpu") as cpu, sampler("cuda") as cuda:
             for _ in range(10):
                 left, right = cpu.sample(), cuda.sample()
-                assert all(close(left[name], right[name]) for name in left)
+                assert all(same(left[name], right[name], nearly) for name in left)
 
     def test_rollouts_and_their_parts(self, store: Any, prefetch: int) -> None:
         view = dr.Rollouts(8, 0.99, 0.95, value_fn=value_of)
@@ -242,14 +247,5 @@ class TestWhatIsMadeOfBatches:
             other.load_state_dict(one.state_dict())
             for _ in range(5):
                 left, right = one.sample(), other.sample()
-                assert all(same(to_cpu(left[name]), right[name]) for name in left)
-
-
-def to_cpu(tree: Any) -> Any:
-    return {name: to_cpu(below) for name, below in tree.items()} if isinstance(tree, dict) else tree.cpu()
-
-
-def close(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(close(left[name], right[name]) for name in left)
-    return right.is_cuda and left.dtype == right.dtype and torch.allclose(left.double(), right.cpu().double(), 1e-6)
+                on_cpu = left.to("cpu")
+                assert all(same(on_cpu[name], right[name]) for name in left)

@@ -133,19 +133,18 @@ def test_a_mapping_that_the_system_refuses_replaces_idle_ones_or_is_an_error_tha
 def test_who_has_addresses_of_a_table_that_grows_finds_that_there_are_others(paths, monkeypatch):
     store = dr.open(paths[0])
     tables = store.snapshot.tables
-    table, add_places, asked, told = tables.leaves["done"], ChunkTable._add_places, [], []
+    table, add_places, asked, told = tables.leaves["done"], ChunkTable._add_places, threading.Event(), []
 
     def ask():
-        asked.append(True)
+        asked.set()
         told.append(tables.addresses(["done"]))
 
     other = threading.Thread(target=ask)
 
     def add_and_look(self, *places):
         other.start()
-        while not asked:
-            time.sleep(0.001)
-        time.sleep(0.05)
+        assert asked.wait(60)
+        time.sleep(0.05)  # time to be told too early
         assert not told  # before all is replaced, nobody is told anything
         assert tables.held is held  # and who has addresses finds them good
         add_places(self, *places)
