@@ -27,7 +27,7 @@ from diskreplay.kernels.gathering import (
     STEP_STOP,
     K,
 )
-from diskreplay.kernels.jit import ints_at, load_byte, load_int, touch
+from diskreplay.kernels.jit import load_byte, load_int, touch
 
 Ints = NDArray[np.int64]
 
@@ -80,6 +80,29 @@ def _touch_lanes(ids: Ints, record: Ints) -> None:
             touch(record[frozen.ROWS] + 8 * (COMMITTED * record[frozen.ALL_LANES] + place))
 
 
+@jit.kernel("int", "ints2", "int", "int", "ints", "ints", "ints", inner=True)
+def _floor_of(windows: Ints, i: int, stack: int, first_chunk: Ints, shift: Ints, bases: Ints) -> int:
+    """Return the oldest row that a stack up to the row of item `i` may show; -1 where the flags of one are not mapped.
+
+    The row itself begins no episode.
+    """
+    folder, before = windows[FOLDER, _at(i)], windows[BEFORE, _at(i)]
+    # Rows are counted as in the folder here.
+    row, kept = windows[ROW, _at(i)] + before, windows[OWN, _at(i)] + before
+    bits, first = shift[_at(folder)], first_chunk[_at(folder)]
+    floor, chunk, base = row, -1, 0
+    while floor > kept and row - floor < stack - 1:
+        floor -= 1
+        if floor >> bits != chunk:
+            chunk = floor >> bits
+            if bases[_at(first + chunk)] == 0:
+                return -1
+            base = bases[_at(first + chunk)] + (windows[LINE, _at(i)] << bits)
+        if load_byte(base + (floor & ((1 << bits) - 1))) & FIRST:
+            break
+    return floor - before
+
+
 @jit.kernel("int", "ints", "int", "int", "int", *["ints"] * 5, "out_ints2", "out_bytes")
 def find_windows(
     ids: Ints,
@@ -101,78 +124,79 @@ def find_windows(
     episode, bit 2 of a truncated or cut one, and the flags FIRST and CUT of the window's first row. Returns the first
     id that has no such window or whose flags are not mapped, or -1.
     """
-    origin, lanes = record[frozen.ORIGIN], ints_at(record[frozen.LANES], record[frozen.SLOTS])
-    lane_base = record[frozen.LANE_BASE]
-    oldest, reached = record[frozen.OLDEST], record[frozen.REACHED]
+    # Read once: for all that the compiler knows, each number that is written may be one of the record.
+    origin, lanes, lane_base = record[frozen.ORIGIN], record[frozen.LANES], record[frozen.LANE_BASE]
+    slots, oldest, reached = record[frozen.SLOTS], record[frozen.OLDEST], record[frozen.REACHED]
+    folders, first_rows, first_growing = record[frozen.FOLDERS], record[frozen.FIRST_ROWS], record[frozen.FIRST_GROWING]
+    committed = record[frozen.ROWS] + 8 * COMMITTED * record[frozen.ALL_LANES]
     _touch_lanes(ids, record)
     located = 0
     while located < ids.size:
-        slot = (ids[_at(located)] >> POSITION_BITS) - origin
-        if slot < 0 or slot >= lanes.size or lanes[_at(slot)] <= 0:
+        item = _at(located)
+        slot = (ids[item] >> POSITION_BITS) - origin
+        if slot < 0 or slot >= slots:
             break
-        position = ids[_at(located)] & POSITION_MASK
-        row, lane = position, 0
-        if lanes[_at(slot)] > 1:  # a division costs as much as all the rest
-            row = position // lanes[_at(slot)]
-            lane = position - row * lanes[_at(slot)]
+        width = load_int(lanes + 8 * slot)
+        if width <= 0:
+            break
+        row, lane = ids[item] & POSITION_MASK, 0
+        if width > 1:  # a division costs as much as all the rest
+            position = row
+            row = position // width
+            lane = position - row * width
         place = load_int(lane_base + 8 * slot) + lane
-        find_folder(windows, located, slot, lane, place, record)
-        folder, inside = windows[FOLDER, _at(located)], windows[BEFORE, _at(located)] + row
-        bits, first = shift[_at(folder)], first_chunk[_at(folder)]
-        chunk = inside >> bits
-        stop = rows_of(COMMITTED, slot, lane, record)
+        stop = load_int(committed + 8 * place) if slot < first_growing else rows_of(COMMITTED, slot, lane, record)
         kept = load_int(oldest + 8 * place) if reached else 0
+        folder, before = load_int(folders + 8 * slot), load_int(first_rows + 8 * place)
+        line = 0
+        if before == frozen.OWN_FOLDER:
+            line, before = lane, 0
+        bits, first = shift[_at(folder)], first_chunk[_at(folder)]
+        inside = before + row
+        chunk = inside >> bits
         if row < kept or row >= stop or chunk >= min(chunks[_at(folder)], bases.size - first):
             break
         base = bases[_at(first + chunk)]
         if base == 0:
             break
-        # Where the flag of the row is, until the pass below has what belongs there.
-        windows[AFTER, _at(located)] = base + (windows[LINE, _at(located)] << bits) + (inside & ((1 << bits) - 1))
-        windows[SLOT, _at(located)], windows[LANE, _at(located)], windows[ROW, _at(located)] = slot, lane, row
-        windows[OWN, _at(located)], windows[OWN_STOP, _at(located)] = kept, stop
+        inside &= (1 << bits) - 1
+        windows[FOLDER, item], windows[LINE, item], windows[BEFORE, item] = folder, line, before
+        # Where the flag of the row is, and how many the chunk has from there on, until the pass below has what belongs
+        # there.
+        windows[AFTER, item], windows[K, item] = base + (line << bits) + inside, (1 << bits) - inside
+        windows[SLOT, item], windows[LANE, item], windows[ROW, item] = slot, lane, row
+        windows[OWN, item], windows[OWN_STOP, item] = kept, stop
         located += 1
 
     for i in range(located):
         touch(windows[AFTER, _at(i)])
     for i in range(located):
+        address, row, stop = windows[AFTER, _at(i)], windows[ROW, _at(i)], windows[OWN_STOP, _at(i)]
+        flags = load_byte(address)
+        if flags & NO_STEP:
+            return i
+        begins, floor = flags & (FIRST | CUT), row
+        if stack > 1 and not flags & FIRST:
+            floor = _floor_of(windows, i, stack, first_chunk, shift, bases)
+            if floor < 0:
+                return i
+        # Nearly every window lies in the middle of an episode: its steps and the row behind them have no flags.
+        plain = flags & (TERMINATED | TRUNCATED) == 0 and n > 0 and row + n < stop
+        if plain and windows[K, _at(i)] > max(n, WORD) and _all_zero(address + 1, n):
+            after = row + n
+            windows[FLOOR, _at(i)], windows[AFTER, _at(i)], windows[K, _at(i)] = floor, after, n
+            windows[OBS_STOP, _at(i)] = windows[STEP_STOP, _at(i)] = windows[FRAMES_STOP, _at(i)] = after + 1
+            ends[_at(i)] = begins
+            continue
         # Rows are counted as in the folder here: those of the lane have as many before them.
         folder, before = windows[FOLDER, _at(i)], windows[BEFORE, _at(i)]
-        row = windows[ROW, _at(i)] + before
-        kept, stop = windows[OWN, _at(i)] + before, windows[OWN_STOP, _at(i)] + before
+        row, stop = row + before, stop + before
         bits = shift[_at(folder)]
         mask, above = (1 << bits) - 1, windows[LINE, _at(i)] << bits  # what of a chunk is before the lane's line
         first = first_chunk[_at(folder)]
         count = min(chunks[_at(folder)], bases.size - first)
         chunk = row >> bits
         base = bases[_at(first + chunk)] + above
-        flags = load_byte(base + (row & mask))
-        if flags & NO_STEP:
-            return i
-        begins = flags & (FIRST | CUT)
-
-        floor, at_floor = row, flags
-        while floor > kept and row - floor < stack - 1 and not at_floor & FIRST:
-            floor -= 1
-            if floor >> bits != chunk:
-                chunk = floor >> bits
-                if bases[_at(first + chunk)] == 0:
-                    return i
-                base = bases[_at(first + chunk)] + above
-            at_floor = load_byte(base + (floor & mask))
-
-        if chunk != row >> bits:
-            chunk = row >> bits
-            base = bases[_at(first + chunk)] + above
-        # Nearly every window lies in the middle of an episode: its steps and the row behind them have no flags.
-        ahead = (row & mask) + 1
-        plain = flags & (TERMINATED | TRUNCATED) == 0 and n > 0 and row + n < stop
-        if plain and ahead + max(n, WORD) <= 1 << bits and _all_zero(base + ahead, n):
-            after = row - before + n
-            windows[FLOOR, _at(i)], windows[AFTER, _at(i)], windows[K, _at(i)] = floor - before, after, n
-            windows[OBS_STOP, _at(i)] = windows[STEP_STOP, _at(i)] = windows[FRAMES_STOP, _at(i)] = after + 1
-            ends[_at(i)] = begins
-            continue
         k = 1
         final = False
         while True:
@@ -216,7 +240,7 @@ def find_windows(
             after -= 1
         is_step = not at_end and after < stop
         after -= before
-        windows[FLOOR, _at(i)] = floor - before
+        windows[FLOOR, _at(i)] = floor
         windows[AFTER, _at(i)] = after
         windows[OBS_STOP, _at(i)] = after + 1 if final else 0
         windows[FRAMES_STOP, _at(i)] = after + 1 if final else after
