@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from diskreplay.kernels import table
 from tests.tiers import NIGHTLY, part_of_cases
+
+table.CHECK = True  # a kernel refuses an argument of another type, also where nobody looks in use
 
 # The machine may be busy with other tests: time says nothing about the code, so no deadline and no health check of it.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,7 +5,7 @@ Each release of numba may change these: `pyproject.toml` allows those that were 
 (`njit`, `types`, `extending.intrinsic`, and llvmlite's builder) is used where it is needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import llvmlite.binding
@@ -48,6 +48,13 @@ def compile_one(dispatcher: Dispatcher, signature: NumbaType, cache: Cache | Non
             dispatcher.compile(signature)
     finally:
         forbid_compiling(dispatcher)
+
+
+def entry_point(dispatcher: Dispatcher) -> Callable[..., Any]:
+    """Return the only compiled version of a function, to be called from Python: no type of an argument is looked at."""
+    (compiled,) = dispatcher.overloads.values()
+    found: Callable[..., Any] = compiled.entry_point
+    return found
 
 
 def chosen_folder() -> str:

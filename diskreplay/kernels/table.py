@@ -39,6 +39,9 @@ MODULES = {
     "weights": "powers",
 }
 
+CHECK = False
+"""Whether `unchecked` is the same as `chosen`."""
+
 
 @cache
 def chosen(name: str) -> Kernel:
@@ -46,3 +49,19 @@ def chosen(name: str) -> Kernel:
     from diskreplay.kernels import jit
 
     return jit.ready(getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name))
+
+
+@cache
+def unchecked(name: str) -> Kernel:
+    """Return the compiled kernel of this name, which does not look at the types of its arguments.
+
+    To look takes a third to a half of the call of a small kernel. What is of another type, shape or order in memory
+    than the kernel was compiled for would be misread: this is for what is called at every batch with arrays that the
+    package has made itself. Tests check nevertheless: see `CHECK`.
+    """
+    kernel = chosen(name)
+    if CHECK:
+        return kernel
+    from diskreplay.kernels import numba_private
+
+    return numba_private.entry_point(kernel)

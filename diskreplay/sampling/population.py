@@ -44,7 +44,7 @@ from diskreplay.kernels.runs import (
     starting_runs,
     without_hidden,
 )
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import chosen, unchecked
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.snapshot import Snapshot
 
@@ -200,8 +200,8 @@ class Population:
         self.share, self.initial_errors = share, initial_errors
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
         self._crossing = view.crossing()
-        self._find_starts = chosen("starts")
-        self._find_random = chosen("random_ids")
+        self._find_starts = unchecked("starts")
+        self._find_random = unchecked("random_ids")
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None

@@ -21,7 +21,7 @@ from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.offer import CHANGED, NEW
 from diskreplay.kernels.runs import lane_keys
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import chosen, unchecked
 from diskreplay.sampling.population import InitialErrors, Mark, Population, Share
 from diskreplay.sampling.saved_state import bits, state_of
 
@@ -117,7 +117,7 @@ class PriorityTable:
     _slots: NDArray[np.int32]
 
     def __init__(self, alpha: float, least: bool = False) -> None:
-        self._powers, self._offer, self._draw = chosen("powers"), chosen("offer"), chosen("draw")
+        self._powers, self._offer, self._draw = chosen("powers"), chosen("offer"), unchecked("draw")
         self._alpha, self._least = alpha, least
         self._largest = np.ones(1)
         # Memory for kernels: some numbers; places that are shown or hidden; ids of an update.
@@ -325,7 +325,7 @@ class PriorityTable:
         """
         if self._batch[0].shape[1] != len(ids):
             self._batch = np.empty((2, len(ids)), np.int64), np.empty((3, len(ids)))
-        skipped: int = chosen("update")(
+        skipped: int = unchecked("update")(
             ids, errors, eps, self._alpha, *self._followed.segments, self._pages, self._slots, *self.tree.arrays,
             self._raw, self._largest, self._drawn, *self._batch,
         )  # fmt: skip

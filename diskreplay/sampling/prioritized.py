@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import unchecked
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Population
@@ -191,7 +191,8 @@ class Prioritized(Owned):
         if self._scratch.shape[1] != len(chances):
             self._scratch = np.empty((3, len(chances)))
         # N cancels against the largest weight, which is that of the smallest chance.
-        chosen("weights")(chances, draw.least if self._normalize == "store" else 0.0, exponent, self._scratch, weights)
+        least = draw.least if self._normalize == "store" else 0.0
+        unchecked("weights")(chances, least, exponent, self._scratch, weights)
         return weights
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:

@@ -23,7 +23,7 @@ from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
 from diskreplay.format.state_files import delete_state, read_state, write_state
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import unchecked
 from diskreplay.store import tables
 from diskreplay.store.arguments import checked_limits, compression_level
 from diskreplay.store.compaction.background import BackgroundCompaction
@@ -195,7 +195,7 @@ class Store:
 
     def follow_compiled(self) -> None:
         """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin."""
-        self._open_follower().follow_with(chosen)
+        self._open_follower().follow_with(unchecked)
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None, *, returns: bool = True) -> dict[str, Any]:

@@ -128,7 +128,14 @@ def test_a_cache_is_asked_for_a_signature_before_it_is_compiled_and_given_it_aft
 
 
 @pytest.mark.parametrize(
-    "name", ["signature.return_type", "signature.args", "library.get_pointer_to_function", "fndesc.llvm_func_name"]
+    "name",
+    [
+        "signature.return_type",
+        "signature.args",
+        "library.get_pointer_to_function",
+        "fndesc.llvm_func_name",
+        "entry_point",
+    ],
 )
 def test_a_compiled_function_says(name: str) -> None:
     made = numba.njit(doubled)
@@ -136,6 +143,23 @@ def test_a_compiled_function_says(name: str) -> None:
     look_up(*made.overloads.values(), name)
     function = numba_private.CompiledFunction(made, "diskreplay_test_doubled")
     assert (function.result, function.kinds) == (types.int64, (types.int64,))
+
+
+def test_a_compiled_function_is_called_from_python_without_a_look_at_types() -> None:
+    @jit.kernel("int", "ints", "out_ints", "int")
+    def put_total(numbers, out, divisor):
+        out[0] = numbers.sum() // divisor
+        return len(numbers)
+
+    call = numba_private.entry_point(compiled(put_total))
+    numbers, out = np.arange(10, 16), np.zeros(1, np.int64)
+    assert call(numbers, out, 5) == 6
+    assert out.tolist() == [15]
+    with pytest.raises(ZeroDivisionError):
+        call(numbers, out, 0)
+    with pytest.raises(TypeError, match="No matching definition"):
+        put_total(numbers.astype(np.float64), out, 5)
+    call(numbers.astype(np.float64), out, 5)  # misread, and not refused
 
 
 def test_a_compiled_function_is_called_where_it_is_and_its_exception_goes_on_in_the_caller() -> None:

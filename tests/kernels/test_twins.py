@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay
 from diskreplay.ids import POSITION_BITS
-from diskreplay.kernels import following, frozen, gathering as rows
+from diskreplay.kernels import following, frozen, gathering as rows, table
 from diskreplay.kernels.find_windows import MANY_SLOTS
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, COUNT, FIRST, STRIDE, TIME
@@ -490,3 +490,19 @@ def test_making_a_view_loads_no_compiled_code() -> None:
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_the_chosen_kernel_is_the_compiled_one(name: str) -> None:
     assert chosen(name) is KERNELS[name][0]
+
+
+def test_tests_see_the_types_of_what_kernels_are_given_that_do_not_look_in_use(monkeypatch) -> None:
+    assert table.unchecked("random_ids") is chosen("random_ids")
+    table.unchecked.cache_clear()
+    monkeypatch.setattr(table, "CHECK", False)
+    fast = table.unchecked("random_ids")
+    table.unchecked.cache_clear()
+    block = np.array([[7], [1], [1000], [0], [0]], np.int64).repeat(2, 1)
+    block[-1] = 0, 1000
+    found = np.zeros((2, 50), np.int64)
+    for kernel, out in zip((fast, chosen("random_ids")), found, strict=True):
+        kernel(12345, 0, 1, block, np.zeros(0, np.int64), np.zeros(50, np.int64), out)
+    assert (found[0] == found[1]).all()
+    assert ((found >= 7) & (found < 1007)).all()
+    assert len(np.unique(found)) > 40

@@ -16,7 +16,7 @@ from diskreplay.format.limiters import StepCounter
 from diskreplay.format.quarantine import read_quarantine
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import unchecked
 from diskreplay.store.activity.disk import DiskUse, Progress
 from diskreplay.store.activity.newest_episodes import NewestEpisodes, count_ended
 from diskreplay.store.activity.rates import Rate
@@ -156,7 +156,7 @@ class Activity:
         if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
             self._is_compiled = True
             with suppress(MissingExtra):
-                self._follower.follow_with(chosen)
+                self._follower.follow_with(unchecked)
 
     def _look(self, root: Root) -> Look:
         inserted = self._steps.read()  # before the snapshot: else steps in between would seem to be gone
