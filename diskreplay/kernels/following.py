@@ -40,8 +40,12 @@ Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[
 
 # What `found` holds: how many lines of `ended` are filled, and the steps of these; whether anything changed; the steps
 # of open episodes, to which those of new ones are added; where a segment has to be attended to, its line in `growing`.
-ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT = range(5)
-FOUND = 5
+# Then what `advance` reads: whether all was followed, and whether ended episodes are looked at before they count.
+ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
+FOUND = 7
+
+HIDDEN = 2
+"""The bit of CHANGED that says that steps were hidden; 1 is all else."""
 
 DONE, UNCHECKED, DAMAGED, FULL = range(4)
 """What `follow` returns: all is followed; a lane of segment LEFT has rows that were not checked or mapped yet; it is

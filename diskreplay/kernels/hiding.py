@@ -25,8 +25,10 @@ PLACE_ROWS = 4
 
 # What `found` holds: lines of the log that are in chains, entries of the heap; how many steps to hide, and before which
 # time all are; how many were, and when the last of them was published; the id of the step whose time is not mapped.
-SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED = range(7)
-FOUND = 7
+# Then what `advance_hiding` knows: how many steps are left at most, or -1; before which time all are hidden by now, and
+# none of an episode that began at REACHED or later; whether the arrays of `hide_oldest` were made.
+SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY = range(11)
+FOUND = 11
 
 DONE, UNMAPPED = range(2)
 """What `hide_oldest` returns: all is done; the time of step NEEDED is not mapped, and it is to be called again."""

@@ -13,6 +13,8 @@ Kernel = Callable[..., Any]
 
 # name -> module
 MODULES = {
+    "advance": "advance",
+    "advance_hiding": "advance_hiding",
     "advise": "advice",
     "bind_table": "gather",
     "discounted": "discounted",

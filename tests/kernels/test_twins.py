@@ -38,9 +38,9 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advise", "bind_table", "discounted", "draw", "find_windows", "follow", "freeze", "gae", "gather",
-        "hide_oldest", "ids_at", "initial_priorities", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs",
-        "starts", "stream", "sumtree_find", "sumtree_set", "update", "weights",
+        "advance", "advance_hiding", "advise", "bind_table", "discounted", "draw", "find_windows", "follow", "freeze",
+        "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "locate", "nstep", "offer", "powers",
+        "random_ids", "sort_runs", "starts", "stream", "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")

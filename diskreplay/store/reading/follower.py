@@ -19,9 +19,8 @@ from diskreplay.format.packs import read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.kernels import following as rows, frozen
-from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.hiding import NEVER, hide_oldest_plain
+from diskreplay.kernels import following as rows, hiding
+from diskreplay.kernels.advancing import advance_hiding_plain, advance_plain
 from diskreplay.kernels.huge_pages import give_back_free
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
@@ -41,6 +40,9 @@ _AT_ONCE = 16 << 20
 _CHECK_EVERY_S = 1.0
 # Each means that segments were put into a pack between two looks at the store.
 _ATTEMPTS = 100
+
+
+_TWINS: dict[str, Kernel] = {"advance": advance_plain, "advance_hiding": advance_hiding_plain}
 
 
 class _Merged(Exception):
@@ -68,12 +70,7 @@ class Follower:
         self._lock = threading.Lock()
         self._generation = 0
         self._least = layout.MAX_SEGMENTS  # the lowest number of a segment that is in a pack, where that is known
-        self._freeze_with: Kernel = freeze_plain
-        self._kernel: Callable[[str], Kernel] | None = None  # which gives compiled ones
-        self._kernels: dict[str, Kernel] = {
-            "follow": rows.follow_plain,
-            "hide_oldest": hide_oldest_plain,
-        }
+        self._kernel: Callable[[str], Kernel] = _TWINS.__getitem__
         self._begin()
 
     def _begin(self) -> None:
@@ -87,15 +84,12 @@ class Follower:
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
-        self._kernels["follow"] = self._live.kernel = kernel("follow")
-        self._freeze_with = kernel("freeze")
+        self._live.kernel = kernel(self._kernel_name)
         self._kernel = kernel
-        self._compile_hiding()
 
-    def _compile_hiding(self) -> None:
-        """Hide with compiled code, where anything is hidden and it is wanted."""
-        if self._is_timed and self._kernel is not None:
-            self._kernels["hide_oldest"] = self._frontier.kernel = self._kernel("hide_oldest")
+    @property
+    def _kernel_name(self) -> str:
+        return "advance_hiding" if self._is_timed else "advance"
 
     def _reset(self) -> None:
         """Start from nothing, and read the store."""
@@ -113,10 +107,9 @@ class Follower:
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self._tables = ChunkTables(self._root, self._counters)
         self._log = EpisodeLog(self._generation)
-        self._live = LiveLanes(self._kernels["follow"], self._log, self._origin, self._leaves)
+        self._frontier = CapacityFrontier(self._limits.capacity, self._is_timed)
+        self._live = LiveLanes(self._kernel(self._kernel_name), self._log, self._frontier, self._leaves)
         self._segments: SegmentTable | None
-        self._frontier = CapacityFrontier(self._limits.capacity, self._kernels["hide_oldest"])
-        self._compile_hiding()
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
         self._sealed = np.zeros(0, np.bool_)
@@ -126,7 +119,7 @@ class Follower:
         self._lane_slot = np.zeros(0, np.int64)
         self._clocks = np.zeros(0, np.int64)
         self._clock = this_clock()  # what the newest segments of this boot have in its place
-        self._last = np.zeros(0, np.int64)  # when the last row of each segment came, `NEVER` where it may grow
+        self._last = np.zeros(0, np.int64)  # when the last row of each segment came; `NEVER`: it may grow
         self._list_growing()
         self._next_check_at = 0.0
         self._evictions = Evictions(self._root)
@@ -194,34 +187,14 @@ class Follower:
         steps, self._lost = self._log.steps + self._live.open_steps, 0
         if changed or time.monotonic() >= self._next_check_at:
             changed |= self._add_newly_sealed()
-        changed = self._live.follow(changed, self._add_ended, self._prepare_segment)
-        arrived += self._log.steps + self._live.open_steps - steps + self._lost
-        if self._is_timed and (changed or self._limits.max_age_s is not None):
-            self._hide_oldest(changed)
-        elif changed:
-            if self._frontier.generation != self._log.generation:
-                self._follow_log()
-            self.snapshot = self._freeze()
-        return arrived
-
-    def _hide_oldest(self, changed: bool) -> None:
-        """Hide what has to leave, and make a snapshot of the rest, if anything is different."""
-        frontier, until = self._frontier, self._until
-        before = frontier.oldest
+        until = self._until
         if self._limits.max_age_s is not None:
             until = max(until, self._now() - int(self._limits.max_age_s * 1e9))
-        while True:
-            log = self._log
-            if frontier.generation != log.generation:
-                self._follow_log()
-            try:
-                frontier.advance(log.table, log.steps + self._live.open_steps, until)
-                break
-            except (SegmentGone, *DAMAGE) as error:
-                self._exclude(frontier.needed - self._origin, error)
-                changed = self._live.follow(True, self._add_ended, self._prepare_segment)
-        if changed or frontier.oldest is not before:
-            self.snapshot = self._freeze()
+        record = self._live.advance(changed, until, self)
+        total = self._log.steps + self._live.open_steps
+        if record is not None:
+            self.snapshot = self._snapshot_of(record, total)
+        return arrived + total - steps + self._lost
 
     def _follow_log(self) -> None:
         self._frontier.follow(self._log, self._places_of(self._log.table), self._rows[rows.OPEN_START])
@@ -272,7 +245,7 @@ class Follower:
         folder = start + np.arange(slots)
         for slot, info in enumerate(infos):
             if info is not None:
-                clocks[slot], last[slot] = info.clock.wall, info.bounds[1] if info.sealed else NEVER
+                clocks[slot], last[slot] = info.clock.wall, info.bounds[1] if info.sealed else hiding.NEVER
         for pack in packs:
             new = pack.tables.numbers >= start
             at = pack.tables.numbers[new] - start
@@ -448,18 +421,23 @@ class Follower:
         """Drop the episodes that were evicted by hand."""
         if self._evictions.read(count):
             self._log.remove(lambda log: self._evictions.split(log)[1])
+            self._list_growing()  # for `keeps_all_ended`
 
     # --- rows that come ----------------------------------------------------------------------------------------------
 
     def _list_growing(self) -> None:
         """List the segments that may grow, after any array of segments or lanes was replaced or changed."""
         tables, self._segments = self._tables, None
-        self._live.list_segments(self._rows, self._lane_base, self._clocks, tables)
         where = tables.folders, tables.first_rows
         segments = Segments(self._origin, self._lanes, self._lane_base, self._clocks, *where)
-        self._frontier.list_segments(self._live.growing, self._rows, segments, tables)
+        self._live.list_segments(self._rows, segments, tables)
 
-    def _add_ended(self, end: int, steps: int) -> None:
+    @property
+    def keeps_all_ended(self) -> bool:
+        """Whether no episode that ends is one that was evicted or lost."""
+        return self._evictions.has_none
+
+    def add_ended(self, end: int, steps: int) -> None:
         """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
         if self._evictions.has_none:
             self._log.extend_to(end, steps)
@@ -467,7 +445,18 @@ class Follower:
             new = EpisodeTable(self._log.reserve(0)[len(self._log) : end].copy())
             self._log.append(self._evictions.split(new)[0])
 
-    def _prepare_segment(self, slot: int, is_damaged: bool) -> None:
+    def read_time(self, step_id: int) -> bool:
+        """Map the time of a step, or go on without its segment; tell whether it is mapped."""
+        slot, position = (step_id >> POSITION_BITS) - self._origin, step_id & POSITION_MASK
+        row, lane = divmod(position, int(self._lanes[slot]))
+        try:
+            self._tables.leaves[layout.TIME].ensure(*np.array([[slot], [lane], [row], [row]]))
+        except (SegmentGone, *DAMAGE) as error:
+            self._exclude(slot, error)
+            return False
+        return True
+
+    def prepare_segment(self, slot: int, is_damaged: bool) -> None:
         """See to it that the rows of a live segment can be followed, or go on without it."""
         try:
             self._make_followable(slot, is_damaged)
@@ -596,22 +585,21 @@ class Follower:
         lanes = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
         return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
-    def _freeze(self) -> Snapshot:
+    def _snapshot_of(self, record: NDArray[np.int64], total: int) -> Snapshot:
+        """Return the snapshot that has this record, of so many steps, some of which are hidden."""
         frontier, segments = self._frontier, self._segments
-        if (
-            segments is None
-            or segments.hidden is not self._evictions.found
-            or segments.generation != self._log.generation
-        ):
-            segments = self._list_segments()
-        record = np.empty(self._record_size, np.int64)
-        oldest, reached = frontier.oldest, frontier.reached
-        self._freeze_with(self._live.growing, self._rows, oldest, reached, segments.head, record)
-        steps = self._log.steps + self._live.open_steps - frontier.hidden
-        return Snapshot(segments, steps, record, self._rows, self._log.table, oldest, reached, frontier.until)
+        assert segments is not None
+        found = frontier.found
+        steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], found[hiding.PAST]
+        return Snapshot(segments, steps, record, self._rows, self._log.table, frontier.oldest, reached, until)
 
-    def _list_segments(self) -> SegmentTable:
-        """Make the table of segments."""
+    def list_segments(self) -> SegmentTable:
+        """Return the table of segments, a new one where anything in it has changed."""
+        if self._frontier.generation != self._log.generation:
+            self._follow_log()
+        segments, hidden, generation = self._segments, self._evictions.found, self._log.generation
+        if segments is not None and segments.hidden is hidden and segments.generation == generation:
+            return segments
         self._segments = segments = SegmentTable.of(
             self._live.growing,
             schema=self._root.schema,
@@ -626,5 +614,4 @@ class Follower:
             folders=self._tables.folders,
             first_rows=self._tables.first_rows,
         )
-        self._record_size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
         return segments

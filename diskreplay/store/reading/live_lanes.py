@@ -3,9 +3,9 @@
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
@@ -14,10 +14,12 @@ from diskreplay.format.metadata import identify
 from diskreplay.format.root import Root
 from diskreplay.format.segment import read_segment
 from diskreplay.ids import Ints
-from diskreplay.kernels import following as rows, frozen
+from diskreplay.kernels import advancing, following as rows, frozen
 from diskreplay.kernels.table import Kernel
+from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTables, Held, unseen
 from diskreplay.store.reading.episode_log import EpisodeLog
+from diskreplay.store.reading.snapshot import SegmentTable
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
 MANY_ROWS = 4096
@@ -37,7 +39,7 @@ class LiveSegment:
         self.info, self.checked_rows = read_segment(root, number), 0
         self.observed, self.committed = map_trusted(self.info)
 
-    def read(self, before: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def read(self, before: Ints) -> tuple[Ints, Ints]:
         """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""
         # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
         observed = self.observed.copy()
@@ -56,38 +58,60 @@ class LiveSegment:
         return identify(self.metadata) != self.info.document
 
 
+class Attendant(Protocol):
+    """Does what the kernel asks for: whoever follows the store."""
+
+    @property
+    def keeps_all_ended(self) -> bool:
+        """Whether all episodes that end belong to the log."""
+
+    def list_segments(self) -> SegmentTable:
+        """Return the table of segments as it is now."""
+
+    def add_ended(self, end: int, steps: int) -> None:
+        """Take in what is written behind the log, up to line ``end``; all of the log then has so many steps."""
+
+    def prepare_segment(self, slot: int, is_damaged: bool) -> None:
+        """See to it that the rows of a segment can be followed; ``is_damaged``: it seems so."""
+
+    def read_time(self, step_id: int) -> bool:
+        """See to it that the time of a step is mapped; False: its segment was left out instead."""
+
+
 class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
 
-    ``kernel`` is `kernels.follow` or its plain twin; it writes the lines of episodes that end behind ``log``.
-    ``origin`` is the number of the first slot's segment. ``segments`` are by slot; after a change, `list_segments` is
+    ``kernel`` is `kernels.advance` or `kernels.advance_hiding`, or its plain twin; it writes the lines of episodes that
+    end behind ``log``, and hides what ``frontier`` says.
+    ``segments`` are by slot; after a change, `list_segments` is
     called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``open_steps`` are the steps
     of the open episodes of all lanes. ``leaves`` are the arrays that are read: flags, and times where they are of use.
     """
 
-    def __init__(self, kernel: Kernel, log: EpisodeLog, origin: int, leaves: Sequence[str]) -> None:
+    def __init__(self, kernel: Kernel, log: EpisodeLog, frontier: CapacityFrontier, leaves: Sequence[str]) -> None:
         self.segments: dict[int, LiveSegment] = {}
-        self.kernel, self._log, self._origin = kernel, log, origin
+        self.kernel, self._log, self._frontier = kernel, log, frontier
         self.open_steps = 0
         self._numbers = np.zeros(rows.FOUND, np.int64)
+        self._arguments: tuple[Ints | int, ...]
         self._found = self._numbers.data  # the same as Python's own numbers
         self._leaves = leaves
+        self._record = np.zeros(0, np.int64)  # of the next snapshot
 
-    def list_segments(self, lanes: Ints, lane_base: Ints, clocks: Ints, tables: ChunkTables) -> None:
-        """Make the table of segments.
+    def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
+        """Make the table of segments, after any of these was replaced.
 
-        ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``lane_base``, ``(slots,)``
-        int64, where the lanes of each segment are among those of all; ``clocks``, ``(slots,)`` int64, what is added to
-        the times of each; ``tables`` is where their rows are.
+        ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``tables`` is where their
+        rows are.
         """
-        self._lanes, self._tables = lanes, tables
+        self._lanes, self._segments, self._tables = lanes, segments, tables
         self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
         for line, slot in zip(self.growing, sorted(self.segments), strict=True):
             live = self.segments[slot]
-            line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), lane_base[slot]
+            line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), segments.lane_base[slot]
             line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
-            line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, clocks[slot]
-            line[rows.FOLDER] = tables.folders[slot]
+            line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, segments.clocks[slot]
+            line[rows.FOLDER] = segments.folders[slot]
         self._held: Callable[[], Held | None] = unseen  # what it was when the tables were read
 
     def set_checked(self, slot: int, checked: int) -> None:
@@ -95,48 +119,64 @@ class LiveLanes:
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
-    def follow(
-        self, changed: bool, add_ended: Callable[[int, int], None], prepare: Callable[[int, bool], None]
-    ) -> bool:
-        """Follow what lanes have published; return whether that, or anything else, has changed.
+    def advance(self, changed: bool, until: int, attendant: Attendant) -> Ints | None:
+        """Follow what lanes have published, and hide what was published before ``until`` or is more than the capacity.
 
-        ``changed``: something else has. ``add_ended`` is given where the lines of ended episodes end, and how many
-        steps all of the log have then. ``prepare`` is given the slot of a segment whose rows cannot be followed yet,
-        and whether it seems damaged.
+        Returns the record of a snapshot, or None where nothing has changed; ``changed``: something else has.
         """
-        found = self._found
-        found[rows.CHANGED] = changed
+        found, frontier, record = self._found, self._frontier, self._record
+        found[rows.CHANGED], found[rows.FOLLOWED] = changed, False
         while True:
             held = self._tables.held  # see `ChunkTables.addresses`
             if held is not self._held() or self._log.table is not self._table:
-                held = self._prepare()
-            status = self.kernel(*self._arguments)
+                held = self._prepare(attendant)
+                record = self._record
+            status = self.kernel(*self._arguments, until, frontier.oldest, frontier.newer, record)
             if found[rows.ENDED] > self._size:
-                add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
+                attendant.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
                 self._note_log_end()
             if status == rows.DONE:
                 break
-            if status == rows.FULL:
-                self._held = unseen  # for more room behind the log
-            slot = int(self.growing[found[rows.LEFT], rows.SLOT])
-            prepare(slot, status == rows.DAMAGED)
-            found[rows.CHANGED] = True
-        if not found[rows.CHANGED]:
-            return False
+            self._attend(status, attendant)
         self.open_steps = found[rows.OPEN_STEPS]
-        return True
+        if not (what := found[rows.CHANGED]):
+            return None
+        if what & rows.HIDDEN:
+            frontier.replace_oldest()
+        self._record = np.empty(len(record), np.int64)
+        return record
 
-    def _prepare(self) -> Held:
+    def _attend(self, status: int, attendant: Attendant) -> None:
+        """Do what the kernel asks for."""
+        found, frontier = self._found, self._frontier
+        self._held = unseen  # that may replace what the arguments were made of
+        if status == advancing.UNREADY:
+            frontier.make_ready()
+        elif status == advancing.UNMAPPED:
+            if not attendant.read_time(frontier.needed):
+                found[rows.CHANGED] |= True
+                found[rows.FOLLOWED] = False
+        elif status in (rows.UNCHECKED, rows.DAMAGED):
+            attendant.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
+            found[rows.CHANGED] |= True
+
+    def _prepare(self, attendant: Attendant) -> Held:
         """Collect the arguments of the kernel, which stay the same until one of these is replaced.
 
         Returns what keeps the chunks mapped whose addresses these have now.
         """
+        segments, frontier = attendant.list_segments(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)
         held, (flags, *times) = self._tables.addresses(self._leaves)
         every = *flags, *(times[0] if times else _NO_TIMES)
-        self._arguments = (self.growing, *every, self._origin, self._lanes, ended, self._numbers)
+        growing = self.growing, *every, self._segments.origin, self._lanes, ended, self._numbers
+        self._arguments = *growing, segments.head, *frontier.arguments(self._segments, len(ended))
         self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
+        self._found[rows.SPLITS] = not attendant.keeps_all_ended
+        size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
+        if len(self._record) != size:
+            self._record = np.empty(size, np.int64)
         self._held = weakref.ref(held)
         return held
 
