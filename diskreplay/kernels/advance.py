@@ -42,7 +42,7 @@ def advance(
     """Follow lanes, and write the record of a snapshot if found[CHANGED]; see `follow` and `advancing` for the result.
 
     `head` is what the record begins with, `oldest` the first row of each lane that is not hidden: none of an episode
-    that began at hidden[REACHED] or later.
+    that began at hidden[REACHED] or later. `until` and `newer` are there for `advance_hiding`, which is called alike.
     """
     status = follow_once(
         growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin, rows, ended,

@@ -36,7 +36,8 @@ def advance_hiding(
     steps = found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN]
     hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
     hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
-    if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST]:
+    # Or it goes on with what it has begun, before the time of a step was mapped.
+    if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
         if hidden[hiding.READY] == 0:
             return advancing.UNREADY
         lines = jit.ints2_at(ended.ctypes.data, found[live.ENDED], EPISODE_COLUMNS)

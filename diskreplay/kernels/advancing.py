@@ -40,7 +40,8 @@ def advance_hiding_plain(
     steps = int(found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN])
     hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
     hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
-    if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST]:
+    # Or it goes on with what it has begun, before the time of a step was mapped.
+    if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
         if not hidden[hiding.READY]:
             return UNREADY
         segments = origin, lanes, lane_base, clocks, folders, first_rows

@@ -38,7 +38,7 @@ LANE_ROWS = 5
 # binary logarithm of their rows, and the address of each chunk, 0 where it is not mapped. With no `bases`, times are 0.
 Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
-# What `found` holds: how many lines of `ended` are filled, and the steps of these; whether anything changed; the steps
+# What `found` holds: how many lines of `ended` are filled, and the steps of these; bits of what changed; the steps
 # of open episodes, to which those of new ones are added; where a segment has to be attended to, its line in `growing`.
 # Then what `advance` reads: whether all was followed, and whether ended episodes are looked at before they count.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)

@@ -26,7 +26,8 @@ PLACE_ROWS = 4
 # What `found` holds: lines of the log that are in chains, entries of the heap; how many steps to hide, and before which
 # time all are; how many were, and when the last of them was published; the id of the step whose time is not mapped.
 # Then what `advance_hiding` knows: how many steps are left at most, or -1; before which time all are hidden by now, and
-# none of an episode that began at REACHED or later; whether the arrays of `hide_oldest` were made.
+# none of an episode that began at REACHED or later, as `advance` knows, too; whether the arrays of `hide_oldest` were
+# made.
 SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY = range(11)
 FOUND = 11
 

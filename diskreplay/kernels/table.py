@@ -11,7 +11,7 @@ from typing import Any
 
 Kernel = Callable[..., Any]
 
-# name -> module
+# name -> module; of `follow`, `freeze` and `hide_oldest`, which `advance` calls, only tests ask by name
 MODULES = {
     "advance": "advance",
     "advance_hiding": "advance_hiding",

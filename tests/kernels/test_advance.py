@@ -47,7 +47,8 @@ class Reader:
         """Return the record of a snapshot, None where nothing has changed."""
         self.found[[live.CHANGED, live.FOLLOWED]] = 0
         count = len(self.oldest)
-        record, newer = np.empty(frozen.HEAD + live.LANE_ROWS * count, np.int64), np.empty(count, np.int64)
+        self.record, newer = np.full(frozen.HEAD + live.LANE_ROWS * count, -7), np.full(count, -7)
+        record = self.record
         self.asked = []
         while status := self.kernel(*self.arguments(hides), until, self.oldest, newer, record):
             self.asked.append(status)
@@ -167,6 +168,7 @@ def test_nothing_is_written_where_nothing_has_changed(name: str, kernel: int) ->
     assert reader.advance(hides=name == "advance_hiding") is not None
     assert reader.advance(hides=name == "advance_hiding") is None
     assert reader.asked == []
+    assert (reader.record == -7).all()
 
 
 @pytest.mark.parametrize("kernel", [0, 1])

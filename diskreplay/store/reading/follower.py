@@ -84,8 +84,10 @@ class Follower:
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
-        self._live.kernel = kernel(self._kernel_name)
-        self._kernel = kernel
+        kernel(self._kernel_name)  # which takes seconds where it was not compiled yet: others may refresh meanwhile
+        with self._lock:
+            self._kernel = kernel
+            self._live.kernel = kernel(self._kernel_name)
 
     @property
     def _kernel_name(self) -> str:
@@ -593,8 +595,8 @@ class Follower:
         steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], found[hiding.PAST]
         return Snapshot(segments, steps, record, self._rows, self._log.table, frontier.oldest, reached, until)
 
-    def list_segments(self) -> SegmentTable:
-        """Return the table of segments, a new one where anything in it has changed."""
+    def segment_table(self) -> SegmentTable:
+        """Return the table of all segments, a new one where anything in it has changed."""
         if self._frontier.generation != self._log.generation:
             self._follow_log()
         segments, hidden, generation = self._segments, self._evictions.found, self._log.generation

@@ -65,8 +65,8 @@ class Attendant(Protocol):
     def keeps_all_ended(self) -> bool:
         """Whether all episodes that end belong to the log."""
 
-    def list_segments(self) -> SegmentTable:
-        """Return the table of segments as it is now."""
+    def segment_table(self) -> SegmentTable:
+        """Return the table of all segments as it is now."""
 
     def add_ended(self, end: int, steps: int) -> None:
         """Take in what is written behind the log, up to line ``end``; all of the log then has so many steps."""
@@ -82,8 +82,7 @@ class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
 
     ``kernel`` is `kernels.advance` or `kernels.advance_hiding`, or its plain twin; it writes the lines of episodes that
-    end behind ``log``, and hides what ``frontier`` says.
-    ``segments`` are by slot; after a change, `list_segments` is
+    end behind ``log``, and hides what ``frontier`` says. ``segments`` are by slot; after a change, `list_segments` is
     called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``open_steps`` are the steps
     of the open episodes of all lanes. ``leaves`` are the arrays that are read: flags, and times where they are of use.
     """
@@ -99,7 +98,7 @@ class LiveLanes:
         self._record = np.zeros(0, np.int64)  # of the next snapshot
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
-        """Make the table of segments, after any of these was replaced.
+        """Make the table of those that may grow, after any of these was replaced.
 
         ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``tables`` is where their
         rows are.
@@ -156,7 +155,7 @@ class LiveLanes:
             if not attendant.read_time(frontier.needed):
                 found[rows.CHANGED] |= True
                 found[rows.FOLLOWED] = False
-        elif status in (rows.UNCHECKED, rows.DAMAGED):
+        elif status != advancing.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
             attendant.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
             found[rows.CHANGED] |= True
 
@@ -165,7 +164,7 @@ class LiveLanes:
 
         Returns what keeps the chunks mapped whose addresses these have now.
         """
-        segments, frontier = attendant.list_segments(), self._frontier
+        segments, frontier = attendant.segment_table(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)
         held, (flags, *times) = self._tables.addresses(self._leaves)
         every = *flags, *(times[0] if times else _NO_TIMES)
