@@ -25,7 +25,8 @@ def warmup(store: Store | str | os.PathLike[str], view: View, distribution: Dist
 
     Kernels are kept on disk: after the first time on a machine this takes a fraction of a second. A store of the same
     schema with one short episode is made in a temporary folder and sampled; the store itself is only asked for its
-    schema, and the distribution is copied. A `value_fn` is called, with an observation of zeros.
+    schema and whether it hides steps, and the distribution is copied. A `value_fn` is called, with an observation of
+    zeros.
 
     Parameters
     ----------
@@ -49,6 +50,7 @@ def warmup(store: Store | str | os.PathLike[str], view: View, distribution: Dist
         return
     schema, view = store_argument(store).schema, view_argument(view)
     distribution = copy.deepcopy(distribution_argument(distribution))
+    store.follow_compiled()  # of one with limits by another kernel than the one below
     with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
         sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):

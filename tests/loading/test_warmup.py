@@ -54,6 +54,13 @@ def test_nothing_is_compiled_after_it(path, view, distribution):
     run_python(SCRIPT, path, view, distribution)
 
 
+@pytest.mark.slow
+def test_nothing_is_compiled_after_it_for_a_store_with_a_capacity(path):
+    with dr.open(path, "a") as store:
+        store.resize(capacity=30)
+    run_python(SCRIPT, path, "dr.Transitions()", "None")
+
+
 def test_neither_the_store_nor_the_distribution_is_changed(path):
     distribution = dr.Prioritized()
     with dr.open(path) as store:
