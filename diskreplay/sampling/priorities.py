@@ -325,7 +325,7 @@ class PriorityTable:
         """
         if self._batch[0].shape[1] != len(ids):
             self._batch = np.empty((2, len(ids)), np.int64), np.empty((3, len(ids)))
-        skipped: int = unchecked("update")(
+        skipped: int = chosen("update")(
             ids, errors, eps, self._alpha, *self._followed.segments, self._pages, self._slots, *self.tree.arrays,
             self._raw, self._largest, self._drawn, *self._batch,
         )  # fmt: skip

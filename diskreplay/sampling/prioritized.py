@@ -188,7 +188,9 @@ class Prioritized(Owned):
         assert draw.chances is not None
         chances = np.ascontiguousarray(draw.chances, np.float64)
         weights = np.empty(len(chances), np.float32)
-        if self._scratch.shape[1] != len(chances):
+        if self._scratch.shape[1:] != chances.shape:
+            if chances.ndim != 1:
+                raise ValueError(f"chances must have one axis, not shape {list(chances.shape)}")
             self._scratch = np.empty((3, len(chances)))
         # N cancels against the largest weight, which is that of the smallest chance.
         least = draw.least if self._normalize == "store" else 0.0
