@@ -3,31 +3,12 @@
 Each call from Python costs as much as following a step, hiding one, or making the record.
 """
 
-from diskreplay.kernels import advancing, following as live, hiding, jit
+from diskreplay.kernels import following as live, hiding, jit
 from diskreplay.kernels.follow import follow
 from diskreplay.kernels.following import Ints
 from diskreplay.kernels.freeze import freeze
 
 _follow, _freeze = jit.apart(follow), jit.apart(freeze)
-
-
-@jit.kernel("int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints", inner=True, inlined=True)
-def follow_once(
-    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
-    time_shift: Ints, times: Ints, origin: int, rows: Ints, ended: Ints, found: Ints,
-) -> int:  # fmt: skip
-    """Follow, unless that was done before."""
-    if found[live.FOLLOWED] != 0:
-        return live.DONE
-    before = found[live.ENDED]
-    status = _follow(
-        growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin, rows, ended,
-        found,
-    )  # fmt: skip
-    if status != live.DONE:
-        return status
-    found[live.FOLLOWED] = 1
-    return advancing.ADDED if found[live.ENDED] > before and found[live.SPLITS] != 0 else live.DONE
 
 
 @jit.kernel(
@@ -44,7 +25,7 @@ def advance(
     `head` is what the record begins with, `oldest` the first row of each lane that is not hidden: none of an episode
     that began at hidden[REACHED] or later. `until` and `newer` are there for `advance_hiding`, which is called alike.
     """
-    status = follow_once(
+    status = _follow(
         growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin, rows, ended,
         found,
     )  # fmt: skip

@@ -4,12 +4,12 @@ import numpy as np
 
 from diskreplay.ids import EPISODE_COLUMNS
 from diskreplay.kernels import advancing, following as live, hiding, jit
-from diskreplay.kernels.advance import follow_once
+from diskreplay.kernels.follow import follow
 from diskreplay.kernels.following import Ints
 from diskreplay.kernels.freeze import freeze
 from diskreplay.kernels.hide_oldest import hide_oldest
 
-_freeze, _hide_oldest = jit.apart(freeze), jit.apart(hide_oldest)
+_follow, _hide_oldest, _freeze = jit.apart(follow), jit.apart(hide_oldest), jit.apart(freeze)
 
 
 @jit.kernel(
@@ -26,7 +26,7 @@ def advance_hiding(
 
     Where anything was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` comes in place of `oldest`.
     """
-    status = follow_once(
+    status = _follow(
         growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin, rows, ended,
         found,
     )  # fmt: skip

@@ -4,24 +4,26 @@ Both follow lanes and then make the record of a snapshot, if anything has change
 what is more than a store keeps. Whatever it needs meanwhile, it says so and is called again.
 """
 
-from typing import Any
-
 from diskreplay.kernels import following as live, hiding
 from diskreplay.kernels.following import DONE, Ints, follow_plain
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.hiding import hide_oldest_plain
 
-ADDED, UNREADY, UNMAPPED = range(4, 7)
-"""What both return beside the results of `follow`: episodes ended, and some may not belong behind the others (SPLITS);
-the arrays of `hide_oldest` were not made yet; the time of step NEEDED is not mapped."""
+UNREADY, UNMAPPED = range(5, 7)
+"""What `advance_hiding` returns beside the results of `follow`: the arrays of `hide_oldest` were not made yet; the time
+of step NEEDED is not mapped."""
 
 
-def advance_plain(*arguments: Any) -> int:
+def advance_plain(
+    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
+    time_shift: Ints, times: Ints, origin: int, rows: Ints, ended: Ints, found: Ints, head: Ints, hidden: Ints,
+    until: int, oldest: Ints, newer: Ints, record: Ints,
+) -> int:  # fmt: skip
     """Do what `advance` does."""
-    *followed, head, hidden, _, oldest, _, record = arguments
-    status = _follow_plain(*followed)
-    if status == DONE and followed[-1][live.CHANGED]:
-        freeze_plain(followed[0], followed[-3], oldest, hidden[hiding.REACHED], head, record)
+    tables = (first_chunk, chunks, shift, bases), (first_times, time_chunks, time_shift, times)
+    status = follow_plain(growing, *tables[0], *tables[1], origin, rows, ended, found)
+    if status == DONE and found[live.CHANGED]:
+        freeze_plain(growing, rows, oldest, hidden[hiding.REACHED], head, record)
     return status
 
 
@@ -33,7 +35,7 @@ def advance_hiding_plain(
 ) -> int:  # fmt: skip
     """Do what `advance_hiding` does."""
     tables = (first_chunk, chunks, shift, bases), (first_times, time_chunks, time_shift, times)
-    status = _follow_plain(growing, *tables[0], *tables[1], origin, rows, ended, found)
+    status = follow_plain(growing, *tables[0], *tables[1], origin, rows, ended, found)
     if status != DONE:
         return status
     kept = hidden[hiding.CAPACITY]
@@ -58,16 +60,3 @@ def advance_hiding_plain(
     elif found[live.CHANGED]:
         freeze_plain(growing, rows, oldest, hidden[hiding.REACHED], head, record)
     return DONE
-
-
-def _follow_plain(*arguments: Any) -> int:
-    """Follow, unless that was done before."""
-    found = arguments[-1]
-    if found[live.FOLLOWED]:
-        return DONE
-    before = found[live.ENDED]
-    status = follow_plain(*arguments)
-    if status != DONE:
-        return status
-    found[live.FOLLOWED] = 1
-    return ADDED if found[live.ENDED] > before and found[live.SPLITS] else DONE

@@ -50,14 +50,6 @@ def _all_zero(address: int, count: int) -> int:
     return load_int(address + count - WORD) == 0
 
 
-@jit.kernel("none", "out_ints2", *["int"] * 4, "ints", inner=True, inlined=True)
-def find_folder(windows: Ints, i: int, slot: int, lane: int, place: int, record: Ints) -> None:
-    """Write where the rows of item `i` are; `place` is its lane's among all lanes."""
-    first = load_int(record[frozen.FIRST_ROWS] + 8 * place)
-    windows[FOLDER, _at(i)] = load_int(record[frozen.FOLDERS] + 8 * slot)
-    windows[LINE, _at(i)], windows[BEFORE, _at(i)] = (lane, 0) if first == frozen.OWN_FOLDER else (0, first)
-
-
 @jit.kernel("none", "ints", "ints", inner=True)
 def _touch_lanes(ids: Ints, record: Ints) -> None:
     """Read what is known of the ids' lanes from memory at once: of many segments, no cache holds all that."""

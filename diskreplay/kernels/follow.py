@@ -141,7 +141,7 @@ def follow(
     growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
     time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
 ) -> int:  # fmt: skip
-    """Take in what lanes have published; see `DONE` for the result.
+    """Take in what lanes have published, unless that was done before (FOLLOWED); see `DONE` for the result.
 
     The last segments come first: where a lane has moved on to a newer segment, what it left is read after it left.
     Ended episodes go to `ended`, from line found[ENDED] on.
@@ -149,6 +149,9 @@ def follow(
     `first_chunk`, `chunks`, `shift` and `bases` are those of the table of `done`, the next four those of `time`; with
     no `times` no time is read.
     """
+    if found[live.FOLLOWED] != 0:
+        return live.DONE
+    before = found[live.ENDED]
     for which in range(growing.shape[0] - 1, -1, -1):
         status = _follow_segment(
             which, growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin,
@@ -157,4 +160,5 @@ def follow(
         if status != live.DONE:
             found[live.LEFT] = which
             return status
-    return live.DONE
+    found[live.FOLLOWED] = 1
+    return live.ADDED if found[live.ENDED] > before and found[live.SPLITS] != 0 else live.DONE

@@ -40,16 +40,17 @@ Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[
 
 # What `found` holds: how many lines of `ended` are filled, and the steps of these; bits of what changed; the steps
 # of open episodes, to which those of new ones are added; where a segment has to be attended to, its line in `growing`.
-# Then what `advance` reads: whether all was followed, and whether ended episodes are looked at before they count.
+# Whether all was followed, so that the next call does nothing, and whether ended episodes are to be looked at.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
 
 HIDDEN = 2
 """The bit of CHANGED that says that steps were hidden; 1 is all else."""
 
-DONE, UNCHECKED, DAMAGED, FULL = range(4)
+DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 """What `follow` returns: all is followed; a lane of segment LEFT has rows that were not checked or mapped yet; it is
-damaged; its new rows may have more episodes than `ended` has room for. Of that lane nothing was taken in."""
+damaged; its new rows may have more episodes than `ended` has room for: of that lane nothing was taken in. All is
+followed, but episodes ended that are to be looked at first (SPLITS)."""
 
 ENDS = TERMINATED | TRUNCATED
 # What an episode's last step, and the row behind it that is none, say of its end.
@@ -62,6 +63,9 @@ def follow_plain(
     time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
+    if found[FOLLOWED]:
+        return DONE
+    before = found[ENDED]
     for which in range(len(growing) - 1, -1, -1):
         segment = growing[which].tolist()
         found[LEFT] = which
@@ -70,7 +74,8 @@ def follow_plain(
             status = _follow_lane_plain(segment, lane, *tables, origin, lanes, ended, found)
             if status != DONE:
                 return status
-    return DONE
+    found[FOLLOWED] = 1
+    return ADDED if found[ENDED] > before and found[SPLITS] else DONE
 
 
 def _follow_lane_plain(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import TERMINATED, TRUNCATED
 from diskreplay.kernels import frozen, gathering as cols, jit
-from diskreplay.kernels.find_windows import find_folder, find_windows
+from diskreplay.kernels.find_windows import find_windows
 from diskreplay.kernels.stream import WIDE, stream_apart
 
 _find_windows = jit.apart(find_windows)
@@ -322,7 +322,7 @@ def _sum(
 
 @jit.kernel("int", "out_ints2", "ints", "ints", "int", inner=True)
 def _find_folders(windows: Ints, lanes: Ints, snapshot: Ints, count: int) -> int:
-    """Find where the rows of windows are that are given.
+    """Find where the rows of windows are that are given, as `find_windows` does of those that it finds.
 
     Returns the first item whose lane or floor is not one of the snapshot's, or -1.
     """
@@ -330,7 +330,11 @@ def _find_folders(windows: Ints, lanes: Ints, snapshot: Ints, count: int) -> int
         slot, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
         if slot < 0 or slot >= lanes.size or lane < 0 or lane >= lanes[slot] or windows[cols.FLOOR, _at(i)] < 0:
             return i
-        find_folder(windows, i, slot, lane, jit.load_int(snapshot[frozen.LANE_BASE] + 8 * slot) + lane, snapshot)
+        place = jit.load_int(snapshot[frozen.LANE_BASE] + 8 * slot) + lane
+        first = jit.load_int(snapshot[frozen.FIRST_ROWS] + 8 * place)
+        windows[cols.FOLDER, _at(i)] = jit.load_int(snapshot[frozen.FOLDERS] + 8 * slot)
+        is_own = first == frozen.OWN_FOLDER
+        windows[cols.LINE, _at(i)], windows[cols.BEFORE, _at(i)] = (lane, 0) if is_own else (0, first)
     return -1
 
 

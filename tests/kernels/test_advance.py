@@ -55,7 +55,7 @@ class Reader:
             if status == advancing.UNREADY:
                 self.make_room(count)
                 self.hidden[hiding.READY] = 1
-            elif status == advancing.ADDED:
+            elif status == live.ADDED:
                 assert self.found[live.SPLITS]
             else:
                 assert status in (live.UNCHECKED, advancing.UNMAPPED)
@@ -184,7 +184,7 @@ def test_the_kernel_asks_for_what_it_needs_and_goes_on_from_there(kernel: int) -
     reader.found[live.FOLLOWED] = 0
     record = reader.advance()
     assert record is not None
-    assert reader.asked == [advancing.ADDED, advancing.UNREADY]
+    assert reader.asked == [live.ADDED, advancing.UNREADY]
     assert sum(row >= reader.oldest[lane] for _, lane, row in reader.steps()) == 10
     reader.hidden[hiding.CAPACITY] = 5
     reader.time_bases[:] = 0

@@ -155,7 +155,7 @@ class LiveLanes:
             if not attendant.read_time(frontier.needed):
                 found[rows.CHANGED] |= True
                 found[rows.FOLLOWED] = False
-        elif status != advancing.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
+        elif status != rows.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
             attendant.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
             found[rows.CHANGED] |= True
 
