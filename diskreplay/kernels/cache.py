@@ -42,11 +42,13 @@ _PATIENCE = 60.0
 _POLL = 0.02
 
 
-def compile_kernel(dispatcher: Dispatcher, signature: NumbaType) -> None:
-    """Compile a kernel for one signature, or load it, and no other ever."""
-    kept = None if folder() is None else _KernelCache(dispatcher.py_func)
+def compile_kernel(dispatcher: Dispatcher, signature: NumbaType, prepare: Callable[[], None]) -> None:
+    """Load a kernel for one signature, or `prepare` and compile it, and no other ever."""
+    kept = None if folder() is None else _KernelCache(dispatcher.py_func, prepare)
     try:
         with _no_garbage_collection():
+            if kept is None:
+                prepare()
             numba_private.compile_one(dispatcher, signature, kept)
     finally:
         if kept is not None:
@@ -148,8 +150,9 @@ class _KernelCache(Cache):
 
     _impl_class: Any = numba_private.located_by(_Locator)
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], prepare: Callable[[], None]) -> None:
         super().__init__(function)
+        self._prepare = prepare
         self._lock: BaseFileLock | None = None
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
@@ -160,6 +163,7 @@ class _KernelCache(Cache):
             found = self._load(signature, target_context)
         if found is None:
             _tell()
+            self._prepare()
         return found
 
     def _load(self, signature: Any, target_context: Any) -> Any:

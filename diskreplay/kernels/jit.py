@@ -8,6 +8,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from diskreplay.errors import MissingExtra
@@ -204,8 +205,9 @@ def kernel(
     """Make a function a kernel of one signature.
 
     It is compiled, or loaded, when `ready` or `apart` asks for it: another kernel cannot call it before. One that is
-    `inner` is called by kernels only, and is compiled at once. One that is `inlined` becomes part of its caller,
-    however long it is: a call passes each array as seven numbers.
+    `inner` is only ever a part of kernels that call it by its name: it is compiled before the first of these that must
+    be, and not kept. One that is `inlined` becomes part of its caller, however long it is: a call passes each array as
+    seven numbers.
 
     A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code.
     """
@@ -217,17 +219,29 @@ def kernel(
         made: Any = numba.njit(**options)(function)
         numba_private.forbid_compiling(made)
         made.kernel_signature = _TYPES[result](*(_TYPES[a] for a in arguments))
-        return ready(made) if inner else made
+        made.is_inner = inner
+        return made
 
     return decorate
 
 
 def ready(kernel: Any) -> Any:
-    """Compile a kernel, or load it, if that has not been done; return it."""
+    """Compile a kernel that is not `inner`, or load it, if that has not been done; return it."""
+    if kernel.is_inner:
+        raise ValueError(f"{kernel.__name__} is an inner kernel, which cannot be called by itself")
     with _compiling:
         if not kernel.signatures:
-            compile_kernel(kernel, kernel.kernel_signature)
+            compile_kernel(kernel, kernel.kernel_signature, partial(compile_inner, kernel))
     return kernel
+
+
+def compile_inner(kernel: Any) -> None:
+    """Compile the inner kernels that a kernel calls, and those that these call, if that has not been done."""
+    names = inspect.getclosurevars(kernel.py_func)
+    for called in (*names.globals.values(), *names.nonlocals.values()):
+        if getattr(called, "is_inner", False) and not called.signatures:
+            compile_inner(called)
+            numba_private.compile_one(called, called.kernel_signature, None)
 
 
 def apart(called: Any) -> Any:

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import jit, pages as paging
+from diskreplay.kernels.pages import find_page, slot_of
 from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
 from diskreplay.kernels.sumtree import FAN_OUT_BITS, sumtree_set
 
@@ -33,7 +34,7 @@ def _add_page(first: int, stride: int, pages: Ints, slots: Ints32, stacks: Ints,
         return -1
     heights[UNUSED] -= 1
     page = stacks[UNUSED, heights[UNUSED]]
-    at = paging.slot_of(first, slots.size)
+    at = slot_of(first, slots.size)
     while slots[at] > 0:
         at = (at + 1) & (slots.size - 1)
     slots[at] = page + 1
@@ -85,7 +86,7 @@ def _want(
         page_first = row_0 + (row - begin) * width
         page = runs[PAGE_ROW, i]
         if not 0 <= page < len(pages) or pages[page, paging.FIRST] != page_first or pages[page, paging.STRIDE] != width:
-            page = paging.find_page(page_first, pages, slots)
+            page = find_page(page_first, pages, slots)
         if page < 0 and wanted:
             page = _add_page(page_first, width, pages, slots, stacks, heights)
             lacking += 1 if page < 0 else 0
@@ -109,7 +110,7 @@ def _look_ahead(runs: Ints, i: int, origin: int, lanes: Ints, pages: Ints, slots
     width = lanes[slot] if 0 <= slot < lanes.size else 0
     if width > 0:
         row = int(np.int64(_at(last & POSITION_MASK) // _at(width)))
-        at = paging.slot_of(last - (row & paging.LAST_ROW) * width, slots.size)
+        at = slot_of(last - (row & paging.LAST_ROW) * width, slots.size)
         if found:
             jit.prefetch(pages.ctypes.data + 8 * (max(np.int64(slots[_at(at)]) - 1, 0) * pages.shape[1]))
         else:

@@ -123,7 +123,7 @@ def sumtree_set(
         least[least.size - 1] = _smallest(top, sums.size - 1, starts[1], tree, least)
 
 
-@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints", "out_floats", inner=True)
+@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints", "out_floats")
 def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints, some: Floats) -> None:
     """Replace nodes by their children, in the level that begins at `start`.
 

@@ -62,6 +62,24 @@ def test_of_processes_that_start_at_once_one_compiles(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_only_kernels_call_is_compiled_with_them_and_not_kept(tmp_path):
+    code = PICK.replace("sum(pick.stats.cache_misses.values())", "len(ids_at._search.signatures)")
+    code = code.replace("import cache, table", "import cache, ids_at, table")
+    assert [finish(start(code, NUMBA_CACHE_DIR=tmp_path))[1] for _ in range(2)] == [1, 0]
+    assert {path.name.split("-")[0] for path in tmp_path.glob("diskreplay-*/*.nb?")} == {"ids_at.ids_at"}
+
+
+@pytest.mark.slow
+def test_what_kernels_call_where_it_is_is_kept_beside_them(tmp_path):
+    code = PICK.replace("import cache, table", "import cache, sumtree, table")
+    code = code.replace("print(", 'table.chosen("sumtree_find")\nprint(')
+    code = code.replace("pick.stats", "sumtree._descend.stats")
+    assert [finish(start(code, NUMBA_CACHE_DIR=tmp_path))[1] for _ in range(2)] == [1, 0]
+    kept = {path.name.split("-")[0] for path in tmp_path.glob("diskreplay-*/*.nb?")}
+    assert kept == {"ids_at.ids_at", "sumtree._descend", "sumtree.sumtree_find"}
+
+
+@pytest.mark.slow
 def test_who_compiles_says_so_once(tmp_path):
     code = PICK.replace("print(", 'table.chosen("nstep")\nprint(')
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == f"{cache.COMPILING}\n"
@@ -199,6 +217,7 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
 
 
 def test_another_numba_has_another_folder(monkeypatch):
-    before = cache.source_digest.__wrapped__()
+    before = cache.source_digest()
+    assert cache.source_digest.__wrapped__() == before
     monkeypatch.setattr(cache.numba, "__version__", "0.99.0")
-    assert cache.source_digest.__wrapped__() != before == cache.source_digest()
+    assert cache.source_digest.__wrapped__() != before

@@ -40,10 +40,33 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "numba.core.cgutils:if_unlikely": ("builder", "pred"),
     "numba.core.cgutils:memset": ("builder", "ptr", "size", "value"),
     "numba.core.cgutils:raw_memcpy": ("builder", "dst", "src", "count", "itemsize"),
+    "numba.core.codegen:JITCPUCodegen.set_env": ("self", "env_name", "env"),
+    "numba.core.codegen:JITCodeLibrary": ("codegen", "name"),
+    "numba.core.codegen:JITCodeLibrary._finalize_final_module": ("self",),
+    "numba.core.codegen:JITCodeLibrary._optimize_final_module": ("self",),
+    "numba.core.codegen:JITCodeLibrary._optimize_functions": ("self", "ll_module"),
+    "numba.core.codegen:JITCodeLibrary.codegen": None,
+    "numba.core.codegen:JITCodeLibrary.get_pointer_to_function": ("self", "name"),
+    "numba.core.compiler:CompilerBase": (),
+    "numba.core.compiler:CompilerBase.define_pipelines": ("self",),
+    "numba.core.compiler_machinery:PassManager": ("pipeline_name",),
+    "numba.core.compiler_machinery:PassManager.add_pass": ("self", "pss", "description"),
+    "numba.core.compiler_machinery:PassManager.finalize": ("self",),
     "numba.core.config:CACHE_DIR": None,
+    "numba.core.typed_passes:AnnotateTypes": (),
+    "numba.core.typed_passes:IRLegalization": (),
+    "numba.core.typed_passes:NativeLowering": (),
+    "numba.core.typed_passes:NoPythonBackend": (),
+    "numba.core.typed_passes:NopythonTypeInference": (),
+    "numba.core.typed_passes:PreLowerStripPhis": (),
     "numba.core.typeinfer:register_dispatcher": ("disp",),
+    "numba.core.untyped_passes:FixupArgs": (),
+    "numba.core.untyped_passes:IRProcessing": (),
+    "numba.core.untyped_passes:ReconstructSSA": (),
+    "numba.core.untyped_passes:TranslateByteCode": (),
     "numba.np.arrayobj:populate_array": ("array", "data", "shape", "strides", "itemsize", "meminfo"),
 }
+IMPORTED = ("core.caching.", "core.codegen.", "core.compiler.", "core.compiler_machinery.", "np.arrayobj.")
 CONTEXT = {
     "call_conv.call_function": ("builder", "callee", "resty", "argtys"),
     "call_conv.get_function_type": ("restype", "argtypes"),
@@ -92,6 +115,7 @@ def doubled(x: int) -> int:
 
 def compiled(kernel: Any) -> Any:
     """Compile a kernel of this module, past the cache: that knows nothing of changes here."""
+    jit.compile_inner(kernel)
     numba_private.compile_one(kernel, kernel.kernel_signature, None)
     return kernel
 
@@ -178,6 +202,33 @@ def test_a_compiled_function_is_called_where_it_is_and_its_exception_goes_on_in_
         plus_one(7, 0)
 
 
+def test_an_inner_kernel_becomes_part_of_its_callers_and_its_exception_goes_on_there() -> None:
+    @jit.kernel("int", "int", "int", inner=True)
+    def quotient(a, b):
+        return a // b
+
+    @jit.kernel("int", "int", "int", inner=True)
+    def larger_quotient(a, b):
+        return max(quotient(a, b), quotient(b, a))
+
+    @jit.kernel("int", "int", "int")
+    def plus_one(a, b):
+        return larger_quotient(a, b) + 1
+
+    with pytest.raises(ValueError, match="larger_quotient is an inner kernel"):
+        jit.apart(larger_quotient)
+    assert compiled(plus_one)(7, 2) == compiled(plus_one)(2, 7) == 4
+    with pytest.raises(ZeroDivisionError):
+        plus_one(0, 7)
+    (part,) = quotient.overloads.values()
+    assert isinstance(part.library, numba_private.JITCodeLibrary)
+    for name in ("_codegen._data_layout", "_finalized"):
+        look_up(part.library, name)
+    assert part.library.get_pointer_to_function(part.fndesc.llvm_func_name) == 0
+    (whole,) = plus_one.overloads.values()
+    assert whole.library.get_pointer_to_function(whole.fndesc.llvm_func_name) != 0
+
+
 def test_memory_is_an_array_and_is_copied_and_set_to_zero() -> None:
     @jit.kernel("int", "int", "int")
     def total(target, source):
@@ -217,10 +268,10 @@ def used(source: str) -> set[str]:
 
 def test_every_private_name_is_tested() -> None:
     text = Path(numba_private.__file__).read_text()
-    for module in ("cgutils", "config", "typeinfer"):
+    for module in ("cgutils", "config", "typed_passes", "typeinfer", "untyped_passes"):
         named = set(re.findall(rf"\b{module}\.(\w+)", text))
-        assert named == {name.partition(":")[2] for name in NAMES if name.partition(":")[0].endswith(module)}
-    taken = {name for name in used(text) if name.startswith(("numba.core.caching.", "numba.np.arrayobj."))}
+        assert named == {name.partition(":")[2] for name in NAMES if name.partition(":")[0].endswith(f".{module}")}
+    taken = {name for name in used(text) if name.startswith(tuple(f"numba.{module}" for module in IMPORTED))}
     assert taken <= {name.replace(":", ".") for name in NAMES}
     assert set(re.findall(r"\b(?:context|convention)\.(\w+)", text)) == {*".".join(CONTEXT).split(".")}
 
