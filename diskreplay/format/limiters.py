@@ -21,6 +21,7 @@ from diskreplay.format.metadata import dump, shaped
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.packs import merged_into, read_tables
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
+from diskreplay.format.removals import evicted_by_removals
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.ids import NO_STEP
@@ -28,7 +29,7 @@ from diskreplay.ids import NO_STEP
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# How often, and seconds after how long, a count is taken again that has gone back.
+# How often a count is taken again beside which a segment left, or, seconds later, one that has gone back.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -113,7 +114,7 @@ class StepCounter:
     def __init__(self, root: Root) -> None:
         self._root, self._counters = root, root.counters()
         self._raw = b""
-        self._ever = 0
+        self._ever = self._evicted = 0
         self._changes = -1  # so that the first call begins
 
     def _begin(self) -> None:
@@ -129,7 +130,7 @@ class StepCounter:
 
     def read(self) -> Inserted:
         """Count what is new, and return both."""
-        for _ in range(_ATTEMPTS):
+        for left in range(_ATTEMPTS, 0, -1):
             raw = self._counters.raw()
             words = self._counters.read()
             if raw != self._raw:
@@ -137,15 +138,18 @@ class StepCounter:
                     self._changes = int(words[layout.CHANGES])
                     self._begin()
                     self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
+                # First, as a segment that is moved away from here on may still be among those that are read.
+                self._evicted = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
                 self._read_segments(int(words[layout.NEXT_SEGMENT]))
                 self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+                if evicted_by_removals(self._root) > self._evicted and left > 1:
+                    continue
                 self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
-            ever = held + int(words[layout.STEPS_EVICTED]) + self._aside
+            ever = held + self._evicted + self._aside
             if ever >= self._ever and self._counters.raw() == raw:
                 break
-            # A segment that is being deleted, or was merged, is in neither count for a moment.
-            time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)  # one was deleted meanwhile, or merged
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
 

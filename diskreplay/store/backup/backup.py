@@ -31,6 +31,7 @@ from diskreplay.format.marks import shows_live_rows
 from diskreplay.format.metadata import Identity, identify
 from diskreplay.format.numbers import listed_numbers
 from diskreplay.format.packs import find_superseded, read_tables
+from diskreplay.format.removals import evicted_by_removals
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.sealing import count_steps, seal_segments
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
@@ -42,7 +43,6 @@ from diskreplay.store.backup.trees import SegmentVanished, copy_as_it_is, files_
 from diskreplay.store.backup.unfinished import full_message, unfinished
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.retention.policy import disk_usage
-from diskreplay.store.retention.retention import evicted_by_removals
 
 # So many moments are chosen at most.
 _MOMENTS = 4

@@ -1,7 +1,6 @@
 """Places new segments and removes old ones, under the store lock."""
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +30,7 @@ from diskreplay.format.quarantine import (
     remove_stale_records,
 )
 from diskreplay.format.rebuild import finish_replacements
+from diskreplay.format.removals import PREFIX, evicted_by_removals, removed_path
 from diskreplay.format.root import Limits, Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
@@ -61,8 +61,6 @@ _MERGED_AT_ONCE = 8
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
 # Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
 _HINT_TIMEOUT_S = 1.0
-# A segment that is being deleted: its number, and what the counter of steps evicted becomes.
-_REMOVED = re.compile(r"old-[0-9]{8,9}-([0-9]{1,19})")
 
 
 class _Pack(NamedTuple):
@@ -506,11 +504,11 @@ class Retention:
 def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
     """Move a segment beside the counters, so that it is never seen half deleted; return where it is now.
 
-    Its steps count as evicted. Their sum is part of the new name: the next opener sets the counter if this process dies
-    before it does. The caller holds the store lock. Raises StorageFull where there is no room for the name.
+    Its steps count as evicted: see `format.removals`. The caller holds the store lock. Raises StorageFull where there
+    is no room for the name.
     """
     evicted = counters.evicted_after(steps)
-    gone = f"{root.counters_folder}/old-{layout.segment_name(number)}-{evicted}"
+    gone = removed_path(root, number, evicted)
     shutil.rmtree(gone, ignore_errors=True)
     with storage_errors(gone):
         os.rename(root.segment_path(number), gone)
@@ -530,18 +528,9 @@ def _destroy(root: Root, gone: Sequence[str]) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def evicted_by_removals(root: Root) -> int:
-    """Return what the counter of evicted steps has to be by the names of the segments that are being deleted.
-
-    0 where there are none. The caller holds the store lock.
-    """
-    found = (_REMOVED.fullmatch(name) for name in os.listdir(root.counters_folder))
-    return min(max((int(counted[1]) for counted in found if counted), default=0), layout.MOST_COUNTED)
-
-
 def _finish_removals(root: Root, counters: StoreCounters) -> None:
     """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
-    names = [name for name in os.listdir(root.counters_folder) if name.startswith("old-")]
+    names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
         counters.set(layout.STEPS_EVICTED, max(int(counters.read()[layout.STEPS_EVICTED]), evicted))
     for name in names:
