@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -40,6 +41,19 @@ _KEPT = 8
 # Seconds. A process that holds the lock for so long is stopped or stuck: then it is quicker to compile.
 _PATIENCE = 60.0
 _POLL = 0.02
+
+compiling = threading.RLock()
+
+
+def _hold_at_forks() -> None:
+    """Fork between two kernels: a child would wait for ever for the thread that compiles one.
+
+    What is registered last is done first: this may be called again.
+    """
+    os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
+
+
+_hold_at_forks()
 
 
 def compile_kernel(dispatcher: Dispatcher, signature: NumbaType, prepare: Callable[[], None]) -> None:
@@ -192,14 +206,20 @@ def _tell() -> None:
     logging.getLogger("diskreplay").warning(COMPILING)
 
 
-def _locked(path: str) -> "BaseFileLock | None":
-    """Return a lock that is held on a folder's kernels; None where none can be had, or not for long."""
+@cache
+def _file_lock() -> "type[BaseFileLock]":
     # Here and not above: it takes longer to import than kernels that were compiled before take to load.
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
+    # filelock takes a lock of its own at a fork, and whoever compiles takes that one behind ours.
+    _hold_at_forks()
+    return FileLock
 
+
+def _locked(path: str) -> "BaseFileLock | None":
+    """Return a lock that is held on a folder's kernels; None where none can be had, or not for long."""
     # Not `fallback_to_soft`: a file that stands for a lock would outlive a process that is killed.
-    lock = FileLock(f"{path}/lock", timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
+    lock = _file_lock()(f"{path}/lock", timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:
         lock.acquire()
     except OSError:  # a timeout is one

@@ -5,8 +5,6 @@ this module before a reader is built.
 """
 
 import inspect
-import os
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +18,7 @@ with MissingExtra.raised_for("sampling", "torch"):
     from numba.extending import intrinsic
 
     from diskreplay.kernels import numba_private
-    from diskreplay.kernels.cache import compile_kernel
+    from diskreplay.kernels.cache import compile_kernel, compiling
     from diskreplay.kernels.numba_private import Builder, Context, NumbaType, Value
 
 STREAM_BLOCK = 128  # bytes: two cache lines
@@ -194,22 +192,18 @@ _TYPES: dict[str, Any] = {
 }
 
 
-_compiling = threading.RLock()
-# A process is forked between two kernels: its child would wait for ever for the thread that compiles one.
-os.register_at_fork(before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release)
-
-
 def kernel(
     result: str, *arguments: str, checked: bool = True, inner: bool = False, inlined: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a kernel of one signature.
 
     It is compiled, or loaded, when `ready` or `apart` asks for it: another kernel cannot call it before. One that is
-    `inner` is only ever a part of kernels that call it by its name: it is compiled before the first of these that must
-    be, and not kept. One that is `inlined` becomes part of its caller, however long it is: a call passes each array as
-    seven numbers.
+    `inner` is only ever a part of kernels that call it, by its name and not as a module's attribute: it is compiled
+    before the first of these that must be, and not kept. One that is `inlined` becomes part of its caller, however long
+    it is: a call passes each array as seven numbers.
 
-    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code.
+    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code. Nothing else
+    may be raised, and an inner kernel cannot print.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,7 +223,7 @@ def ready(kernel: Any) -> Any:
     """Compile a kernel that is not `inner`, or load it, if that has not been done; return it."""
     if kernel.is_inner:
         raise ValueError(f"{kernel.__name__} is an inner kernel, which cannot be called by itself")
-    with _compiling:
+    with compiling:
         if not kernel.signatures:
             compile_kernel(kernel, kernel.kernel_signature, partial(compile_inner, kernel))
     return kernel

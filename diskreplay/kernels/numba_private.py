@@ -66,7 +66,7 @@ class _KernelCompiler(CompilerBase):
     """The passes that a kernel needs.
 
     numba's others look at every function for what none of ours has (closures, arithmetic on whole arrays, `with`,
-    branches on a missing argument), which takes a tenth of the time of compiling.
+    `raise`, branches on a missing argument), which takes a tenth of the time of compiling.
     """
 
     def define_pipelines(self) -> list[PassManager]:

@@ -24,6 +24,22 @@ pick(np.array([0.0, 1, 2]), 0, 1, block, out[:0], out.copy(), out)
 assert out.tolist() == [7, 9, 11]
 print(cache.folder(), sum(pick.stats.cache_misses.values()))
 """
+# Forks while another thread compiles; prints the folder and how often.
+FORK = """
+import faulthandler, os, threading, time
+faulthandler.dump_traceback_later(60, exit=True)
+from diskreplay.kernels import cache, table
+thread = threading.Thread(target=lambda: [table.chosen(name) for name in ("nstep", "powers", "gae", "stream")])
+thread.start()
+forks = 0
+while thread.is_alive():
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+    forks += 1
+    time.sleep(0.001)
+print(cache.folder(), forks)
+"""
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 
 
@@ -86,6 +102,11 @@ def test_who_compiles_says_so_once(tmp_path):
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == ""
     quiet = "import logging\nlogging.getLogger('diskreplay').setLevel('ERROR')\n" + code
     assert finish(start(quiet, NUMBA_CACHE_DIR=tmp_path / "other"))[2] == ""
+
+
+@pytest.mark.slow
+def test_a_process_is_forked_while_it_compiles(tmp_path):
+    assert finish(start(FORK, NUMBA_CACHE_DIR=tmp_path))[1] > 3
 
 
 @pytest.mark.slow

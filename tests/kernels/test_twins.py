@@ -466,17 +466,17 @@ with dr.create({str(tmp_path / "store")!r}, serial_schema(), capacity=20) as sto
 def test_a_process_that_is_forked_while_a_thread_compiles_can_compile_too() -> None:
     code = """
 import gc, os, threading, time
-from diskreplay.kernels import cache, jit
+from diskreplay.kernels import cache
 begun = threading.Event()
 def compile_slowly():
-    with jit._compiling, cache._no_garbage_collection():
+    with cache.compiling, cache._no_garbage_collection():
         begun.set()
         time.sleep(0.3)
 threading.Thread(target=compile_slowly).start()
 begun.wait()
 child = os.fork()
 if not child:
-    os._exit(0 if jit._compiling.acquire(timeout=5) and gc.isenabled() else 1)
+    os._exit(0 if cache.compiling.acquire(timeout=5) and gc.isenabled() else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert run_python(code) == "0"
