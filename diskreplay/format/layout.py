@@ -5,7 +5,6 @@ The whole layout in words is in docs/format.md; this module is where its numbers
 
 import sys
 from collections.abc import Iterable, Iterator
-from mmap import PAGESIZE
 
 from diskreplay.ids import (
     CUT as CUT,
@@ -157,14 +156,14 @@ def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES)
         first += count
 
 
-def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, in_pages: bool) -> int:
+def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, least_bytes: int) -> int:
     """Return how many rows of each lane one chunk file of a field holds: a power of two near the byte target.
 
-    They are ``most_rows`` at most; ``in_pages``: or those of a page, which takes as much of the disk.
+    They are at most ``most_rows``, or those of ``least_bytes`` if that is more.
     """
     row_of_lanes = max(1, lanes * row_bytes)
-    of_a_page = floor_power_of_two(PAGESIZE // row_of_lanes) if in_pages else 1
-    return min(floor_power_of_two(chunk_bytes // row_of_lanes), max(most_rows, of_a_page))
+    of_least_bytes = floor_power_of_two(least_bytes // row_of_lanes)
+    return min(floor_power_of_two(chunk_bytes // row_of_lanes), max(most_rows, of_least_bytes))
 
 
 def target_rows(

@@ -299,11 +299,11 @@ class SegmentInfo:
 
 
 class Size(NamedTuple):
-    """How large a segment will be: the most rows of a chunk, or a page; and its rows a lane where they are known."""
+    """How large a segment will be: the most rows of a chunk, or bytes; and its rows a lane where they are known."""
 
     chunk_rows: int
     rows: int | None = None
-    in_pages: bool = False  # a chunk of fewer bytes than a page has the rows of a whole one
+    least_bytes: int = 0  # a chunk that has fewer has rows of so many
 
 
 def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
@@ -325,7 +325,7 @@ def draft_segment(
         lock = lock_draft(building)
         undo.callback(lock.release)
         chunk_rows = {
-            leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows, size.in_pages)
+            leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows, size.least_bytes)
             for leaf, array in blueprint.arrays.items()
         }
         _build_arrays(blueprint, building, len(lanes), chunk_rows, size.rows)

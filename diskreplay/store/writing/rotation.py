@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from mmap import PAGESIZE
 
 from diskreplay.format import layout
 from diskreplay.format.root import Root
@@ -19,8 +20,9 @@ _MOST_TARGETS = 16
 
 # An episode that comes step by step, in a segment of its own.
 _UNKNOWN = Size(256)
-# Where a quarter of a segment has fewer rows, a page would have all of them, and damage to it would cost all.
-_LEAST_IN_PAGES = 128
+# How many bytes a chunk has at least, by the rows of a quarter of a segment: to make, seal and delete a file takes as
+# long as thousands of steps. Of the shortest segments a page would have all rows, and damage to it would cost all.
+_LEAST_BYTES = {1024: 128 << 10, 128: PAGESIZE}
 
 # A segment that is a quarter full sooner would be full before the next one is ready.
 LEAST_QUARTER_S = 0.05
@@ -190,7 +192,7 @@ class Rotation:
     def _size(self) -> Size:
         # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
-        return Size(rows, in_pages=rows >= _LEAST_IN_PAGES)
+        return Size(rows, least_bytes=next((least for some, least in _LEAST_BYTES.items() if rows >= some), 0))
 
     def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
         segment = None if self.segment_per_episode else self._preallocator.acquire()

@@ -151,9 +151,14 @@ def test_a_chunk_that_was_read_as_a_whole_has_no_stores_that_a_full_disk_could_r
 
 @pytest.mark.parametrize(
     ("segment_steps", "rows"),
-    [(1000, {"obs": 256, "reward": 1024, "done": 4096}), (100, {"obs": 16, "reward": 16, "done": 16})],
+    [
+        (25_000, {"obs": 8192, "reward": 32768, "done": 131072}),
+        (4000, {"obs": 512, "reward": 1024, "done": 4096}),
+        (1000, {"obs": 256, "reward": 1024, "done": 4096}),
+        (100, {"obs": 16, "reward": 16, "done": 16}),
+    ],
 )
-def test_a_file_is_a_page_or_a_quarter_of_a_segment(tmp_store, segment_steps, rows):
+def test_a_file_is_128_kib_or_a_page_or_a_quarter_of_a_segment(tmp_store, segment_steps, rows):
     with dr.create(tmp_store, serial_schema(), segment_steps=segment_steps) as store, store.writer() as writer:
         append_numbered(writer, [0])
     attributes = json.loads((tmp_store / "segments/00000000/zarr.json").read_text())["attributes"]
