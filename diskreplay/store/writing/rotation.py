@@ -22,7 +22,7 @@ _MOST_TARGETS = 16
 _UNKNOWN = Size(256)
 # How many bytes a chunk has at least, by the rows of a quarter of a segment: to make, seal and delete a file takes as
 # long as thousands of steps. Of the shortest segments a page would have all rows, and damage to it would cost all.
-_LEAST_BYTES = {1024: 128 << 10, 128: PAGESIZE}
+_LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # A segment that is a quarter full sooner would be full before the next one is ready.
 LEAST_QUARTER_S = 0.05
@@ -192,7 +192,7 @@ class Rotation:
     def _size(self) -> Size:
         # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
-        return Size(rows, least_bytes=next((least for some, least in _LEAST_BYTES.items() if rows >= some), 0))
+        return Size(rows, least_bytes=max((least for some, least in _LEAST_BYTES.items() if rows >= some), default=0))
 
     def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
         segment = None if self.segment_per_episode else self._preallocator.acquire()
