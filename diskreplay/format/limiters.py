@@ -29,7 +29,7 @@ from diskreplay.ids import NO_STEP
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# How often a count is taken again beside which a segment left, or, seconds later, one that has gone back.
+# How often, and after how many seconds, a count is taken again that has gone back, or beside which a segment left.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -130,26 +130,29 @@ class StepCounter:
 
     def read(self) -> Inserted:
         """Count what is new, and return both."""
-        for left in range(_ATTEMPTS, 0, -1):
+        for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
             words = self._counters.read()
             if raw != self._raw:
-                if words[layout.CHANGES] != self._changes:
+                # First, as a segment that is moved away from here on may still be among those that are read.
+                counted = int(words[layout.STEPS_EVICTED])
+                self._evicted = max(counted, evicted_by_removals(self._root))
+                is_rearranged = bool(words[layout.CHANGES] != self._changes)
+                if is_rearranged:
                     self._changes = int(words[layout.CHANGES])
                     self._begin()
+                if is_rearranged or self._evicted > counted:  # one that was set aside may be moved away, too
                     self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
-                # First, as a segment that is moved away from here on may still be among those that are read.
-                self._evicted = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
                 self._read_segments(int(words[layout.NEXT_SEGMENT]))
                 self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
-                if evicted_by_removals(self._root) > self._evicted and left > 1:
-                    continue
-                self._raw = raw
+                if evicted_by_removals(self._root) <= self._evicted:
+                    self._raw = raw
             held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
             ever = held + self._evicted + self._aside
-            if ever >= self._ever and self._counters.raw() == raw:
+            if ever >= self._ever and self._raw == raw == self._counters.raw():
                 break
-            time.sleep(_PAUSE_S)  # one was deleted meanwhile, or merged
+            # A segment that was moved away or merged meanwhile may be in neither count.
+            time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
 

@@ -25,6 +25,7 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import drafted, move, sync_file_system, sync_folder, write_atomic
 from diskreplay.format.mapping import read_regular
 from diskreplay.format.metadata import Document, is_whole, parse_document
+from diskreplay.format.removals import removed_path
 from diskreplay.format.sealing import count_flags
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
@@ -313,7 +314,7 @@ def delete(root: Path, entry: Quarantined) -> None:
     path = root / entry.where
     counters = _counters(root)
     evicted = counters.evicted_after(entry.inserted)
-    gone = root / layout.COUNTERS / f"old-{layout.segment_name(entry.segment or 0)}-{evicted}"
+    gone = removed_path(root / layout.COUNTERS, entry.segment or 0, evicted)
     shutil.rmtree(gone, ignore_errors=True)
     _record_path(path).unlink(missing_ok=True)  # first: one without an entry would be counted again
     os.rename(path, gone)

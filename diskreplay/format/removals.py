@@ -7,6 +7,7 @@ to be.
 
 import os
 import re
+from pathlib import Path
 
 from diskreplay.format import layout
 from diskreplay.format.root import Root
@@ -15,9 +16,9 @@ PREFIX = "old-"
 _NAME = re.compile(PREFIX + r"[0-9]{8,9}-([0-9]{1,19})")
 
 
-def removed_path(root: Root, number: int, evicted: int) -> str:
+def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
     """Return where a segment goes with which the counter of evicted steps has to be ``evicted``."""
-    return f"{root.counters_folder}/{PREFIX}{layout.segment_name(number)}-{evicted}"
+    return f"{counters_folder}/{PREFIX}{layout.segment_name(number)}-{evicted}"
 
 
 def evicted_by_removals(root: Root) -> int:

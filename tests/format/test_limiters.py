@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout, limiters
+from diskreplay.format import layout, limiters, quarantine
 from diskreplay.format.limiters import StepCounter
 from diskreplay.format.removals import evicted_by_removals, removed_path
 from diskreplay.format.root import Root, read_root
@@ -37,7 +37,7 @@ def move_away(root: Root) -> int:
     """Do the first half of a deletion; return what the counter of evicted steps has to be."""
     evicted = root.counters().evicted_after(5)
     oldest = min(int(path.name) for path in root.segments_folder.glob("0*"))
-    os.rename(root.segment_path(oldest), removed_path(root, oldest, evicted))
+    os.rename(root.segment_path(oldest), removed_path(root.counters_folder, oldest, evicted))
     assert evicted_by_removals(root) == evicted
     return evicted
 
@@ -77,6 +77,25 @@ def test_a_segment_that_leaves_while_segments_are_read_is_counted_once(
     monkeypatch.setattr(counter, "_read_segments", read)
     assert counter.read().ever == 50
     assert len(calls) == 2
+
+
+def test_a_segment_that_leaves_quarantine_is_counted_once(root: Root, monkeypatch: Any) -> None:
+    oldest = min(int(path.name) for path in root.segments_folder.glob("0*"))
+    quarantine.move_aside(root.folder, layout.segment_folder(oldest), "tried")
+    (entry,) = quarantine.read_quarantine(root.folder)
+    counter, seen = StepCounter(root), []
+    assert counter.read().ever == 50
+    sync_folder = quarantine.sync_folder
+
+    def sync(path: Path) -> None:  # between the renaming and the counting
+        change(root)
+        seen.append((counter.read().ever, StepCounter(root).read().ever))
+        sync_folder(path)
+
+    monkeypatch.setattr(quarantine, "sync_folder", sync)
+    quarantine.delete(root.folder, entry)
+    assert seen == [(50, 50)]
+    assert counter.read().ever == StepCounter(root).read().ever == 50
 
 
 def test_of_segments_that_leave_at_every_attempt_none_is_counted_twice(root: Root, monkeypatch: Any) -> None:

@@ -508,7 +508,7 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
     is no room for the name.
     """
     evicted = counters.evicted_after(steps)
-    gone = removed_path(root, number, evicted)
+    gone = removed_path(root.counters_folder, number, evicted)
     shutil.rmtree(gone, ignore_errors=True)
     with storage_errors(gone):
         os.rename(root.segment_path(number), gone)
