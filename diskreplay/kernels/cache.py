@@ -56,13 +56,11 @@ def _hold_at_forks() -> None:
 _hold_at_forks()
 
 
-def compile_kernel(dispatcher: Dispatcher, signature: NumbaType, prepare: Callable[[], None]) -> None:
-    """Load a kernel for one signature, or `prepare` and compile it, and no other ever."""
-    kept = None if folder() is None else _KernelCache(dispatcher.py_func, prepare)
+def compile_kernel(dispatcher: Dispatcher, signature: NumbaType) -> None:
+    """Load a kernel for one signature, or compile it, and no other ever."""
+    kept = None if folder() is None else _KernelCache(dispatcher.py_func)
     try:
         with _no_garbage_collection():
-            if kept is None:
-                prepare()
             numba_private.compile_one(dispatcher, signature, kept)
     finally:
         if kept is not None:
@@ -164,10 +162,7 @@ class _KernelCache(Cache):
 
     _impl_class: Any = numba_private.located_by(_Locator)
 
-    def __init__(self, function: Callable[..., Any], prepare: Callable[[], None]) -> None:
-        super().__init__(function)
-        self._prepare = prepare
-        self._lock: BaseFileLock | None = None
+    _lock: "BaseFileLock | None" = None
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled kernel, None if there is none: then the caller compiles it, and others wait."""
@@ -177,7 +172,6 @@ class _KernelCache(Cache):
             found = self._load(signature, target_context)
         if found is None:
             _tell()
-            self._prepare()
         return found
 
     def _load(self, signature: Any, target_context: Any) -> Any:

@@ -6,7 +6,6 @@ this module before a reader is built.
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from diskreplay.errors import MissingExtra
@@ -225,17 +224,8 @@ def ready(kernel: Any) -> Any:
         raise ValueError(f"{kernel.__name__} is an inner kernel, which cannot be called by itself")
     with compiling:
         if not kernel.signatures:
-            compile_kernel(kernel, kernel.kernel_signature, partial(compile_inner, kernel))
+            compile_kernel(kernel, kernel.kernel_signature)
     return kernel
-
-
-def compile_inner(kernel: Any) -> None:
-    """Compile the inner kernels that a kernel calls, and those that these call, if that has not been done."""
-    names = inspect.getclosurevars(kernel.py_func)
-    for called in (*names.globals.values(), *names.nonlocals.values()):
-        if getattr(called, "is_inner", False) and not called.signatures:
-            compile_inner(called)
-            numba_private.compile_one(called, called.kernel_signature, None)
 
 
 def apart(called: Any) -> Any:

@@ -5,6 +5,7 @@ Each release of numba may change these: `pyproject.toml` allows those that were 
 (`njit`, `types`, `extending.intrinsic`, and llvmlite's builder) is used where it is needed.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -70,8 +71,9 @@ class _KernelCompiler(CompilerBase):
     """
 
     def define_pipelines(self) -> list[PassManager]:
-        """Return the one list of passes."""
+        """Compile the inner kernels that this one calls, and return the one list of passes."""
         state = self.state
+        _compile_called(state.func_id.func)
         if state.flags.no_cpython_wrapper:
             state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         manager = PassManager("kernel")
@@ -79,6 +81,14 @@ class _KernelCompiler(CompilerBase):
             manager.add_pass(one, one.__name__)
         manager.finalize()
         return [manager]
+
+
+def _compile_called(function: Callable[..., Any]) -> None:
+    """Compile the inner kernels that a function calls, if that has not been done."""
+    names = inspect.getclosurevars(function)
+    for called in (*names.globals.values(), *names.nonlocals.values()):
+        if getattr(called, "is_inner", False) and not called.signatures:
+            compile_one(called, called.kernel_signature, None)
 
 
 class _PartLibrary(JITCodeLibrary):

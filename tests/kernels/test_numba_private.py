@@ -115,7 +115,6 @@ def doubled(x: int) -> int:
 
 def compiled(kernel: Any) -> Any:
     """Compile a kernel of this module, past the cache: that knows nothing of changes here."""
-    jit.compile_inner(kernel)
     numba_private.compile_one(kernel, kernel.kernel_signature, None)
     return kernel
 
