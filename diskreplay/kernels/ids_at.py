@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.mix import mix
+from diskreplay.kernels.mix import fraction
 from diskreplay.kernels.runs import BEFORE, COARSE_BITS, FIRST, STRIDE
 
 Ints = NDArray[np.int64]
@@ -69,14 +69,8 @@ def ids_at(positions: Floats, low: int, high: int, block: Ints, coarse: Ints, wa
 
 @jit.kernel("none", "int", "int", "int", "ints2", "ints", "out_ints", "out_ints")
 def random_ids(key: int, low: int, high: int, block: Ints, coarse: Ints, wanted: Ints, out: Ints) -> None:
-    """Write ids at random, each of those in the runs `low` to `high` with the same probability.
-
-    The numbers are those of the generator splitmix64 (Steele et al. 2014) from the state `key` on: 53 bits of each.
-    """
-    scale = (block[BEFORE, high] - block[BEFORE, low]) * 2.0**-53
-    state = np.uint64(key)
+    """Write ids at random, each of those in the runs `low` to `high` with the same probability; see `mix.fraction`."""
+    count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(wanted.size):
-        state += np.uint64(0x9E3779B97F4A7C15)
-        number = np.int64(mix(state) >> np.uint64(11))
-        wanted[i] = np.int64(np.float64(number) * scale) + block[BEFORE, low]
+        wanted[i] = np.int64(fraction(key, i) * count) + block[BEFORE, low]
     _write_ids(wanted, low, high, block, coarse, out)

@@ -72,9 +72,11 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
     `scratch` is memory, (3, n).
     """
     if least == 0.0:
-        least = math.inf
+        bits = bits_of(math.inf)
         for i in range(chances.size):
-            least = chances[i] if chances[i] < least else least
+            mine = bits_of(chances[i])
+            bits = mine if mine < bits else bits
+        least = number_of(bits)
     ratios, numbers, found = scratch[0], scratch[1], scratch[2]
     for i in range(chances.size):
         ratios[i] = least / chances[i]

@@ -14,7 +14,19 @@ Floats = NDArray[np.float64]
 
 _locate, _powers, _sumtree_set = map(jit.apart, (locate, powers, sumtree_set))
 
+# Makes an index that is not tested for being negative.
+_at = np.uint64
 _FINITE = np.finfo(np.float64).max
+
+
+@jit.kernel("none", "out_ints", "out_floats", inner=True)
+def _leave_out_missing(place: Ints, values: Floats) -> None:
+    """Move what has a place to the front."""
+    found = np.int64(0)
+    for i in range(place.size):
+        if place[i] >= 0:
+            place[_at(found)], values[_at(found)] = place[i], values[i]
+            found += 1
 
 
 @jit.kernel(
@@ -33,7 +45,10 @@ def update(
     `drawn` are places and ids of a draw since which no page has changed, (2, any number): of these very ids, which most
     updates are of, the places are known. `ints` and `floats` are scratch memory, (2, n) and (3, n).
     """
+    wrong = np.int64(0)
     for i in range(ids.size):
+        wrong += not abs(errors[i]) <= _FINITE
+    for i in range(ids.size if wrong else 0):
         if not abs(errors[i]) <= _FINITE:
             return -1 - i
     place, changed = ints[0], ints[1]
@@ -46,22 +61,28 @@ def update(
     else:
         for i in range(ids.size):
             place[i] = drawn[0, i]
+    for i in range(ids.size):
+        values[i] = abs(errors[i]) + eps
     found = np.int64(0)
     for i in range(ids.size):
-        here, is_found = np.uint64(found), np.int64(place[i] >= 0)
-        place[here] = place[i]
-        values[here] = abs(errors[i]) + eps
-        found += is_found
+        found += place[i] >= 0
+    if found < ids.size:
+        _leave_out_missing(place, values)
     place, values, numbers, masses = place[:found], values[:found], numbers[:found], masses[:found]
     # What is changed, and what is added up with it, is on its way while the powers are computed.
     leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
     for i in range(found):
-        jit.prefetch(raw.ctypes.data + 8 * place[i])
         jit.prefetch(leaf + 8 * place[i])
         jit.prefetch(node + (place[i] // FAN_OUT) * 8)
-    _powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
     for i in range(found):
-        raw[np.uint64(place[i])] = values[i]
-        largest[0] = max(largest[0], values[i])
+        jit.prefetch(raw.ctypes.data + 8 * place[i])
+    _powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
     _sumtree_set(place, masses, starts, tree, sums, least, changed)
+    most = jit.bits_of(largest[0])
+    for i in range(found):
+        bits = jit.bits_of(values[i])
+        most = bits if bits > most else most
+    largest[0] = jit.number_of(most)
+    for i in range(found):
+        raw[_at(place[i])] = values[i]
     return int(ids.size - found)

@@ -305,18 +305,16 @@ class PriorityTable:
         ids: Ints = page[:, columns.FIRST] + (places & columns.LAST_ROW) * page[:, columns.STRIDE]
         return ids
 
-    def draw(self, fractions: Floats, strata: int) -> tuple[Ints, Floats]:
-        """Return the ids at random fractions of the total, each 0 to below 1, and the chance of each.
+    def draw(self, key: int, size: int, strata: int) -> tuple[Ints, Floats]:
+        """Return so many random ids, in proportion to their masses, and the chance of each.
 
-        The total is cut into `strata` equal parts: the first fraction is one of the first part, and so on, from the
-        first part again behind the last.
+        The total is cut into `strata` equal parts: the first id is one of the first part, and so on, from the first
+        part again behind the last. `key`, 0 to below 2 ** 63, is what the random numbers follow from.
         """
-        size, tree = len(fractions), self.tree
-        drawn, chances = np.empty((2, size), np.int64), np.empty(size)
-        places, ids = drawn
-        self._draw(fractions, strata, tree.starts, tree.tree, tree.sums, self._pages, self._some, places, ids, chances)
+        tree, drawn, chances = self.tree, np.empty((2, size), np.int64), np.empty(size)
+        self._draw(key, strata, tree.starts, tree.tree, tree.sums, self._pages, self._some, drawn, chances)
         self._drawn = drawn
-        return ids, chances
+        return drawn[1], chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
         """Set raw priorities |error| + eps of ids that can be drawn; return how many of them cannot.

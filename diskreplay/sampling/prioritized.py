@@ -142,7 +142,7 @@ class Prioritized(Owned):
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of a population that is not empty."""
         table = self._followed(population)
-        ids, chances = table.draw(rng.random(size), size if self._stratified else 1)
+        ids, chances = table.draw(rng.bit_generator.random_raw() >> 1, size, size if self._stratified else 1)
         least = max(table.tree.least / table.tree.total, _TINY) if self._normalize == "store" else 0.0
         return Draw(ids, chances, population.size, least)
 

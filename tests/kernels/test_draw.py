@@ -75,12 +75,12 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(
         population.refresh(store.snapshot())
         if not population.size:
             continue
-        fractions = rng.random(int(rng.integers(1, 180)))
-        strata = len(fractions) if rng.random() < 0.5 else 1
+        key, size = int(rng.integers(1 << 63)), int(rng.integers(1, 180))
+        strata = size if rng.random() < 0.5 else 1
         ids = rng.choice([*everything(population), -1, 1 << 50, store.frontier - 1], int(rng.integers(0, 40)))
         # Updated are the ids that were drawn, all but one of these, or any.
-        sort, other = rng.choice(("drawn", "all but one", "any")), rng.integers(len(fractions))
-        count = len(ids) if sort == "any" else len(fractions)
+        sort, other = rng.choice(("drawn", "all but one", "any")), rng.integers(size)
+        count = len(ids) if sort == "any" else size
         errors = rng.standard_normal(count) * 10.0 ** rng.integers(-5, 5)
         if count and rng.random() < 0.1:
             errors[rng.integers(count)] = rng.choice((np.nan, np.inf, -np.inf))
@@ -88,7 +88,7 @@ def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(
         for kind, table in enumerate(tables):
             with kernels(kind):
                 table.follow(population)
-                drawn, chances = table.draw(fractions, strata)
+                drawn, chances = table.draw(key, size, strata)
                 if sort != "any":
                     ids = drawn.copy()
                 if sort == "all but one":
@@ -123,7 +123,7 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
         table.follow(population)
         assert table.tree.total == 4725 - 1001 + 2
         assert table.tree.least == 1.0
-        ids, chances = table.draw(np.linspace(0, 0.999999, 5000), 1)
+        ids, chances = table.draw(12345, 8000, 8000)  # every id has at least two whole parts of the equal parts
         assert sorted(set(ids.tolist())) == everything(population).tolist()
         assert chances.max() == 3.0 / table.tree.total
 
@@ -139,7 +139,7 @@ def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
     with kernels(kind):
         table = PriorityTable(1.0)
         table.follow(population)
-        ids, _ = table.draw(np.linspace(0, 0.999, 100), 1)
+        ids, _ = table.draw(12345, 100, 100)
         assert table.update(ids, np.full(100, 2.0), 0.0) == 0
         store.frontier = int(ids[40])
         population.refresh(store.snapshot())

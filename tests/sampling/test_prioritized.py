@@ -290,10 +290,10 @@ def test_a_table_that_uses_its_pages_again_goes_on_bit_by_bit_wherever_it_is_sav
         store.drop_hidden_segments()
         loaded = PriorityTable.loaded(pickle.loads(pickle.dumps(table.state_dict())), 0.6)
         population.refresh(store.snapshot())
-        fractions, errors, found = rng.random(64), rng.exponential(1.0, 64), []
+        key, errors, found = int(rng.integers(1 << 63)), rng.exponential(1.0, 64), []
         for one in (table, loaded):
             one.follow(population)
-            ids, chances = one.draw(fractions, 64)
+            ids, chances = one.draw(key, 64, 64)
             assert one.update(ids, errors, 1e-3) == 0
             found.append((ids.tolist(), chances.tolist(), one.tree.tree.tolist(), one.tree.sums.tolist()))
         assert found[0] == found[1], step

@@ -4,16 +4,17 @@ import numpy as np
 
 from diskreplay.kernels.draw import Floats, Ints
 from diskreplay.kernels.pages import FIRST, LAST_ROW, PAGE_BITS, STRIDE
+from tests.kernels.plain.mix import fractions
 from tests.kernels.plain.sumtree import sumtree_find_plain
 
 
 def draw_plain(
-    fractions: Floats, strata: int, starts: Ints, tree: Floats, sums: Floats, pages: Ints, some: Floats,
-    places: Ints, ids: Ints, chances: Floats,
+    key: int, strata: int, starts: Ints, tree: Floats, sums: Floats, pages: Ints, some: Floats,
+    drawn: Ints, chances: Floats,
 ) -> None:  # fmt: skip
     """Do what `draw` does."""
-    total = sums[-1]
-    chances[:] = (fractions + np.arange(len(fractions)) % strata) * (total / strata)
+    total, (places, ids) = sums[-1], drawn
+    chances[:] = (fractions(key, len(chances)) + np.arange(len(chances)) % strata) * (total / strata)
     sumtree_find_plain(starts, tree, sums, pages, chances, places, some)
     page = pages[places >> PAGE_BITS]
     ids[:] = page[:, FIRST] + (places & LAST_ROW) * page[:, STRIDE]
