@@ -57,7 +57,6 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         bits = jit.load_int(shifts + 8 * folder)
         r = windows[_at(row_window), _at(i)] + offset
         c = (before + r) >> bits
-        sources[_at(leaf), _at(i)] = 0
         # Of a summand, the steps of the window; what stands behind them is not read.
         run = length if leaf < copied else windows[cols.K, _at(i)]
         inside = (before + r) & ((1 << bits) - 1)
@@ -66,17 +65,14 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
             and r + run <= windows[_at(stop_window), _at(i)]
             and inside + run <= 1 << bits
         )
-        if not whole or c >= jit.load_int(chunk_counts + 8 * folder):
-            continue
-        c += jit.load_int(first_chunks + 8 * folder)
-        if c >= bases_size:
-            continue
-        base = jit.load_int(bases + 8 * c)
-        if base == 0:
-            continue
-        source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
+        source = np.int64(0)
+        if whole and c < jit.load_int(chunk_counts + 8 * folder):
+            c += jit.load_int(first_chunks + 8 * folder)
+            base = jit.load_int(bases + 8 * c) if c < bases_size else 0
+            if base != 0:
+                source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
+                found += 1
         sources[_at(leaf), _at(i)] = source
-        found += 1
     return count - found
 
 
@@ -96,20 +92,16 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
         bits = jit.load_int(shifts + 8 * folder)
         c = (before + r) >> bits
         inside = (before + r) & ((1 << bits) - 1)
-        sources[_at(leaf), _at(i)] = 0
+        source = np.int64(0)
         whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[cols.K, _at(i)] <= 1 << bits
-        if not whole or c >= jit.load_int(chunk_counts + 8 * folder):
-            continue
-        c += jit.load_int(first_chunks + 8 * folder)
-        if c >= bases_size:
-            continue
-        base = jit.load_int(bases + 8 * c)
-        if base == 0:
-            continue
-        source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
-        jit.prefetch(source)
+        if whole and c < jit.load_int(chunk_counts + 8 * folder):
+            c += jit.load_int(first_chunks + 8 * folder)
+            base = jit.load_int(bases + 8 * c) if c < bases_size else 0
+            if base != 0:
+                source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
+                jit.prefetch(source)
+                found += 1
         sources[_at(leaf), _at(i)] = source
-        found += 1
     return count - found
 
 
