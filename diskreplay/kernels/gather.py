@@ -1,10 +1,8 @@
 """A whole batch in one call: find the windows of its ids, copy rows of every leaf, sum rewards.
 
 One call after the other costs microseconds each, and waits for memory leaf after leaf. Here the address of every row is
-formed once, and the row is on its way from memory before the first byte is copied. Rows are prefetched as they are
-found, which is enough where caches or the TLB have them. Prefetches are dropped where they need a page's address that
-the TLB does not have: so all rows are read once more in loops that do nothing else, where as many reads as the
-processor can have wait together. Mixed with others, which queue behind them, they take twice the time.
+formed once, and the row is on its way from memory before the first byte is copied: its first cache line and its last
+one are prefetched when it is found.
 
 What is done is said by a record of int64, since each argument of a kernel costs about 50 ns: numbers, and addresses of
 arrays, which whoever writes the record keeps alive. Behind its head it has a line a leaf. The first lines are leaves
@@ -71,6 +69,8 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
             base = jit.load_int(bases + 8 * c) if c < bases_size else 0
             if base != 0:
                 source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
+                jit.prefetch(source)
+                jit.prefetch(source + run * row_bytes - 1)
                 found += 1
         sources[_at(leaf), _at(i)] = source
     return count - found
@@ -81,7 +81,7 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
     """Do what `_locate` does with windows that were found, and one row of each or its steps: nearly always.
 
     These are not below the floor, nor is the end of the steps behind the stop, so there is less to check and to keep in
-    registers.
+    registers. Each row lies in one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -100,27 +100,11 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
             if base != 0:
                 source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
                 jit.prefetch(source)
+                if not is_step:
+                    jit.prefetch(source + windows[cols.K, _at(i)] * row_bytes - 1)
                 found += 1
         sources[_at(leaf), _at(i)] = source
     return count - found
-
-
-@jit.kernel("none", "ints2", "ints2", "int", "int", "ints2", inner=True)
-def _touch_rows(windows: Ints, plan: Ints, copied: int, count: int, sources: Ints) -> None:
-    """Read the first and the last byte of every window that was located: all are on their way from memory at once."""
-    for leaf in range(plan.shape[0]):
-        row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
-        for i in range(count):
-            if sources[_at(leaf), _at(i)] != 0:
-                jit.touch(sources[_at(leaf), _at(i)])
-        if leaf >= copied:
-            for i in range(count):
-                if sources[_at(leaf), _at(i)] != 0 and windows[cols.K, _at(i)] > 0:
-                    jit.touch(sources[_at(leaf), _at(i)] + windows[cols.K, _at(i)] * row_bytes - 1)
-        elif length > 1 or row_bytes > _LINE or row_bytes & (row_bytes - 1) != 0:  # else it is in one cache line
-            for i in range(count):
-                if sources[_at(leaf), _at(i)] != 0:
-                    jit.touch(sources[_at(leaf), _at(i)] + length * row_bytes - 1)
 
 
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
@@ -375,12 +359,13 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
         if plan[leaf, cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
             return begin
         is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
-        if record[cols.FINDS] and is_step and plan[leaf, cols.ROW_BYTES] <= _LINE:
+        row_bytes = plan[leaf, cols.ROW_BYTES]
+        is_in_a_line = row_bytes <= _LINE and row_bytes & (row_bytes - 1) == 0
+        if record[cols.FINDS] and is_step and is_in_a_line:
             missing = _locate_found(windows, plan, leaf, copied, count, sources)
         else:
             missing = _locate(windows, plan, leaf, copied, count, sources)
         left += missing
-    _touch_rows(windows, plan, copied, count, sources)
     for leaf in range(copied):
         nbytes = plan[leaf, cols.LENGTH] * plan[leaf, cols.ROW_BYTES]
         out = addresses[plan[leaf, cols.TARGET]] + begin * nbytes
