@@ -65,10 +65,13 @@ def test_weights_follow_the_formula_and_beta(store: Any) -> None:
 def test_a_schedule_counts_delivered_batches(store: Any) -> None:
     schedule = dr.Linear(0.0, 1.0, 3)
     sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=schedule), batch_size=32, seed=0)
-    sampler.update_priorities(np.concatenate([e.ids for e in store.episodes]), np.arange(130.0) + 1)
-    least = [float(sampler.sample().weight.min()) for _ in range(4)]
-    assert least[0] == 1.0
-    assert least[1] > least[2] > least[3]
+    ids, errors = np.concatenate([e.ids for e in store.episodes]), np.arange(130.0) + 1
+    sampler.update_priorities(ids, errors)
+    for beta in (0.0, 1 / 3, 2 / 3, 1.0):
+        batch = sampler.sample()
+        priorities = errors[np.searchsorted(ids, batch.index.numpy())]
+        np.testing.assert_allclose(batch.weight.numpy(), (priorities.min() / priorities) ** beta, rtol=1e-5)
+        assert beta == 0.0 or batch.weight.min() < 1.0
 
 
 def test_ids_that_the_view_does_not_know_are_counted_and_bad_errors_change_nothing(store: Any) -> None:

@@ -115,7 +115,7 @@ def test_weights_are_multiplied_in_last(store: dr.Store, collector: Collector, a
 
     def weights(transform: Any) -> list[np.ndarray]:
         found = []
-        arguments: Any = {"batch_size": 16, "seed": 0, "prefetch": ahead, "transform": transform}
+        arguments: Any = {"batch_size": 16, "seed": 1, "prefetch": ahead, "transform": transform}
         with dr.Sampler(store, dr.Transitions(), dr.Prioritized(), **arguments) as sampler:
             for number in range(8):
                 batch = sampler.sample()
