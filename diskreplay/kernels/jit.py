@@ -182,12 +182,10 @@ _TYPES: dict[str, Any] = {
     "out_ints32": types.Array(types.int32, 1, "C"),
     "out_ints2": types.Array(types.int64, 2, "C"),
     "out_bytes": types.Array(types.uint8, 1, "C"),
-    "out_bytes2": types.Array(types.uint8, 2, "C"),
     "out_floats": types.Array(types.float64, 1, "C"),
     "out_floats2": types.Array(types.float64, 2, "C"),
     "out_floats32": types.Array(types.float32, 1, "C"),
     "out_floats32_2": types.Array(types.float32, 2, "C"),
-    "out_bools": types.Array(types.boolean, 1, "C"),
 }
 
 
