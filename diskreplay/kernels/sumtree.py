@@ -42,24 +42,14 @@ def tree_starts(capacity: int, top: int = TOP) -> Ints:
         nodes = -(-nodes // FAN_OUT)
 
 
-def tree_arrays(
-    capacity: int, least: bool, top: int = TOP, tree: Floats | None = None
-) -> tuple[Ints, Floats, Floats, Floats]:
+def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Ints, Floats, Floats, Floats]:
     """Return `starts`, `tree`, `sums` and `least` of a tree without any mass; `least` is empty if nobody wants it.
 
-    `tree` is memory for it: zeros, as many as the last of `tree_starts`.
+    `tree` is memory for it from the beginning of a cache line on: zeros, as many as the last of `tree_starts`.
     """
     starts = tree_starts(capacity, top)
     smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
-    tree = aligned(starts[-1]) if tree is None else tree
     return starts, tree, np.zeros(starts[-1] - starts[-2] + 1), smallest
-
-
-def aligned(size: int) -> Floats:
-    """Return zeros from the beginning of a cache line on: no 64 bytes of them have parts of two."""
-    memory = np.zeros(size + 7)
-    first = -memory.ctypes.data % 64 // 8
-    return memory[first : first + size]
 
 
 @jit.kernel("int", "out_ints", "int", inner=True)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from diskreplay.ids import POSITION_BITS
+from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.pages import COLUMNS, PAGE
 from diskreplay.kernels.sumtree import FAN_OUT, SOME, TOP, tree_arrays, tree_starts
 from tests.kernels.pairs import KERNELS
@@ -21,7 +22,8 @@ class Tree:
     """A tree of one kind of kernel, and its leaves beside it."""
 
     def __init__(self, capacity: int, kind: int, least: bool = True, top: int = TOP) -> None:
-        self.starts, self.tree, self.sums, self.least = tree_arrays(capacity, least, top)
+        (memory,) = zeros((tree_starts(capacity, top)[-1], np.float64))
+        self.starts, self.tree, self.sums, self.least = tree_arrays(capacity, least, top, memory)
         self.leaves, self.notes = np.zeros(capacity), np.zeros((-(-capacity // PAGE), COLUMNS), np.int64)
         self._set, self._find = KERNELS["sumtree_set"][kind], KERNELS["sumtree_find"][kind]
 
@@ -51,7 +53,7 @@ def test_levels_follow_each_other_until_one_is_small() -> None:
 
 def test_nodes_are_cache_lines() -> None:
     for capacity in (1, 100, 10_000):
-        assert tree_arrays(capacity, least=False)[1].ctypes.data % 64 == 0
+        assert Tree(capacity, kind=1, least=False).tree.ctypes.data % 64 == 0
 
 
 @pytest.mark.slow
