@@ -1,12 +1,8 @@
 """Where a row of a lane is in memory, by the table of an array: what kernels share that read one row at a time."""
 
-import numpy as np
-from numpy.typing import NDArray
-
+from diskreplay.ids import Ints
 from diskreplay.kernels import jit
 from diskreplay.kernels.frozen import OWN_FOLDER
-
-Ints = NDArray[np.int64]
 
 
 @jit.kernel("int", *["int"] * 5, *["ints"] * 4, inner=True, inlined=True)

@@ -1,12 +1,8 @@
 """Tell the system which memory is about to be read: a call for each range, without Python in between."""
 
-import numpy as np
-from numpy.typing import NDArray
-
+from diskreplay.ids import Ints
 from diskreplay.kernels import jit
 from diskreplay.kernels.jit import madvise
-
-Ints = NDArray[np.int64]
 
 
 @jit.kernel("int", "ints", "ints", "int")

@@ -1,11 +1,7 @@
 """Make the record of a snapshot, and read it: see `frozen`."""
 
-import numpy as np
-from numpy.typing import NDArray
-
+from diskreplay.ids import Ints
 from diskreplay.kernels import following, frozen, jit
-
-Ints = NDArray[np.int64]
 
 
 @jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")

@@ -6,11 +6,9 @@ Here are the columns, and the plain twin of what makes the record, which a store
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from diskreplay.ids import Ints
 from diskreplay.kernels import following
-
-Ints = NDArray[np.int64]
 
 # Of each segment by slot: its lanes, 0 where it is gone; the place of the first of them among all lanes; its first
 # column among lanes that may grow, -1 where it is sealed. The number of the first slot's segment, and how many there

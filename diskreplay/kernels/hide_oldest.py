@@ -6,10 +6,9 @@ comes its open episode. Times are read where a lane's oldest step lies inside of
 the tables of episodes know it.
 """
 
-from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
+from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME, Ints
 from diskreplay.kernels import following as live, hiding, jit
 from diskreplay.kernels.addresses import row_address
-from diskreplay.kernels.hiding import Ints
 
 _OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
 _SLOT, _LANES, _PLACE = live.SLOT, live.LANES, live.PLACE

@@ -4,14 +4,11 @@ import ctypes
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
-from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME
+from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME, Ints
 from diskreplay.kernels import following as live
 from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.runs import NEVER as NEVER
-
-Ints = NDArray[np.int64]
 
 # Columns of the heap, a line a lane of a segment that has a step left: when its oldest one was published, the id and
 # the row of that, and the lane's place among all lanes.

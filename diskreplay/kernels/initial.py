@@ -3,11 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Ints
 from diskreplay.kernels import jit
 from diskreplay.kernels.addresses import row_address
-
-Ints = NDArray[np.int64]
 
 _FINITE = np.finfo(np.float64).max
 

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from diskreplay.kernels.advice import Ints
+from diskreplay.ids import Ints
 
 _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -5,9 +5,8 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import locate
+from diskreplay.ids import Ints, locate
 from diskreplay.kernels.frozen import OWN_FOLDER
-from diskreplay.kernels.initial import Ints
 from tests.kernels.plain.find_windows import row_address
 
 
