@@ -104,12 +104,9 @@ def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]]
 
 def described(view: Any, always: Sequence[str]) -> str:
     """Return a view as it would be written: the arguments named in `always`, and those that are not the default."""
-    shown = {f.name: getattr(view, f.name) for f in fields(view) if f.name in always or _differs(view, f)}
-    return f"{type(view).__name__}({', '.join(f'{name}={_written(value)}' for name, value in shown.items())})"
-
-
-def _differs(view: Any, field: Any) -> bool:
-    return bool(getattr(view, field.name) != field.default)
+    values = {field.name: getattr(view, field.name) for field in fields(view)}
+    shown = [field.name for field in fields(view) if field.name in always or values[field.name] != field.default]
+    return f"{type(view).__name__}({', '.join(f'{name}={_written(values[name])}' for name in shown)})"
 
 
 def _written(value: Any) -> str:
