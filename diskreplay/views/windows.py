@@ -95,12 +95,9 @@ class Windows:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        memory = np.empty((rows.WINDOW_ROWS + 1, size), np.int64)
-        self.memory, self.table, self.ends = (
-            memory,
-            memory[: rows.WINDOW_ROWS],
-            memory[rows.WINDOW_ROWS].view(np.uint8)[:size],
-        )
+        self.memory = np.empty((rows.WINDOW_ROWS + 1, size), np.int64)
+        self.table = self.memory[: rows.WINDOW_ROWS]
+        self.ends = self.memory[rows.WINDOW_ROWS].view(np.uint8)[:size]
         (
             self.slot, self.lane, self.row, self.floor, self.after, self.obs_stop, self.step_stop, self.k,
             self.frames_stop, self.own, self.own_stop,
@@ -108,11 +105,10 @@ class Windows:
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""
-        bad = self._find_windows(snapshot, ids, n, stack, whole)
-        for _ in range(ATTEMPTS):
+        for _ in range(1 + ATTEMPTS):
+            bad = self._find_windows(snapshot, ids, n, stack, whole)
             if bad < 0 or not map_flags(snapshot, ids, n, stack):
                 break
-            bad = self._find_windows(snapshot, ids, n, stack, whole)
         return bad
 
     def _find_windows(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
