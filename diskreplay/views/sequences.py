@@ -422,7 +422,7 @@ class SequencesReader(_StepsReader):
         good: NDArray[np.bool_] = (before % step == 0) & (whole | (partial_ones & (last != DROPPED)))
         odd = np.flatnonzero(~good & whole & (step - before % step < length))
         if len(odd) and last == MOVED_BACK:
-            good[odd] = self._moved_back(snapshot, ids, windows, odd)
+            good[odd] = self._moved_back(snapshot, ids[odd])
         return good
 
     def _from_end(self, windows: Windows, before: Ints) -> NDArray[np.bool_]:
@@ -433,13 +433,12 @@ class SequencesReader(_StepsReader):
         good: NDArray[np.bool_] = moved | ((windows.k >= length) & ((windows.k - length) % step == 0))
         return good
 
-    def _moved_back(self, snapshot: Snapshot, ids: Ints, windows: Windows, odd: Ints) -> NDArray[np.bool_]:
+    def _moved_back(self, snapshot: Snapshot, ids: Ints) -> NDArray[np.bool_]:
         """Tell which windows end with their episode: one step more cannot be had, and the episode is not open."""
         length = self._view.length
-        moved, longer = np.zeros(len(odd), np.bool_), Windows(1)
-        for i in range(len(odd)):
-            step_id = ids[odd[i : i + 1]]
-            moved[i] = longer.find(snapshot, step_id, length + 1, 1, False) < 0 and longer.k[0] == length
+        moved, longer = np.zeros(len(ids), np.bool_), Windows(1)
+        for i in range(len(ids)):
+            moved[i] = longer.find(snapshot, ids[i : i + 1], length + 1, 1, False) < 0 and longer.k[0] == length
         return moved
 
 
