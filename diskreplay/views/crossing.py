@@ -345,8 +345,7 @@ class CrossingReader(Reader):
         """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
         refuse_evicted(snapshot, ids[locate(ids, snapshot.origin, snapshot.lanes)[0]])
         steps = self._find(self._walk, snapshot, ids)
-        episodes = self._finder.find(snapshot, ids)
-        before = (ids - episodes.first) // episodes.stride
+        before = self._finder.steps_before(snapshot, ids)
         odd = np.flatnonzero(before % self._view.starts.step)
         if len(odd):
             raise InvalidIndex(

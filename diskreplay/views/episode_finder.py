@@ -72,6 +72,12 @@ class EpisodeFinder:
             best = np.where(is_better, table.keys[at], best)
         return EpisodeTable(found)
 
+    def steps_before(self, snapshot: Snapshot, ids: Ints) -> Ints:
+        """Return how many steps of its episode come before each of these visible steps, hidden ones included."""
+        episodes = self.find(snapshot, ids)
+        before: Ints = (ids - episodes.first) // episodes.stride
+        return before
+
 
 def _by_place(snapshot: Snapshot, episodes: EpisodeTable, _: _ByPlace | None) -> _ByPlace:
     keys = _keys(snapshot, episodes.first)

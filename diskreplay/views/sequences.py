@@ -347,12 +347,6 @@ class _StepsReader(Reader):
                 return leaf.shape[0] - kind.stack
         return 0
 
-    def _steps_before(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return how many steps of its episode come before each of these visible steps, hidden ones included."""
-        episodes = self._finder.find(snapshot, ids)
-        before: Ints = (ids - episodes.first) // episodes.stride
-        return before
-
     def present(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors (size, *shape)."""
         return [shown.of(tensors[shown.leaf]) for shown in self._shown]
@@ -405,7 +399,7 @@ class SequencesReader(_StepsReader):
         view, from_end = self._view, self._view.starts.from_end
         windows = windows_of(snapshot, ids, Bounds(TO_THE_END if from_end else view.length), view)
         refuse_evicted(snapshot, ids)
-        before = self._steps_before(snapshot, ids)
+        before = self._finder.steps_before(snapshot, ids)
         good = self._from_end(windows, before) if from_end else self._from_start(snapshot, ids, windows, before)
         if not good.all():
             odd = good.argmin()
@@ -465,7 +459,7 @@ class EpisodesReader(_StepsReader):
         """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
         windows_of(snapshot, ids, Bounds(TO_THE_END), self._view)
         refuse_evicted(snapshot, ids)
-        before = self._steps_before(snapshot, ids)
+        before = self._finder.steps_before(snapshot, ids)
         inside = np.flatnonzero(before)
         if len(inside):
             first = inside[0]
