@@ -31,7 +31,7 @@ from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, merged_pages, wide_pages
 from diskreplay.views.requested import Requested
-from diskreplay.views.successors import NONE, Bools, Bytes, Successors, committed
+from diskreplay.views.successors import NONE, Bools, Bytes, Successors
 from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class LaneWalk:
         places, told = np.zeros((3, len(ids), self._length), np.int64), np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
         while len(items):
-            at.floor[:], at.after[:] = at.row, committed(snapshot, at)
+            at.floor[:], at.after[:] = at.row, snapshot.committed_rows(at.slot, at.lane)
             following = self._next_lanes(snapshot, snapshot.lane_base[at.slot] + at.lane)
             row, seen, inside, is_step = self._read(snapshot, at)
             count = is_step.cumsum(axis=1) + filled[items, None]

@@ -152,7 +152,7 @@ class Requested:
         # As `Snapshot.episode_values` does, which reads segment by segment: too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
-        last.own_stop[:] = snapshot.committed[snapshot.lane_base[last.slot] + last.lane]
+        last.own_stop[:] = snapshot.committed_rows(last.slot, last.lane)
         flags = self._flags.rows(snapshot, last)[0][:, 0]
         last.own[:] -= ~is_end_with_values(flags)
         given = (episodes.end & EPISODE_VALUES) != 0

@@ -60,7 +60,7 @@ class Successors:
         good, steps = placed(snapshot, ids)
         if not good.all():
             raise refuse(int(ids[np.argmin(good)]))
-        good = (steps.row >= oldest(snapshot, steps)) & (steps.row < committed(snapshot, steps))
+        good = (steps.row >= oldest(snapshot, steps)) & (steps.row < snapshot.committed_rows(steps.slot, steps.lane))
         if good.all():
             good = self._flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
         if not good.all():
@@ -85,7 +85,7 @@ class Successors:
     def follow(self, snapshot: Snapshot, ids: Ints, steps: Windows) -> Following:
         """Find what follows each of these steps."""
         own = self._flags_at(snapshot, steps, steps.row, steps.row)
-        stop = committed(snapshot, steps)
+        stop = snapshot.committed_rows(steps.slot, steps.lane)
         behind = self._flags_at(snapshot, steps, steps.row + 1, stop - 1)
         flagged = own & (TERMINATED | TRUNCATED) != 0
         newest = steps.row + 1 >= stop
@@ -145,12 +145,6 @@ def placed(snapshot: Snapshot, ids: Ints) -> tuple[Bools, Windows]:
     windows.floor[:] = windows.row
     windows.after[:] = windows.row + 1
     return known, windows
-
-
-def committed(snapshot: Snapshot, windows: Windows) -> Ints:
-    """Return the committed rows of each window's lane."""
-    found: Ints = snapshot.committed[snapshot.lane_base[windows.slot] + windows.lane]
-    return found
 
 
 def oldest(snapshot: Snapshot, windows: Windows) -> Ints:
