@@ -169,8 +169,9 @@ class RolloutsReader(Reader):
         numbers = [*(leaf for leaf, *_ in self._rewards), value]
         if view.next_value is not None:
             numbers.append(scalar_leaf(schema, "next_value", view.next_value))
-        if view.discount is not None:
-            numbers.append(scalar_leaf(schema, "discount", view.discount))
+        discount = discount_leaf(schema, view.discount)
+        if discount is not None:
+            numbers.append(discount[0])
         self._numbers, self._values = _scalars(numbers), _scalars([value])
         steps = step_fields(schema, view.frame_stack)
         del steps["reward"]  # which is summed
@@ -183,9 +184,7 @@ class RolloutsReader(Reader):
         every = [field for below in steps.values() for field in below]
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
-        self._requested = Requested(
-            schema, self._place, self._rewards, view.gamma, discount_leaf(schema, view.discount)
-        ).if_any()
+        self._requested = Requested(schema, self._place, self._rewards, view.gamma, discount).if_any()
         self._plan = GatherPlan(self._copies)
         self._obs_plan = GatherPlan([field.copy(target) for target, field in enumerate(self._obs)])
         self._successors = Successors(max(field.stack for field in self._obs))
