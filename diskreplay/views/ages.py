@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from diskreplay.ids import EpisodeTable, locate
-from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
 from diskreplay.views.episode_finder import EpisodeTables
-from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.gather_plan import row_plan
 from diskreplay.views.successors import place
-from diskreplay.views.windows import TIME_SOURCE, Copy
+from diskreplay.views.windows import TIME_SOURCE
 
 # Pairs of a step and an episode that are looked at together.
 _AT_ONCE = 1 << 18
@@ -41,7 +40,7 @@ class Ages:
     """Counts the steps that are newer than others. Not thread-safe: it keeps what it has sorted."""
 
     def __init__(self) -> None:
-        self._times = GatherPlan([Copy(TIME_SOURCE, rows.ROW, rows.AFTER, 0, 1, 0)])
+        self._times = row_plan([TIME_SOURCE])
         self._tables = EpisodeTables(self._by_time)
 
     def of(self, snapshot: Snapshot, ids: Ints) -> Ints:

@@ -200,3 +200,8 @@ class GatherPlan:
             f"{self.windows.table[copy.begin, bad]} of lane {self.windows.lane[bad]}; "
             "run `diskreplay verify` on the store"
         )
+
+
+def row_plan(leaves: Sequence[str], begin: int = kernel.ROW, stop: int = kernel.AFTER) -> GatherPlan:
+    """Return the plan that copies one row of each leaf of windows that are given; see `Copy`."""
+    return GatherPlan([Copy(leaf, begin, stop, 0, 1, target) for target, leaf in enumerate(leaves)])

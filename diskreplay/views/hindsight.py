@@ -15,7 +15,7 @@ from diskreplay.sampling.number_arguments import fraction
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields
 from diskreplay.views.base import Block, Ints, Reader
-from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.requested import RETURNS
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, windows_of
@@ -155,7 +155,7 @@ class HindsightReader(Reader):
         others = [leaf for leaf, *_ in self._plain.weights if leaf != "reward"]
         if self._plain.discount is not None:
             others.append(self._plain.discount[0])
-        self._goals = GatherPlan([Copy(ACHIEVED, rows.OWN, rows.OWN_STOP, 0, 1, 0)])
+        self._goals = row_plan([ACHIEVED], rows.OWN, rows.OWN_STOP)
         self._steps = GatherPlan(
             [
                 Copy(ACHIEVED, rows.ROW, rows.OWN_STOP, 1, 1, 0),

@@ -9,15 +9,13 @@ from numpy.typing import NDArray
 from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Field
 from diskreplay.ids import EpisodeTable
-from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.saved_state import state_of
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
-from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.successors import place
-from diskreplay.views.windows import Copy
 
 Floats = NDArray[np.float64]
 
@@ -102,8 +100,7 @@ class StoreMoments:
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
         self._fields, self._weights, self._gamma = list(fields), [weight for *_, weight in rewards], gamma
-        leaves = [*fields, *(leaf for leaf, *_ in rewards)]
-        self._copies = [Copy(leaf, rows.ROW, rows.AFTER, 0, 1, target) for target, leaf in enumerate(leaves)]
+        self._leaves = [*fields, *(leaf for leaf, *_ in rewards)]
         self._row_bytes = sum(field.row_bytes for field in fields.values()) + 8 * len(self._weights)
         self.moments = {leaf: Moments.none(field.shape) for leaf, field in fields.items()}
         if self._weights:
@@ -179,7 +176,7 @@ class StoreMoments:
         """Return the moments with those of these steps, and the returns that these end."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         if self._plan is None:
-            self._plan = GatherPlan(self._copies)
+            self._plan = row_plan(self._leaves)
         piece = max(1, PIECE_BYTES // self._row_bytes)
         for start in range(0, len(ids), piece):
             read = self._plan.rows(snapshot, place(snapshot, ids[start : start + piece]))

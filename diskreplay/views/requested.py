@@ -16,9 +16,9 @@ from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.ages import Ages
 from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Ints, Leaf, Path
 from diskreplay.views.episode_finder import EpisodeFinder
-from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.gather_plan import row_plan
 from diskreplay.views.successors import place
-from diskreplay.views.windows import TIME, Copy, Windows
+from diskreplay.views.windows import TIME, Windows
 
 Floats = NDArray[np.float64]
 _Dtypes = Mapping[str, np.dtype[Any]]
@@ -80,10 +80,10 @@ class Requested:
         self._weights = [weight for _, _, weight in rewards]
         self._has_discount = discount is not None
         self._finder, self._ages = EpisodeFinder(), Ages()
-        numbers = enumerate([*(leaf for leaf, *_ in rewards), *([] if discount is None else discount[:1])])
-        self._numbers = GatherPlan([Copy(leaf, rows.OWN, rows.AFTER, 0, 1, at) for at, leaf in numbers])
-        self._flags = _one_row(["done"])
-        self._episode = _one_row(["/".join(path) for path in self._values])
+        numbers = [*(leaf for leaf, *_ in rewards), *([] if discount is None else discount[:1])]
+        self._numbers = row_plan(numbers, rows.OWN, rows.AFTER)
+        self._flags = row_plan(["done"], rows.OWN, rows.OWN_STOP)
+        self._episode = row_plan(["/".join(path) for path in self._values], rows.OWN, rows.OWN_STOP)
 
     def if_any(self) -> "Requested | None":
         """Return it if the batch has any of these fields, else None."""
@@ -162,10 +162,6 @@ class Requested:
         if self._values:
             for at, found in zip(self._values.values(), self._episode.rows(snapshot, last), strict=True):
                 block.arrays[at][:] = found[:, 0]
-
-
-def _one_row(leaves: Sequence[str]) -> GatherPlan:
-    return GatherPlan([Copy(leaf, rows.OWN, rows.OWN_STOP, 0, 1, at) for at, leaf in enumerate(leaves)])
 
 
 def _of_windows(array: NDArray[Any]) -> NDArray[Any]:

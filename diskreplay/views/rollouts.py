@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.format.schema import Schema
 from diskreplay.ids import TERMINATED, TRUNCATED
-from diskreplay.kernels import gathering as rows
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.episode_filter import EpisodeFilter
@@ -43,12 +42,12 @@ from diskreplay.views.base import (
     select,
     tuple_fields,
 )
-from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.page_ranges import Pages, wide_pages
 from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.rollout_cursor import RolloutCursor
 from diskreplay.views.successors import NONE, Bools, Following, Successors, place
-from diskreplay.views.windows import TIME, TIME_SOURCE, Copy, StepField, Windows, refuse, refuse_evicted, step_fields
+from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, refuse, refuse_evicted, step_fields
 
 Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
@@ -172,7 +171,7 @@ class RolloutsReader(Reader):
         discount = discount_leaf(schema, view.discount)
         if discount is not None:
             numbers.append(discount[0])
-        self._numbers, self._values = _scalars(numbers), _scalars([value])
+        self._numbers, self._values = row_plan(numbers), row_plan([value])
         steps = step_fields(schema, view.frame_stack)
         del steps["reward"]  # which is summed
         steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
@@ -303,10 +302,6 @@ class RolloutsReader(Reader):
             f"step {step_id} {what}, and nothing says the value of what it led to: give Rollouts value_fn, which "
             "computes it from the observation, or next_value, the name of a field that holds it"
         )
-
-
-def _scalars(leaves: Sequence[str]) -> GatherPlan:
-    return GatherPlan([Copy(leaf, rows.ROW, rows.AFTER, 0, 1, target) for target, leaf in enumerate(leaves)])
 
 
 def _leaves(steps: Mapping[str, Sequence[StepField]]) -> list[Leaf]:

@@ -16,7 +16,7 @@ from diskreplay.kernels import gathering as rows
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
-from diskreplay.views.gather_plan import GatherPlan
+from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.windows import Copy, Windows
 
 Bools = NDArray[np.bool_]
@@ -49,7 +49,7 @@ class Successors:
     def __init__(self, stack: int) -> None:
         self._stack = stack
         self._lanes = LaneMap()
-        self._flags = GatherPlan([Copy("done", rows.OWN, rows.OWN_STOP, 0, 1, 0)])
+        self._flags = row_plan(["done"], rows.OWN, rows.OWN_STOP)
         self._flags_before = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 1 - stack, stack, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
