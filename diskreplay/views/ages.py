@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diskreplay.ids import EpisodeTable, locate
+from diskreplay.kernels.frozen import places_of
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
 from diskreplay.views.episode_finder import EpisodeTables
@@ -59,7 +60,7 @@ class Ages:
     def _inside(self, snapshot: Snapshot, table: _ByTime, ids: Ints, times: Ints, start: Ints, stop: Ints) -> Ints:
         """Return how many steps of the episodes from `start` to `stop` are newer than each step."""
         item = np.repeat(np.arange(len(ids)), stop - start)
-        number = np.arange(len(item)) - np.repeat(np.cumsum(stop - start) - stop, stop - start)
+        number = places_of(start, stop - start)
         going_on = table.end[number] >= times[item]
         item, number = item[going_on], number[going_on]
         first, stride, steps = table.first[number], table.stride[number], table.steps[number]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Field
 from diskreplay.ids import EpisodeTable
+from diskreplay.kernels.frozen import places_of
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.saved_state import state_of
@@ -71,8 +72,7 @@ class _Runs(NamedTuple):
     @property
     def ids(self) -> Ints:
         """The ids of all steps."""
-        start = np.cumsum(self.steps) - self.steps
-        number = np.arange(self.steps.sum()) - np.repeat(start, self.steps)
+        number = places_of(np.zeros_like(self.steps), self.steps)
         ids: Ints = np.repeat(self.first, self.steps) + number * np.repeat(self.stride, self.steps)
         return ids
 
