@@ -10,9 +10,6 @@ from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE
 from diskreplay.kernels import following as live, hiding, jit
 from diskreplay.kernels.addresses import row_address
 
-_OPEN_START, _COMMITTED, _OPEN_TIME = live.OPEN_START, live.COMMITTED, live.OPEN_TIME
-_SLOT, _LANES, _PLACE = live.SLOT, live.LANES, live.PLACE
-
 
 @jit.kernel("int", "ints2", "int", "int", inner=True)
 def _before(heap: Ints, one: int, other: int) -> int:
@@ -82,8 +79,8 @@ def _set_entry(
     if line >= 0:
         begin, when = (lines[line, FIRST_ID] & POSITION_MASK) // width, lines[line, TIME]
     else:
-        begin, when = rows[_OPEN_START, place], rows[_OPEN_TIME, place]
-        if begin < 0 or max(begin, kept) >= rows[_COMMITTED, place]:
+        begin, when = rows[live.OPEN_START, place], rows[live.OPEN_TIME, place]
+        if begin < 0 or max(begin, kept) >= rows[live.COMMITTED, place]:
             return 0
     row = max(begin, kept)
     if row > begin:
@@ -159,10 +156,10 @@ def hide_oldest(
                         return hiding.UNMAPPED
         found[hiding.SEEN] = line + 1
     for which in range(growing.shape[0]):
-        slot, width = growing[which, _SLOT], growing[which, _LANES]
+        slot, width = growing[which, live.SLOT], growing[which, live.LANES]
         for lane in range(width):
-            place = growing[which, _PLACE] + lane
-            if by_place[hiding.LISTED, place] == 0 and rows[_OPEN_START, place] >= 0:
+            place = growing[which, live.PLACE] + lane
+            if by_place[hiding.LISTED, place] == 0 and rows[live.OPEN_START, place] >= 0:
                 status = _list(
                     place, ((slot + origin) << POSITION_BITS) + lane, slot, lane, width, lines, rows, clocks, folders,
                     first_rows, first_times, time_chunks, time_shift, times, heap, by_place, found,
