@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, EpisodeTable
-from diskreplay.kernels.runs import IdRuns
+from diskreplay.kernels.runs import IdRuns, without_hidden
 from diskreplay.sampling.base import Draw, Owned, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population, id_blocks
@@ -103,11 +103,10 @@ class Grid(NamedTuple):
     counts: Ints
 
 
-def skipped_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least: Ints) -> Ints:
-    """Return how many of the usable steps of each episode lie before its lane's position, or below `least`."""
-    start = np.maximum(positions.of(lanes.key), least)
-    skipped: Ints = np.clip(-((lanes.episodes.first - start) // lanes.episodes.stride), 0, usable)
-    return skipped
+def unseen_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least: Ints) -> IdRuns:
+    """Return the usable steps of each episode from its lane's position on, and not below `least`."""
+    runs = IdRuns(lanes.episodes.first, lanes.episodes.stride, usable)
+    return without_hidden(runs, np.maximum(positions.of(lanes.key), least))
 
 
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
@@ -115,17 +114,15 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
 
     `least` is the least id that is not hidden in the lane of each episode, in its segment.
     """
-    key, first, stride = lanes.key, lanes.episodes.first, lanes.episodes.stride
-    skipped = skipped_steps(lanes, usable, positions, least)
-    count = usable - skipped
-    keys, begin = np.unique(key, return_index=True)
+    first, stride, count = unseen_steps(lanes, usable, positions, least)
+    keys, begin = np.unique(lanes.key, return_index=True)
     ends = np.cumsum(count)
     before = ends[begin] - count[begin]
     total = np.diff(np.append(before, ends[-1:]))
     full = total >= num_steps
     wanted = before[full] + np.arange(num_steps)[:, None]
     episode = np.searchsorted(ends, wanted, side="right")
-    ids = first[episode] + (skipped[episode] + wanted - (ends[episode] - count[episode])) * stride[episode]
+    ids = first[episode] + (wanted + count[episode] - ends[episode]) * stride[episode]
     has = np.zeros(len(growing), np.int64)
     _, at, of = np.intersect1d(growing, keys, assume_unique=True, return_indices=True)
     has[at] = total[of]
@@ -201,10 +198,9 @@ class RolloutCursor(Owned):
     def left(self, population: Population) -> Ints:
         """Return the ids of the steps of the share's lanes that were not drawn yet, of lanes with too few as well."""
         lanes = self._follow(population).by_lane
-        usable, (first, stride, *_) = usable_steps(lanes, self._view), lanes.episodes.lines.T
-        skipped = skipped_steps(lanes, usable, self._planned, population.followed.least_ids(first))
-        found = id_blocks(IdRuns(first + skipped * stride, stride, usable - skipped))
-        return np.concatenate([_NO_LANES, *found])
+        least = population.followed.least_ids(lanes.episodes.first)
+        runs = unseen_steps(lanes, usable_steps(lanes, self._view), self._planned, least)
+        return np.concatenate([_NO_LANES, *id_blocks(runs)])
 
     def delivered(self, draw: Draw) -> None:
         """Count the steps of a draw as seen."""
