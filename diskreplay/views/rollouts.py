@@ -192,8 +192,7 @@ class RolloutsReader(Reader):
     def present(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the fields of a batch, in the order of `paths`: (num_steps, columns, ...) of (items, ...)."""
         steps = self._view.num_steps
-        shown = tensors[: len(self.paths)]
-        return [tensor.reshape(steps, len(tensor) // steps, *tensor.shape[1:]) for tensor in shown]
+        return [tensor.reshape(steps, len(tensor) // steps, *tensor.shape[1:]) for tensor in tensors]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
