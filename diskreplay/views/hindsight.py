@@ -15,7 +15,7 @@ from diskreplay.sampling.number_arguments import fraction
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields
 from diskreplay.views.base import Block, Ints, Reader
-from diskreplay.views.gather_plan import GatherPlan, row_plan
+from diskreplay.views.gather_plan import LONGEST, GatherPlan, row_plan
 from diskreplay.views.page_ranges import Pages
 from diskreplay.views.requested import RETURNS
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, windows_of
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from diskreplay.views.transitions import TransitionsReader
 
 ACHIEVED, DESIRED = "obs/achieved_goal", "obs/desired_goal"
-ALL_BEFORE = 1 << 40  # more rows than a lane can have
 STRATEGIES = ("future", "final", "episode")
 
 
@@ -140,7 +139,6 @@ class HindsightReader(Reader):
         _check_goals(schema)
         self._hindsight, self._plain, self._view = hindsight, plain, plain.view
         self.leaves, self.paths = self._plain.leaves, self._plain.paths
-        self._goal = schema.leaves[ACHIEVED]
         place = {leaf.path: i for i, leaf in enumerate(self.leaves)}
         for name in RETURNS:
             if (name,) in place and name not in schema.extra:
@@ -201,7 +199,7 @@ class HindsightReader(Reader):
 
     def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""
-        return windows_of(snapshot, ids, Bounds(TO_THE_END, ALL_BEFORE if looks_back else 1), self._view)
+        return windows_of(snapshot, ids, Bounds(TO_THE_END, LONGEST if looks_back else 1), self._view)
 
     def _relabel(
         self,
@@ -223,7 +221,7 @@ class HindsightReader(Reader):
         for place in self._shown:
             shown = block.arrays[place]
             frames = (1,) * (shown.ndim - goals.ndim)
-            shown[items] = goals.reshape(len(items), *frames, *self._goal.shape)
+            shown[items] = goals.reshape(len(items), *frames, *goals.shape[1:])
         if self._reward >= 0:
             block.arrays[self._reward].reshape(-1)[items] = self._returns(snapshot, windows, k, goals)
 
