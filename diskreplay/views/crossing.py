@@ -188,7 +188,8 @@ class LaneWalk:
             places[(slice(None), *to)] = at.slot[i], at.lane[i], row[i, j]
             is_closed = inside[i, j + 1] | (snapshot.sealed[at.slot] | (following != NONE))[i]
             observed = row[i, j] + 1 < snapshot.observed[snapshot.lane_base[at.slot] + at.lane][i]
-            told[(slice(None), *to)] = _told(seen[i, j], seen[i, j + 1], inside[i, j + 1], is_closed, observed)
+            end, shows = _ends_of(seen[i, j], seen[i, j + 1], inside[i, j + 1], is_closed, observed)
+            told[(slice(None), *to)] = seen[i, j], end, shows, is_closed
             filled[items] = np.minimum(count[:, -1], self._length)
             items, at = self._go_on(snapshot, items, at, following, filled[items] < self._length)
         lacking = filled < self._length
@@ -251,10 +252,8 @@ class LaneWalk:
         return items, at
 
 
-def _told(
-    own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools
-) -> tuple[Bytes, Bytes, Bools, Bools]:
-    """Return the flags of steps, how they end their episodes, whether the row behind has an observation, `is_closed`.
+def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
+    """Return how steps with these flags end their episodes, and whether the row behind has an observation.
 
     `behind` are the flags of the rows behind them, where there are such; where not, these may be `observed`.
     """
@@ -262,8 +261,7 @@ def _told(
     derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))
     derived = np.where(is_behind, derived, np.where(is_closed, TRUNCATED, 0))
     ends = np.where(own & ENDS, own & ENDS, derived).astype(np.uint8)
-    shows = np.where(is_behind, (ends == 0) | (behind & OBSERVATION_ONLY != 0), observed & (own & ENDS == 0))
-    return own, ends, shows, is_closed
+    return ends, np.where(is_behind, (ends == 0) | (behind & OBSERVATION_ONLY != 0), observed & (own & ENDS == 0))
 
 
 class CrossingReader(Reader):
