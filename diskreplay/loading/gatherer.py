@@ -134,7 +134,9 @@ class Gatherer:
         if sent is not None and self.device_copy is not None:
             values = self.device_copy.receive(slot, sent, None if weights is None else self._weight)
         elif self._device.type != "cpu":
-            values = [self._copied(torch.from_numpy(array)) for array in arrays]
+            started = perf_counter()
+            values = [torch.from_numpy(array).to(self._device) for array in arrays]
+            self.seconds_copying += perf_counter() - started
         elif not self.reader.shows_leaves:
             # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
@@ -150,9 +152,3 @@ class Gatherer:
         batch = self.pipeline.apply(batch, prepared, entropy)
         self.seconds_transforming += perf_counter() - started
         return batch
-
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        started = perf_counter()
-        copy = tensor.to(self._device)
-        self.seconds_copying += perf_counter() - started
-        return copy
