@@ -13,9 +13,7 @@ from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.population import Share
 from diskreplay.sampling.uniform import Uniform
 from diskreplay.store.store import Store
-from diskreplay.views.base import View
-
-_INT64 = np.dtype(np.int64)
+from diskreplay.views.base import INT64, View
 
 
 def share_argument(rank: Any, world_size: Any) -> Share:
@@ -71,7 +69,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 def ids_argument(ids: Any) -> NDArray[np.int64]:
     """Return ids with one axis, in one piece of memory, or raise InvalidIndex."""
     given = np.asarray(_array(ids) if isinstance(ids, torch.Tensor) else ids, order="C")
-    if given.dtype == _INT64 and given.ndim == 1:
+    if given.dtype == INT64 and given.ndim == 1:
         return given
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise InvalidIndex(f"ids must be integers with one axis, not {given.dtype}{list(given.shape)}")
