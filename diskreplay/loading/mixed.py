@@ -14,7 +14,7 @@ from diskreplay.format.schema import TupleRecord
 from diskreplay.loading.arguments import errors_argument, ids_argument, kind_argument
 from diskreplay.loading.batch import Batch, Kind, Tree, kind_of, map_tree
 from diskreplay.loading.sampler import Sampler
-from diskreplay.loading.sampler_states import as_arrays, as_tensors
+from diskreplay.loading.sampler_states import as_arrays, as_tensors, mapped
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.saved_state import state_of
 
@@ -125,10 +125,7 @@ class MixedSampler(IterableDataset[Batch]):
         for source in np.unique(sources).tolist():
             places.append(np.flatnonzero(sources == source))
             parts[source] = self._samplers[source].gather(ids[places[-1]])
-        joined = _joined(parts, self._kind)
-        order = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable"))
-        fields = {name: map_tree(lambda tensor: tensor[order.to(tensor.device)], joined[name]) for name in joined}
-        return Batch(fields, self._kind)
+        return _joined(parts, self._kind).select(np.argsort(np.concatenate(places), kind="stable"))
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
         """Give each sampler the errors of its own items; see `Sampler.update_priorities`.
@@ -165,7 +162,9 @@ class MixedSampler(IterableDataset[Batch]):
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        drawn = {str(source): _plain({name: part[name] for name in part}) for source, part in self._drawn.items()}
+        # Tensors and not arrays, which have not all of their dtypes; `torch.load` reads them without any unpickling.
+        parts = {str(source): part for source, part in self._drawn.items()}
+        drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
         return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -262,17 +261,8 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
     return Batch(fields, kind)
 
 
-def _plain(tree: Tree) -> Any:
-    """Return a tree of tensors on the CPU as `torch.load` reads it without unpickling anything else."""
-    if isinstance(tree, TupleRecord):
-        return [_plain(below) for below in tree]
-    if isinstance(tree, dict):
-        return {name: _plain(below) for name, below in tree.items()}
-    return tree.detach().cpu()
-
-
 def _nested(plain: Any) -> Tree:
-    """Return the tree that `_plain` was given."""
+    """Return the tree that was saved with lists in place of tuples."""
     if isinstance(plain, list):
         return TupleRecord(map(_nested, plain))
     if isinstance(plain, Mapping):

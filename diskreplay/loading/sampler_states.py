@@ -139,19 +139,20 @@ def _plan(plan: Mapping[str, Any]) -> SavedPlan:
 
 def as_tensors(tree: Any) -> Any:
     """Return a tree with tensors in place of arrays: then `torch.load` needs no unpickling of anything else."""
-    return _mapped(tree, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
+    return mapped(tree, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
 
 
 def as_arrays(tree: Any) -> Any:
     """Return a tree with arrays in place of tensors."""
-    return _mapped(tree, torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
+    return mapped(tree, torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
 
 
-def _mapped(tree: Any, kind: type, function: Any) -> Any:
+def mapped(tree: Any, kind: type, function: Any) -> Any:
+    """Return a tree of dicts and lists with what a function returns in place of each value of a kind."""
     if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, Mapping):
-        return {key: _mapped(below, kind, function) for key, below in tree.items()}
+        return {key: mapped(below, kind, function) for key, below in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_mapped(below, kind, function) for below in tree]
+        return [mapped(below, kind, function) for below in tree]
     return tree
