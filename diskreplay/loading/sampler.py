@@ -180,7 +180,6 @@ class Sampler(IterableDataset[Batch]):
             for one in self._transforms:
                 one.claim(self)
             self._set_gatherers(*self._make_gatherers(view))
-            self._item_steps = view.item_steps
             self._planner = Planner(
                 self._store,
                 view,
@@ -202,8 +201,9 @@ class Sampler(IterableDataset[Batch]):
 
     def _make_gatherers(self, view: View) -> tuple[Gatherer, Prefetcher | None]:
         """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
-        arguments = view, self._store.schema, self._fields, self._destination
-        pipeline = Pipeline.bound(self._transforms, self._store.schema, view)
+        schema = self._store.schema
+        arguments = view, schema, self._fields, self._destination
+        pipeline = Pipeline([(one, one.bind(schema, view)) for one in self._transforms])
         gatherer = Gatherer(*arguments, threads=copy_threads(beside=0), pipeline=pipeline)
         if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._sizes[0]):
             return gatherer, None
@@ -214,6 +214,7 @@ class Sampler(IterableDataset[Batch]):
         self._gatherer, self._prefetcher = gatherer, prefetcher
         self._planned = 1 if prefetcher is None else 1 + self._prefetch
         self._sizes = self._sizes[:1] * self._planned
+        self._item_steps = self._view.item_steps
 
     def _expect(self, size: int) -> None:
         """Make ready for batches of another size than the sampler's own, where batches are made ahead."""
@@ -264,7 +265,6 @@ class Sampler(IterableDataset[Batch]):
             self._end_threads()
             self._view = view
             self._set_gatherers(gatherer, prefetcher)
-            self._item_steps = view.item_steps
             _logger.info("%s", self)
 
     @property

@@ -91,11 +91,6 @@ class Pipeline:
     def __init__(self, steps: Sequence[tuple[Transform, Sequence[str]]] = ()) -> None:
         self._steps = steps
 
-    @classmethod
-    def bound(cls, transforms: Sequence[Transform], schema: Schema, view: View) -> "Pipeline":
-        """Return the pipeline for batches of a view; ValueError where a transform means nothing to it."""
-        return cls([(one, one.bind(schema, view)) for one in transforms])
-
     def prepare(self, snapshot: Snapshot) -> list[Arrays]:
         """Return what transforms say of this snapshot that keep a state; called in the order of the draws."""
         return [transform.prepare(snapshot) for transform, _ in self._steps if transform.keeps_state]
