@@ -58,9 +58,9 @@ class Successors:
         Raises what `refuse` returns of the first id that is no visible step's.
         """
         good, steps = placed(snapshot, ids)
-        if not good.all():
-            raise refuse(int(ids[np.argmin(good)]))
-        good = (steps.row >= oldest(snapshot, steps)) & (steps.row < snapshot.committed_rows(steps.slot, steps.lane))
+        if good.all():
+            stop = snapshot.committed_rows(steps.slot, steps.lane)
+            good = (steps.row >= oldest(snapshot, steps)) & (steps.row < stop)
         if good.all():
             good = self._flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
         if not good.all():

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import Ints
 from diskreplay.kernels import following
 from diskreplay.kernels.frozen import (
     ALL_LANES,
@@ -24,7 +25,6 @@ from diskreplay.kernels.frozen import (
     REACHED,
     ROWS,
     SLOTS,
-    Ints,
 )
 
 
