@@ -15,7 +15,6 @@ from diskreplay.ids import (
     NO_STEP,
     OBSERVATION_ONLY,
     OPEN,
-    POSITION_BITS,
     TERMINATED,
     TRUNCATED,
     EpisodeTable,
@@ -31,7 +30,7 @@ from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, merged_pages, wide_pages
 from diskreplay.views.requested import Requested
-from diskreplay.views.successors import NONE, Bools, Bytes, Successors
+from diskreplay.views.successors import NONE, Bools, Bytes, Successors, ids_of
 from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
@@ -197,8 +196,7 @@ class LaneWalk:
             raise refused(int(ids[lacking.argmax()]))
         flags, ends, has_obs, closed = told
         windows = self._windows(snapshot, places.reshape(3, -1))
-        position = windows.row * snapshot.lanes[windows.slot] + windows.lane
-        step_ids = ((windows.slot + snapshot.origin) << POSITION_BITS) | position
+        step_ids = ids_of(snapshot, windows.slot, windows.lane, windows.row)
         is_known = (has_obs[:, -1] | closed[:, -1] | ends[:, -1]) != 0
         return _Steps(step_ids, windows, flags, ends, has_obs != 0, is_known)
 
@@ -210,8 +208,7 @@ class LaneWalk:
         seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
         row = at.row[:, None] + further
         inside = row < at.after[:, None]
-        width = snapshot.lanes[at.slot, None]
-        ids = ((at.slot[:, None] + snapshot.origin) << POSITION_BITS) | (row * width + at.lane[:, None])
+        ids = ids_of(snapshot, at.slot[:, None], at.lane[:, None], row)
         ids = np.where(inside, ids, ids[:, :1])
         is_step = inside & (seen & NO_STEP == 0) & ~snapshot.evicted(ids.ravel()).reshape(ids.shape)
         is_step[:, -1] = False

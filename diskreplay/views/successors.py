@@ -125,8 +125,7 @@ class Successors:
         found[found] = snapshot.lanes[self._lanes.slot[lane[found]]] > 0
         successor, known = np.full(len(ids), NONE), np.flatnonzero(found)
         slot = self._lanes.slot[lane[known]]
-        position = row[known] * snapshot.lanes[slot] + lane[known] - snapshot.lane_base[slot]
-        first = ((slot + snapshot.origin) << POSITION_BITS) | position
+        first = ids_of(snapshot, slot, lane[known] - snapshot.lane_base[slot], row[known])
         target = place(snapshot, first)
         continues = self._flags_at(snapshot, target, target.row, target.row) & (FIRST | CUT) == FIRST | CUT
         successor[known[continues]] = first[continues]
@@ -145,6 +144,11 @@ def placed(snapshot: Snapshot, ids: Ints) -> tuple[Bools, Windows]:
     windows.floor[:] = windows.row
     windows.after[:] = windows.row + 1
     return known, windows
+
+
+def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
+    """Return the ids of these rows of lanes."""
+    return ((slot + snapshot.origin) << POSITION_BITS) | (row * snapshot.lanes[slot] + lane)
 
 
 def oldest(snapshot: Snapshot, windows: Windows) -> Ints:
