@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 POSITION_BITS = 35
 POSITION_MASK = (1 << POSITION_BITS) - 1

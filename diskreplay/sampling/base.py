@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import Floats, Ints
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Draws without one hit, each of at least world_size ids, after which the population is searched for a hit. A rank with
 # its fair share of ids gets there with probability e**-32.

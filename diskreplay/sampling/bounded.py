@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.lane_ends import LaneEnds
 from diskreplay.sampling.population import Mark, Population, id_blocks
 from diskreplay.sampling.restricted import Restricted, share_of
 from diskreplay.sampling.saved_state import columns, state_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 REMOVERS = ("oldest", "lowest_priority", "random")
 # More times than any id is drawn.

@@ -1,12 +1,10 @@
 """How far each lane's ids were taken in, by those who keep ids in the order in which they come."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from diskreplay.ids import Ints
 from diskreplay.kernels.runs import IdRuns, Visible, keep
 from diskreplay.sampling.population import Population
-
-Ints = NDArray[np.int64]
 
 
 class LaneEnds:

@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import Floats, Ints
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class Mixture(Distribution):

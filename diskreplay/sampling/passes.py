@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from diskreplay.ids import mixed
+from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns
 from diskreplay.sampling.population import Population, id_blocks
 from diskreplay.sampling.saved_state import columns
-
-Ints = NDArray[np.int64]
 
 ROUNDS = 6
 # Ids that are put in the order of their times together; and that are permuted together, or are one piece of a run.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, locate, mixed
+from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, Floats, Ints, locate, mixed
 from diskreplay.kernels.huge_pages import LARGE_PAGE, give_back_free, zeros
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
@@ -47,9 +47,6 @@ from diskreplay.kernels.runs import (
 from diskreplay.kernels.table import chosen, unchecked
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.snapshot import Snapshot
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024

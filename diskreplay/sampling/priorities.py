@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_MASK
+from diskreplay.ids import POSITION_MASK, Floats, Ints
 from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.offer import CHANGED, NEW
@@ -24,9 +24,6 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen, unchecked
 from diskreplay.sampling.population import InitialErrors, Mark, Population, Share
 from diskreplay.sampling.saved_state import bits, state_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 FIRST_PAGES = 16
 # Places that are shown or hidden at a time.

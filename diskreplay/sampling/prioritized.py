@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.table import unchecked
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import number
@@ -16,8 +17,6 @@ from diskreplay.sampling.schedule import Schedule, beta_argument
 if TYPE_CHECKING:
     from diskreplay.sampling.priorities import PriorityTable
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _TINY = 5e-324  # for what is above 0, however little
 

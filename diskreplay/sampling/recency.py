@@ -11,18 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_BITS
+from diskreplay.ids import POSITION_BITS, Floats, Ints
 from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, lane_keys
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.lane_ends import LaneEnds
 from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Mark, Population
 from diskreplay.sampling.saved_state import columns, state_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Blocks of a half-life: what is in one of them differs by a fiftieth in its probability.
 BLOCKS = 32

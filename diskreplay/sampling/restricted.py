@@ -6,12 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
+from diskreplay.ids import Floats, Ints
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.schedule import Schedule
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # How many ids are drawn for one that is missing, attempt by attempt, before those that are left are listed. Where more
 # than a hundredth of all is left, a batch is nearly always full by then.

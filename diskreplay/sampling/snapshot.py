@@ -5,10 +5,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import EpisodeTable
+from diskreplay.ids import EpisodeTable, Ints
 from diskreplay.kernels.runs import Visible
-
-Ints = NDArray[np.int64]
 
 
 class Snapshot(Protocol):

@@ -5,15 +5,12 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
+from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, lane_keys
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.population import Mark, Population, last_ids
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Newer runs are merged into the older ones when there are more of them than this, and than a 32nd of those.
 _FEW = 1024

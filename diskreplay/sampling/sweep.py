@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
+from diskreplay.ids import Ints
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import int_or_none
 from diskreplay.sampling.passes import ORDERS, Pass
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.saved_state import state_of
-
-Ints = NDArray[np.int64]
 
 
 class Sweep(Owned):

@@ -5,16 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.population import Mark, Population, id_blocks
 from diskreplay.sampling.restricted import Restricted, named, share_of
 from diskreplay.sampling.saved_state import columns, state_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Newer counts are merged into the older ones when there are more of them than this, and than an eighth of those.
 _FEW = 1024

@@ -6,7 +6,6 @@ import shutil
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
@@ -19,10 +18,9 @@ from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, counter_inode
 from diskreplay.format.volume import volume_of
+from diskreplay.ids import Ints
 from diskreplay.store.backup.account import Account
 from diskreplay.store.backup.trees import SegmentVanished, make_folder, make_free_lock
-
-Ints = NDArray[np.int64]
 
 
 class LiveRows(NamedTuple):

@@ -8,9 +8,9 @@ from mmap import MADV_WILLNEED, PAGESIZE
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.format.shards import Shard
+from diskreplay.ids import Ints
 from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.chunk_budget import MEMORY, Room
@@ -18,7 +18,6 @@ from diskreplay.store.reading.chunk_budget import MEMORY, Room
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-Ints = NDArray[np.int64]
 
 # To have one thread more takes a tenth of a millisecond: each gets so many inner chunks at least.
 _LEAST = 16

@@ -3,14 +3,11 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.format.layout import MAX_LANES
 from diskreplay.format.locks import is_locked
 from diskreplay.format.sealing import may_seal
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
-
-Ints = NDArray[np.int64]
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Ints
 
 LANE_BITS = MAX_LANES.bit_length() - 1
 

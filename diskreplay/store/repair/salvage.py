@@ -20,10 +20,9 @@ from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.unproven import claimed_rows
+from diskreplay.ids import Ints
 from diskreplay.store.repair.repaired import Action
 from diskreplay.verify.row_flags import START, first_wrong
-
-Ints = NDArray[np.int64]
 
 
 def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Action]:

@@ -15,9 +15,8 @@ from diskreplay.errors import StorageFull, warn_caller
 from diskreplay.format import layout
 from diskreplay.format.machine import clock_ns
 from diskreplay.format.root import Root
-from diskreplay.format.segment_column import Ints
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
+from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED, Ints
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.append_cursor import AppendCursor, EpisodeItems, Items, Lane
 from diskreplay.store.writing.rotation import Rotation

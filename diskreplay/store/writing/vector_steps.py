@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.ids import EPISODE_VALUES, POSITION_BITS
+from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Ints
 from diskreplay.store.writing.append_cursor import Lane
 from diskreplay.store.writing.episode_writer import EpisodeWriter, final_flags, step_flags
 
 Array = NDArray[Any]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 # Numbers that no segment has: of a lane without one, and for no segment.
