@@ -117,7 +117,7 @@ class Steps:
         for slot in np.unique(slots[there]).tolist():
             here = np.flatnonzero((slots == slot) & there)
             with suppress(SegmentGone):
-                values.append(leaf.values(slot, lane[here], row[here]))
+                values.append(leaf.values(slots[here], lane[here], row[here]))
                 found.append(ids[here])
         return np.concatenate(found), np.concatenate(values)
 

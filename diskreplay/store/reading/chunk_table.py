@@ -366,21 +366,23 @@ class ChunkTable:
             if int(count.sum()) > _ROWS_A_LANE * len(lane):
                 bounds = zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True)
                 return np.concatenate([part for bound in bounds for part in self._blocks(slot, *bound)])
-            return self.values(slot, np.repeat(lane, count), places_of(first, count))
+            return self.values(np.full(int(count.sum()), slot), np.repeat(lane, count), places_of(first, count))
 
-    def values(self, slot: int, lane: Ints, row: Ints) -> NDArray[Any]:
-        """Return the value at each row of each lane of a segment."""
+    def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
+        """Return the value at each row of each lane of each segment."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        with self._tables.lock:
-            slots = np.full(len(row), slot)
-            self.ensure(slots, lane, row, row)
-            folders, line, before = self._tables.find(slots, lane)
-            bits = self.shift[folders]
-            chunk, within = (before + row) >> bits, (before + row) & ((1 << bits) - 1)
-            for number in np.unique(chunk).tolist():
-                here = chunk == number
-                block, first = self._block(int(folders[0]), number)
-                out[here] = block[line[here], first + within[here]]
+        # One segment at a time, and one thread: a chunk may need the room that another has just taken.
+        for slot in np.unique(slots).tolist():
+            here = np.flatnonzero(slots == slot)
+            with self._tables.lock:
+                self.ensure(slots[here], lane[here], row[here], row[here])
+                folders, line, before = self._tables.find(slots[here], lane[here])
+                bits = self.shift[folders]
+                chunk, within = (before + row[here]) >> bits, (before + row[here]) & ((1 << bits) - 1)
+                for number in np.unique(chunk).tolist():
+                    some = chunk == number
+                    block, first = self._block(int(folders[0]), number)
+                    out[here[some]] = block[line[some], first + within[some]]
         return out
 
     def priorities(self, ids: Ints, origin: int, lanes: Ints) -> NDArray[np.float64]:
@@ -392,7 +394,7 @@ class ChunkTable:
         if self._read_priorities(ids, origin, lanes, found) < 0:
             return found
         known, slots, _, lane, row = locate(ids, origin, lanes)
-        # One segment at a time, and one thread: a chunk may need the room that another has just taken.
+        # As in `values`: one segment at a time, and one thread.
         for slot in np.unique(slots[known]).tolist():
             here = np.flatnonzero((slots == slot) & known)
             some = np.full(len(here), np.nan)

@@ -40,14 +40,12 @@ def episode_values(snapshot: "Snapshot", leaf: str, ids: Ints) -> tuple[NDArray[
     episodes = ended_episodes(snapshot, ids)
     _, slots, _, lane, row = locate(episodes.first, snapshot.origin, snapshot.lanes)
     given = (episodes.end & EPISODE_VALUES) != 0
+    slots, lane, last = slots[given], lane[given], (row + episodes.steps)[given]
+    behind = np.flatnonzero(last < snapshot.committed[snapshot.lane_base[slots] + lane])
+    flags = np.full(len(last), FIRST, np.uint8)
+    flags[behind] = snapshot.leaf("done").values(slots[behind], lane[behind], last[behind])
+    last -= ~is_end_with_values(flags)
     values = snapshot.leaf(leaf)
     found = np.zeros((len(ids), *values.shape), values.dtype)
-    for slot in np.unique(slots[given]).tolist():
-        here = np.flatnonzero((slots == slot) & given)
-        own, last = lane[here], row[here] + episodes.steps[here]
-        behind = np.flatnonzero(last < snapshot.committed[snapshot.lane_base[slot] + own])
-        flags = np.full(len(here), FIRST, np.uint8)
-        flags[behind] = snapshot.leaf("done").values(slot, own[behind], last[behind])
-        last -= ~is_end_with_values(flags)
-        found[here] = values.values(slot, own, last)
+    found[given] = values.values(slots, lane, last)
     return found, given

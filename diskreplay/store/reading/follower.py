@@ -572,12 +572,8 @@ class Follower:
         place, row = self._places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0
         place, row = np.append(place, at[still_open]), np.append(row, found.open_start[still_open])
-        slot, times = self._lane_slot[place], np.empty(len(place), np.int64)
-        for number in np.unique(slot).tolist():
-            here = slot == number
-            lane = place[here] - self._lane_base[number]
-            table = self._tables.leaves[layout.TIME]
-            times[here] = table.values(number, lane, row[here]) + self._clocks[number]
+        slot = self._lane_slot[place]
+        times = self._tables.leaves[layout.TIME].values(slot, place - self._lane_base[slot], row) + self._clocks[slot]
         found.ended.time[:] = times[: len(found.ended)]
         self._rows[rows.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
 

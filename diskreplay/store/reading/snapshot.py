@@ -228,10 +228,8 @@ class Snapshot:
         """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
         found = np.zeros(len(ids), np.int64)
         there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
-        for slot in np.unique(slots[there]).tolist():
-            here = np.flatnonzero((slots == slot) & there)
-            times = self.leaf(layout.TIME).values(slot, lane[here], row[here])
-            found[here] = times + self.clocks[slot]
+        slots = slots[there]
+        found[there] = self.leaf(layout.TIME).values(slots, lane[there], row[there]) + self.clocks[slots]
         return found
 
     def episode_values(self, leaf: str, ids: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
