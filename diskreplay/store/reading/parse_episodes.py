@@ -102,21 +102,10 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
         return ParsedEpisodes(EpisodeTable.concatenate([]), open_start, open_continues)
     # Of slices that begin at one place, all but the last are empty.
     which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
-    row: NDArray[np.int64] = start + (slices.first_row - begin)[which]
-    return ParsedEpisodes(_episodes(row, steps, end, which, slices), open_start, open_continues)
-
-
-def _episodes(
-    row: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    end: NDArray[np.uint8],
-    which: NDArray[np.int64],
-    slices: LaneSlice,
-) -> EpisodeTable:
-    stride: NDArray[np.int64] = np.broadcast_to(slices.lanes[which], row.shape)
-    base: NDArray[np.int64] = (slices.segment << POSITION_BITS) + slices.lane
-    first: NDArray[np.int64] = base[which] + row * stride
-    return EpisodeTable.of(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)
+    row, stride = start + (slices.first_row - begin)[which], slices.lanes[which]
+    first = ((slices.segment << POSITION_BITS) + slices.lane)[which] + row * stride
+    ended = EpisodeTable.of(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)
+    return ParsedEpisodes(ended, open_start, open_continues)
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
