@@ -11,7 +11,7 @@ from typing import Any, Self, overload
 
 import torch
 
-from diskreplay.buffers.values import Given
+from diskreplay.buffers.values import Given, has_one_environments_axis, plain
 from diskreplay.closing import Closing, Kept, closes
 from diskreplay.errors import Closed, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
@@ -104,6 +104,20 @@ class Backed(ABC):
         """Raise Closed where the buffer is."""
         if self._closed:
             raise Closed(f"this {type(self).__name__} is closed; make another")
+
+    def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
+        """Return the store's schema; before there is a store, that of a step, the first one.
+
+        It may lack the axis of a single environment: whether `reward` has one is a hint.
+        """
+        if self._store is not None:
+            return self._store.schema
+        batched = plain(reward).ndim > 0
+        lanes = num_envs if num_envs > 1 or has_one_environments_axis(obs, self._given.obs_shape, batched) else None
+        found = self._given.field("obs", obs, lanes)
+        if lanes == 1 and not has_one_environments_axis(action, self._given.action_shape, batched=True):
+            lanes = None
+        return Schema(found, self._given.field("action", action, lanes), extra=self._extra)
 
     @overload
     def _writer_of(self, schema: Schema) -> Writer: ...

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from diskreplay.buffers.backing import Backed, seed_argument
-from diskreplay.buffers.values import Given, checked, has_one_environments_axis, plain, renamed
+from diskreplay.buffers.values import Given, checked, plain, renamed
 from diskreplay.errors import NotEnoughData, StoreNotFound
-from diskreplay.format.schema import Schema
 from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Distribution
@@ -264,7 +263,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             raise ValueError("next_obs may be None only where done is true: there is nothing to bootstrap from")
         if mask is not None and not mask.any():
             return
-        schema = self._first_schema(obs, action) if self._store is None else self._store.schema
+        schema = self._schema(obs, action, self._num_envs)
         # All is cast before anything changes: what does not fit is refused here.
         obs, action = checked(schema, "obs", obs, self._lanes), checked(schema, "action", action, self._lanes)
         reward = checked(schema, "reward", reward, self._lanes)
@@ -282,15 +281,6 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return np.array([as_flag(value, name)])
         flags = plain(value)
         return as_flags(flags.reshape(-1) if flags.ndim else np.repeat(flags, self._num_envs), name, self._num_envs)
-
-    def _first_schema(self, obs: Any, action: Any) -> Schema:
-        lanes: int | None = self._num_envs
-        if lanes == 1 and not has_one_environments_axis(obs, self._given.obs_shape):
-            lanes = None
-        found = self._given.field("obs", obs, lanes)
-        if lanes == 1 and not has_one_environments_axis(action, self._given.action_shape, batched=True):
-            lanes = None
-        return Schema(found, self._given.field("action", action, lanes))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.buffers.backing import Backed
 from diskreplay.buffers.rollout_reading import RolloutReading
-from diskreplay.buffers.values import (
-    Given,
-    checked,
-    fitted,
-    has_one_environments_axis,
-    plain,
-    renamed,
-    rows_of,
-)
+from diskreplay.buffers.values import Given, checked, fitted, plain, renamed, rows_of
 from diskreplay.errors import (
     BufferFull,
     InvalidIndex,
@@ -219,7 +211,7 @@ class RolloutBuffer(Backed):
         self._check_open()
         if self._steps == self._num_steps:
             raise BufferFull(f"the rollout buffer has all its {len(self)} steps: clear() it before the next")
-        schema = self._first_schema(obs, action, reward) if self._store is None else self._store.schema
+        schema = self._schema(obs, action, self._num_envs, reward)
         lanes = (self._num_envs,)
         # All is cast before anything changes: what does not fit is refused here.
         obs, action, extra = (
@@ -259,16 +251,6 @@ class RolloutBuffer(Backed):
             self._begin(self._store)
             self._forget()
             raise
-
-    def _first_schema(self, obs: Any, action: Any, reward: Any) -> Schema:
-        lanes: int | None = self._num_envs
-        batched = plain(reward).ndim > 0
-        if lanes == 1 and not has_one_environments_axis(obs, self._given.obs_shape, batched):
-            lanes = None
-        found = self._given.field("obs", obs, lanes)
-        if lanes == 1 and not has_one_environments_axis(action, self._given.action_shape, batched=True):
-            lanes = None
-        return Schema(found, self._given.field("action", action, lanes), extra=self._extra)
 
     def clear(self) -> None:
         """Empty the buffer."""
