@@ -1,7 +1,5 @@
 """The ended episodes that a reader knows, and those that it leaves out: evicted by hand, or lost to damage."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,9 +50,8 @@ class EpisodeLog:
         self.reserve(len(episodes))[size:end] = episodes.lines
         self.extend_to(end, self.steps + int(episodes.steps.sum()))
 
-    def remove(self, which: Callable[[EpisodeTable], NDArray[np.bool_]]) -> None:
-        """Drop the episodes for which ``which`` is True; positions change, so the generation does."""
-        gone = which(self.table)
+    def remove(self, gone: NDArray[np.bool_]) -> None:
+        """Drop the episodes at which ``gone`` is True; positions change, so the generation does."""
         if not gone.any():
             return
         self.table = self.table.select(~gone)

@@ -191,7 +191,8 @@ class Follower:
             changed |= self._add_newly_sealed()
         until = self._until
         if self._limits.max_age_s is not None:
-            until = max(until, self._now() - int(self._limits.max_age_s * 1e9))
+            # By the clock that the newest segments have.
+            until = max(until, clock_ns() + self._clock.wall - int(self._limits.max_age_s * 1e9))
         record = self._live.advance(changed, until, self)
         total = self._log.steps + self._live.open_steps
         if record is not None:
@@ -200,10 +201,6 @@ class Follower:
 
     def _follow_log(self) -> None:
         self._frontier.follow(self._log, self._places_of(self._log.table), self._rows[rows.OPEN_START])
-
-    def _now(self) -> int:
-        """Return the time by the clock that the newest segments have."""
-        return clock_ns() + self._clock.wall
 
     def _places_of(self, episodes: EpisodeTable) -> NDArray[np.int64]:
         """Return the place among all lanes of the lane of each episode."""
@@ -328,16 +325,11 @@ class Follower:
         self._clocks, self._last = self._clocks.copy(), self._last.copy()
         self._clocks[slots], self._last[slots], self._folder[slots] = info.clock.wall, info.bounds[1], info.number
         if self._evictions.add_lost(info, tables):
-            self._log.remove(lambda log: self._evictions.split(log)[1])
+            self._log.remove(self._evictions.split(self._log.table)[1])
         self._list_growing()
         for member in np.flatnonzero(np.isin(slots, list(self._live.segments))).tolist():
             slot, committed = int(slots[member]), tables.rows[tables.runs_of(member)]
-            span = self._span(slot)
-            self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
-            self._rows[rows.COMMITTED, span] = self._rows[rows.OBSERVED, span] = committed
-            self._sealed = self._sealed.copy()
-            self._sealed[slot] = True
-            del self._live.segments[slot]
+            self._take_sealed(slot, committed, committed)
         if (new := np.flatnonzero(slots >= first_new)).size:
             try:
                 self._add_sealed([_Sealed(slots[new].tolist(), *read_pack(info, tables, new))])
@@ -413,16 +405,13 @@ class Follower:
         behind = np.isin(self._log.table.first >> POSITION_BITS, self._gone)
         # Without times, nobody could tell which episodes began after those that are gone.
         if not self._is_timed or 2 * np.count_nonzero(behind) >= len(behind):
-            self._compact()
-
-    def _compact(self) -> None:
-        gone, self._gone = np.array(self._gone), []
-        self._log.remove(lambda log: np.isin(log.first >> POSITION_BITS, gone))
+            self._log.remove(behind)
+            self._gone = []
 
     def _read_hidden(self, count: int) -> None:
         """Drop the episodes that were evicted by hand."""
         if self._evictions.read(count):
-            self._log.remove(lambda log: self._evictions.split(log)[1])
+            self._log.remove(self._evictions.split(self._log.table)[1])
             self._list_growing()  # for `keeps_all_ended`
 
     # --- rows that come ----------------------------------------------------------------------------------------------
@@ -431,8 +420,8 @@ class Follower:
         """List the segments that may grow, after any array of segments or lanes was replaced or changed."""
         tables, self._segments = self._tables, None
         where = tables.folders, tables.first_rows
-        segments = Segments(self._origin, self._lanes, self._lane_base, self._clocks, *where)
-        self._live.list_segments(self._rows, segments, tables)
+        self._where = Segments(self._origin, self._lanes, self._lane_base, self._clocks, *where)
+        self._live.list_segments(self._rows, self._where, tables)
 
     @property
     def keeps_all_ended(self) -> bool:
@@ -509,19 +498,24 @@ class Follower:
         if live.info.sealed:
             committed, observed = live.read(self._rows[rows.COMMITTED, span])
             if self._evictions.add_lost(live.info):
-                self._log.remove(lambda log: self._evictions.split(log)[1])
+                self._log.remove(self._evictions.split(self._log.table)[1])
             check_chunks(live.info, live.checked_rows, int(committed.max()))
-            self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
-            self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
-            self._sealed = self._sealed.copy()
-            self._sealed[slot] = True
+            self._take_sealed(slot, committed, observed)
             self._last[slot] = live.info.bounds[1]
-            del self._live.segments[slot]
         else:
             self._live.segments[slot] = live
         self._tables.note_info(slot, live.info)
         self._list_growing()
         return live.info.sealed
+
+    def _take_sealed(self, slot: int, committed: NDArray[np.int64], observed: NDArray[np.int64]) -> None:
+        """Take in the rest of a live segment that is sealed now."""
+        span = self._span(slot)
+        self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
+        self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
+        self._sealed = self._sealed.copy()
+        self._sealed[slot] = True
+        del self._live.segments[slot]
 
     def _parse_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
         """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
@@ -602,14 +596,9 @@ class Follower:
             self._live.growing,
             schema=self._root.schema,
             tables=self._tables,
-            origin=self._origin,
-            lanes=self._lanes,
-            lane_base=self._lane_base,
-            clocks=self._clocks,
             sealed=self._sealed,
-            hidden=self._evictions.found,
-            generation=self._log.generation,
-            folders=self._tables.folders,
-            first_rows=self._tables.first_rows,
+            hidden=hidden,
+            generation=generation,
+            **self._where._asdict(),
         )
         return segments
