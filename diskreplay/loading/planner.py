@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import NotEnoughData
+from diskreplay.errors import NotEnoughData, SegmentGone
 from diskreplay.loading.item_errors import ItemErrors
 from diskreplay.loading.sampler_states import PlannerState, SavedPlan, Told, load_distribution
 from diskreplay.sampling.base import Distribution, Draw, RefreshNeeded
@@ -20,7 +20,7 @@ from diskreplay.sampling.population import EVERY_ID, Population, Share
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
 from diskreplay.store.reading.episodes import Episode
-from diskreplay.store.reading.snapshot import SegmentGone, Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
 

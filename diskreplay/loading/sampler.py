@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from diskreplay.errors import Closed, RateLimited, ReplayError
+from diskreplay.errors import Closed, RateLimited, ReplayError, SegmentGone
 from diskreplay.loading.arguments import (
     bound_arguments,
     check_meaning,
@@ -42,7 +42,6 @@ from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.reading.episodes import Episode
-from diskreplay.store.reading.snapshot import SegmentGone
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.views.parallel_copy import copy_threads

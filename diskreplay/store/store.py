@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import xarray
 
     from diskreplay.store.backup.account import Backup
-    from diskreplay.store.repair.repair import Action
+    from diskreplay.store.repair.repaired import Action
     from diskreplay.verify.verify import Problem
 
 PathLike = str | os.PathLike[str]

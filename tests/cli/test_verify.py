@@ -18,7 +18,7 @@ from diskreplay.cli import console
 from diskreplay.cli.repair import action_line
 from diskreplay.cli.verify import problem_lines
 from diskreplay.format.quarantine import move_aside
-from diskreplay.store.repair.repair import Action
+from diskreplay.store.repair.repaired import Action
 from tests.testing.support import append_numbered, serial_schema
 
 REWARDS = "segments/00000000/reward/c.0.0"

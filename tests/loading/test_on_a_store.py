@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.errors import Closed
-from diskreplay.store.reading.snapshot import SegmentGone
+from diskreplay.errors import Closed, SegmentGone
 
 SCHEMA = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"), episode={"seed": dr.Field((), "int64")})
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import diskreplay as dr
+from diskreplay.errors import SegmentGone
 from diskreplay.loading import prefetcher
 from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Draw
 from diskreplay.sampling.uniform import Uniform
-from diskreplay.store.reading.snapshot import SegmentGone
 from diskreplay.views.transitions import Transitions
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Store, episode
 

@@ -16,8 +16,6 @@ from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.store.reading.episode_log import Hidden
 from diskreplay.store.reading.episode_values import episode_values
 
-__all__ = ["SegmentGone", "Snapshot"]
-
 
 class SegmentTable(NamedTuple):
     """What a snapshot knows of segments: shared by all snapshots between which none came, was sealed or went.

@@ -41,8 +41,6 @@ from diskreplay.verify.files import Files, Problem
 from diskreplay.verify.pack_tables import find_superseded
 from diskreplay.verify.verify import check_beside, read_packs, segment_numbers, verify
 
-__all__ = ["Action", "Repaired", "repair"]
-
 Progress = Callable[[int, int], None]
 # A counter that was repaired may show what could not be seen before.
 _ROUNDS = 4

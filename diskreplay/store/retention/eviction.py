@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from diskreplay.errors import SegmentGone
 from diskreplay.ids import POSITION_BITS
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.follower import Follower
-from diskreplay.store.reading.snapshot import SegmentGone, Snapshot
+from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.store.retention.retention import Retention
 
 
