@@ -255,17 +255,13 @@ class Arrivals:
             if population.followed.times(runs.first[is_first]).min() < newest:
                 return False
         self._newest.take(runs, place)
-        steps = self._steps(runs, population)
+        slot = (runs.first >> POSITION_BITS) - self._visible.origin
+        steps = population.steps_of(runs.first, runs.stride // self._visible.lanes[slot])
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
         else:
             self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
         return True
-
-    def _steps(self, runs: IdRuns, population: Population) -> Floats:
-        """Return for how many steps each id of these runs stands."""
-        slot = (runs.first >> POSITION_BITS) - self._visible.origin
-        return population.steps_of(runs.first, runs.stride // self._visible.lanes[slot])
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
         """Add to the last block, or begin one."""

@@ -135,9 +135,7 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
                 exec_stats=None,
                 input_files=None,
             )
-            read = ReadSteps(
-                self._path, self._uuid, start, episodes, self._steps[start:stop], self._where, self._columns
-            )
+            read = ReadSteps(self._path, self._uuid, start, episodes, steps, self._where, self._columns)
             tasks.append(ReadTask(read, metadata, schema=schema, per_task_row_limit=per_task_row_limit))
         return tasks
 

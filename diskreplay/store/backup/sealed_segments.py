@@ -82,7 +82,7 @@ class _Copy:
         with noted(self._where, name, self._account):
             try:
                 nbytes = os.lstat(source).st_blocks * 512
-                if self._is_there(name):
+                if name in self._info.checksums and os.path.lexists(target) and self._matches(name):
                     self._account.kept += nbytes
                 else:
                     self._copy(name)
@@ -92,9 +92,6 @@ class _Copy:
                 self._account.note(self._where, "missing", name, "is missing")
                 return
             self._account.advance(nbytes)
-
-    def _is_there(self, name: str) -> bool:
-        return name in self._info.checksums and os.path.lexists(self._target / name) and self._matches(name)
 
     def _copy(self, name: str) -> None:
         target = str(self._target / name)

@@ -41,10 +41,6 @@ class Compacted(NamedTuple):
     bytes_before: int = 0
     bytes_after: int = 0
 
-    def and_then(self, other: "Compacted") -> "Compacted":
-        """Return what two of them did."""
-        return Compacted(*map(sum, zip(self, other, strict=True)))
-
 
 class Merged(NamedTuple):
     """A pack that was made, and the numbers of the segments, and packs, that it stands for."""
@@ -70,16 +66,16 @@ class Compaction:
         """Merge all segments that can be merged; see `Store.compact`."""
         groups = self.groups(self.candidates())
         sizes = {one.info.number: disk_usage(one.info.path)[0] for group in groups for one in group}
-        done, made = 0, Compacted()
+        done, made = 0, list[Compacted]()
         for group in groups:
             if (merged := self.merge(group)) is not None:
                 before = sum(sizes[number] for number in merged.numbers)
                 steps, after = merged.pack.steps or 0, disk_usage(merged.pack.path)[0]
-                made = made.and_then(Compacted(len(merged.numbers), steps, before, after))
+                made.append(Compacted(len(merged.numbers), steps, before, after))
             done += sum(sizes[one.info.number] for one in group)
             if progress is not None:
                 progress(done, sum(sizes.values()))
-        return made
+        return Compacted(*map(sum, zip(*made, strict=True)))
 
     def plan(self) -> Compacted:
         """Return what `run` would merge now; what it would take on disk then is not known: 0."""

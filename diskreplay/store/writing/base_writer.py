@@ -187,10 +187,10 @@ class BaseWriter:
             values.append(self._with_priorities(as_priorities(priority, steps)))
         with self._recording():
             self._episode_writer.append_block(lane, values, final, terminated, truncated, finals)
-        self._after_step(True)
+        self._after_episode()
 
-    def _after_step(self, ended: bool) -> None:
-        if ended and self._flushes_episodes:
+    def _after_episode(self) -> None:
+        if self._flushes_episodes:
             self._flush()
 
     def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:

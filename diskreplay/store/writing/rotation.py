@@ -123,10 +123,6 @@ class Rotation:
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
-    def _may_grow(self, newest: SegmentWriter) -> bool:
-        """Whether a full newest segment may go on until the lanes in the one before are cut at their next append."""
-        return not self._holds(newest, _MOST_TARGETS)
-
     def row_limits(self) -> tuple[int, int]:
         """Return how many rows a lone lane may have in its segment before this has to be asked again.
 
@@ -162,7 +158,8 @@ class Rotation:
             return
         if newest is None or self._is_full(newest, rows):
             older = self._older_lanes()
-            if newest is not None and older and self._may_grow(newest):
+            if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
+                # It goes on, full as it is, until the lanes in the one before are cut at their next append.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:

@@ -113,9 +113,6 @@ class Sealer:
     def _has_work(self) -> bool:
         return bool(self._waiting) or self._runner is not None
 
-    def _has_batch(self) -> bool:
-        return self._seals_at_once or len(self._waiting) >= _FULL_BATCH
-
     def _resubmit(self, info: SegmentInfo) -> None:
         """Submit a segment again whose lock was released, or wait for whoever seals it meanwhile."""
         try:
@@ -177,7 +174,9 @@ class Sealer:
     def _seal_all(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(self._has_batch, self._batch_wait_s)
+                self._condition.wait_for(
+                    lambda: self._seals_at_once or len(self._waiting) >= _FULL_BATCH, self._batch_wait_s
+                )
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:

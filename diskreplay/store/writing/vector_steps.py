@@ -267,12 +267,9 @@ class VectorSteps:
             here = home == segment.number
             if rotation.has_to_end(segment):
                 found |= is_open & here
-            found[here] |= segment.lacks_room(lanes[here], self._rows_needed(lanes[here], step))
+            rows = 2 if step.next_obs is not None else 1 + step.ended[lanes[here]]
+            found[here] |= segment.lacks_room(lanes[here], rows)
         return lanes[found]
-
-    @staticmethod
-    def _rows_needed(lanes: Ints, step: Step) -> Ints | int:
-        return 2 if step.next_obs is not None else 1 + step.ended[lanes]
 
     def _items(self, values: list[Array], lane: int) -> list[Any]:
         return [as_item(leaf, value[lane]) for leaf, value in zip(self._episode_writer.columns, values, strict=False)]

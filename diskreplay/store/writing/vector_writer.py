@@ -132,4 +132,4 @@ class VectorWriter(BaseWriter):
                     None if final is None else [value[i].tobytes() for value in final],
                     None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},
                 )
-        self._after_step(True)
+        self._after_episode()

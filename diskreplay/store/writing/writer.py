@@ -163,7 +163,7 @@ class Writer(BaseWriter):
         with self._recording(inserts=False):
             self._episode_writer.read_clock()
             self._episode_writer.end(self._lane, final, values)
-        self._after_step(True)
+        self._after_episode()
 
 
 note_exclusive(Writer.append)
