@@ -30,7 +30,7 @@ from diskreplay.format.packs import PackTables, open_shard
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import Shard
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, Ints, locate
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate
 from diskreplay.kernels.frozen import OWN_FOLDER, places_of
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
@@ -140,14 +140,7 @@ class ChunkTable:
         self.how = np.concatenate([self.how, how])
         self.bases = np.concatenate([self.bases, bases])
 
-    def ensure(
-        self,
-        slot: NDArray[np.int64],
-        lane: NDArray[np.int64],
-        first_row: NDArray[np.int64],
-        last_row: NDArray[np.int64],
-        since: int = sys.maxsize,
-    ) -> None:
+    def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
 
         ``slot[i]`` is that of its segment.
@@ -237,7 +230,7 @@ class ChunkTable:
         for part, room in zip(np.split(places, stops), rooms, strict=True):
             self._keep(part, room, shard.inner_bytes, is_lone=room.piece.nbytes > BLOCK_BYTES)
 
-    def _keep(self, places: NDArray[np.int64], room: Room, inner_bytes: int, *, is_lone: bool) -> None:
+    def _keep(self, places: Ints, room: Room, inner_bytes: int, *, is_lone: bool) -> None:
         chunk_budget.keep(self, places, room.piece, len(places) * inner_bytes, is_lone=is_lone)
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
@@ -325,7 +318,7 @@ class ChunkTable:
         self.first_chunk, self.chunks = first_chunk, counts
         self._tables.note_change()
 
-    def release(self, places: NDArray[np.int64]) -> None:
+    def release(self, places: Ints) -> None:
         """Release the chunks at these places, under the lock; those in use stay: see `ChunkTables.addresses`."""
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
@@ -385,7 +378,7 @@ class ChunkTable:
                     out[here[some]] = block[line[some], first + within[some]]
         return out
 
-    def priorities(self, ids: Ints, origin: int, lanes: Ints) -> NDArray[np.float64]:
+    def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
         """Return the number that this array, that of priorities, has of each step; NaN where there is none.
 
         ``lanes`` are those of the segments from number ``origin`` on.
@@ -410,7 +403,7 @@ class ChunkTable:
         """Tell whether the folder of a segment has this array."""
         return bool(self.shift[self._tables.folders[slot]] != LACKING)
 
-    def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: NDArray[np.float64]) -> int:
+    def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: Floats) -> int:
         """Call the kernel of this."""
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
@@ -624,7 +617,7 @@ class ChunkTables:
             raise SegmentGone(f"segment {number} was evicted or set aside; refresh and draw again") from None
         return found
 
-    def lanes_of(self, slot: int, origin: int) -> tuple[int, NDArray[np.int64]] | None:
+    def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
         """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""
         info = self.info(slot)
         if info is None:

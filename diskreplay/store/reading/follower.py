@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
@@ -18,7 +17,7 @@ from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.packs import read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.kernels import following as rows, hiding
 from diskreplay.kernels.advancing import advance_hiding_plain, advance_plain
 from diskreplay.kernels.huge_pages import give_back_free
@@ -53,7 +52,7 @@ class _Sealed(NamedTuple):
     """The places of sealed segments, and what `read_sealed` found in one, or `read_pack` in several."""
 
     slots: list[int]
-    committed: NDArray[np.int64]
+    committed: Ints
     flags: LaneFlags
 
 
@@ -202,13 +201,13 @@ class Follower:
     def _follow_log(self) -> None:
         self._frontier.follow(self._log, self._places_of(self._log.table), self._rows[rows.OPEN_START])
 
-    def _places_of(self, episodes: EpisodeTable) -> NDArray[np.int64]:
+    def _places_of(self, episodes: EpisodeTable) -> Ints:
         """Return the place among all lanes of the lane of each episode."""
         slot = (episodes.first >> POSITION_BITS) - self._origin
-        place: NDArray[np.int64] = self._lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
+        place: Ints = self._lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
         return place
 
-    def _follow_counters(self, words: NDArray[np.int64], is_rearranged: bool) -> int:
+    def _follow_counters(self, words: Ints, is_rearranged: bool) -> int:
         """Take in segments that came and went, and evictions; return how many steps came."""
         steps = self._total_steps()
         self._add_segments(int(words[layout.NEXT_SEGMENT]))
@@ -508,7 +507,7 @@ class Follower:
         self._list_growing()
         return live.info.sealed
 
-    def _take_sealed(self, slot: int, committed: NDArray[np.int64], observed: NDArray[np.int64]) -> None:
+    def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
         """Take in the rest of a live segment that is sealed now."""
         span = self._span(slot)
         self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
@@ -517,7 +516,7 @@ class Follower:
         self._sealed[slot] = True
         del self._live.segments[slot]
 
-    def _parse_live(self, slot: int, at: NDArray[np.int64], committed: NDArray[np.int64], sealed: bool) -> None:
+    def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
         """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
         base, info = int(self._lane_base[slot]), self._tables.info(slot)
         if not len(at) or info is None:
@@ -549,7 +548,7 @@ class Follower:
         self._rows[rows.COMMITTED, at] = self._rows[rows.OBSERVED, at] = committed
         self._sealed |= there
 
-    def _add_rows(self, at: NDArray[np.int64], first: NDArray[np.int64], flags: LaneFlags, sealed: bool) -> None:
+    def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
         """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
         slot = self._lane_slot[at]
         lane = at - self._lane_base[slot]
@@ -561,7 +560,7 @@ class Follower:
         self._rows[rows.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
         self._log.append(self._evictions.split(found.ended)[0])
 
-    def _set_times(self, found: ParsedEpisodes, at: NDArray[np.int64]) -> None:
+    def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
         """Look up when the first steps of these episodes were published."""
         place, row = self._places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0
@@ -577,7 +576,7 @@ class Follower:
         lanes = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
         return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
 
-    def _snapshot_of(self, record: NDArray[np.int64], total: int) -> Snapshot:
+    def _snapshot_of(self, record: Ints, total: int) -> Snapshot:
         """Return the snapshot that has this record, of so many steps, some of which are hidden."""
         frontier, segments = self._frontier, self._segments
         assert segments is not None

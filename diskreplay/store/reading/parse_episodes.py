@@ -18,6 +18,7 @@ from diskreplay.ids import (
     TERMINATED,
     TRUNCATED,
     EpisodeTable,
+    Ints,
 )
 
 _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
@@ -30,11 +31,11 @@ class LaneSlice(NamedTuple):
     segment is ``sealed`` (bool).
     """
 
-    segment: NDArray[np.int64]
-    lanes: NDArray[np.int64]
-    lane: NDArray[np.int64]
-    first_row: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    segment: Ints
+    lanes: Ints
+    lane: Ints
+    first_row: Ints
+    rows: Ints
     sealed: NDArray[np.bool_]
 
 
@@ -42,19 +43,19 @@ class ParsedEpisodes(NamedTuple):
     """What `parse_episodes` found: the ended episodes, and of each slice the row where an open one starts, or -1."""
 
     ended: EpisodeTable
-    open_start: NDArray[np.int64]
+    open_start: Ints
     open_continues: NDArray[np.bool_]
 
 
 class Gaps(NamedTuple):
     """Rows without a flag that were left out of an array of flags, int64: how many behind each of some positions."""
 
-    at: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    at: Ints
+    rows: Ints
 
-    def before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def before(self, positions: Ints) -> Ints:
         """Return how many rows were left out before each position."""
-        total: NDArray[np.int64] = np.append(0, np.cumsum(self.rows))
+        total: Ints = np.append(0, np.cumsum(self.rows))
         return total[np.searchsorted(self.at, positions)]
 
 
@@ -108,7 +109,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     return ParsedEpisodes(ended, open_start, open_continues)
 
 
-def _starts(flags: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
     """Return where episodes start, and flags: all that are not 0, and perhaps others."""
     # In long episodes most are 0: eight are compared at once.
     whole = len(flags) & ~7

@@ -15,6 +15,7 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.mapping import data_ranges, opened, read_into, read_part
 from diskreplay.format.packs import PackTables
 from diskreplay.format.segment import SegmentInfo
+from diskreplay.ids import Ints
 from diskreplay.kernels.frozen import places_of
 from diskreplay.store.reading.parse_episodes import Gaps
 
@@ -26,7 +27,7 @@ class LaneFlags(NamedTuple):
     """Flags of lanes, one after another: how many rows of each are in ``flags``, and the ``gaps`` that are not."""
 
     flags: NDArray[np.uint8]
-    rows: NDArray[np.int64]
+    rows: Ints
     gaps: Gaps | None = None
 
     @staticmethod
@@ -43,11 +44,7 @@ class LaneFlags(NamedTuple):
 
 
 def read_lanes(
-    info: SegmentInfo,
-    lane: NDArray[np.int64],
-    first: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    dense: Callable[[], NDArray[np.uint8]],
+    info: SegmentInfo, lane: Ints, first: Ints, stop: Ints, dense: Callable[[], NDArray[np.uint8]]
 ) -> LaneFlags:
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]`` of a segment; its chunks are there.
 
@@ -121,7 +118,7 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
     return min(known)
 
 
-def read_sealed(info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
+def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
     """Return how many rows each lane of a sealed segment has, and their flags, lane after lane.
 
     By position and not mapped: it may be one of thousands of small ones. Raises FileNotFoundError where it was evicted
@@ -140,7 +137,7 @@ def read_sealed(info: SegmentInfo) -> tuple[NDArray[np.int64], LaneFlags]:
         return committed, read_lanes(info, *bounds, lambda: _read_dense(info, committed, lookup))
 
 
-def read_pack(info: SegmentInfo, tables: PackTables, members: NDArray[np.int64]) -> tuple[NDArray[np.int64], LaneFlags]:
+def read_pack(info: SegmentInfo, tables: PackTables, members: Ints) -> tuple[Ints, LaneFlags]:
     """Return how many rows each lane of some segments of a pack has, and their flags, lane after lane.
 
     Raises FileNotFoundError where it was evicted or a file of it is missing, FormatError where it is damaged.
@@ -160,7 +157,7 @@ def read_pack(info: SegmentInfo, tables: PackTables, members: NDArray[np.int64])
     return count, LaneFlags(flags, count)
 
 
-def _read_dense(info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup) -> NDArray[np.uint8]:
+def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of each lane's rows, lane after lane.
 
     Whole chunks are read where most of their rows count: one read is faster than one a lane. Else only these rows are,
@@ -180,9 +177,7 @@ def _read_dense(info: SegmentInfo, committed: NDArray[np.int64], lookup: Lookup)
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
 
 
-def _read_rows(
-    paths: Sequence[str], size: int, per_chunk: int, committed: NDArray[np.int64], lookup: Lookup
-) -> NDArray[np.uint8]:
+def _read_rows(paths: Sequence[str], size: int, per_chunk: int, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of each lane's rows, lane after lane, and read nothing else."""
     flags = np.empty(int(committed.sum()), np.uint8)
     starts = np.cumsum(committed) - committed

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.schema import Schema
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, locate
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Floats, Ints, locate
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.runs import Visible, open_episodes
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
@@ -35,21 +35,21 @@ class SegmentTable(NamedTuple):
     schema: Schema
     tables: ChunkTables
     origin: int
-    lanes: NDArray[np.int64]
-    lane_base: NDArray[np.int64]
-    clocks: NDArray[np.int64]
+    lanes: Ints
+    lane_base: Ints
+    clocks: Ints
     sealed: NDArray[np.bool_]
     hidden: Hidden
     generation: int
-    folders: NDArray[np.int64]
-    first_rows: NDArray[np.int64]
-    growing: NDArray[np.int64]
-    live_base: NDArray[np.int64]
-    live_places: NDArray[np.int64]
-    head: NDArray[np.int64]
+    folders: Ints
+    first_rows: Ints
+    growing: Ints
+    live_base: Ints
+    live_places: Ints
+    head: Ints
 
     @classmethod
-    def of(cls, growing: NDArray[np.int64], **columns: Any) -> "SegmentTable":
+    def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
         """Return the table of these columns; ``growing`` is that of `LiveLanes`."""
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width
@@ -84,14 +84,14 @@ class Snapshot:
 
     segments: SegmentTable
     steps: int
-    record: NDArray[np.int64]
-    lane_rows: NDArray[np.int64]
+    record: Ints
+    lane_rows: Ints
     log: EpisodeTable
-    oldest: NDArray[np.int64]
+    oldest: Ints
     reached: int
     hidden_before: int
     _open: EpisodeTable | None = field(default=None, init=False, repr=False)
-    _counters: NDArray[np.int64] | None = field(default=None, init=False, repr=False)
+    _counters: Ints | None = field(default=None, init=False, repr=False)
     _episodes: EpisodeTable | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -119,17 +119,17 @@ class Snapshot:
         return self.segments.origin
 
     @property
-    def lanes(self) -> NDArray[np.int64]:
+    def lanes(self) -> Ints:
         """The lanes of each segment, 0 where it is gone."""
         return self.segments.lanes
 
     @property
-    def lane_base(self) -> NDArray[np.int64]:
+    def lane_base(self) -> Ints:
         """The place of each segment's first lane among all lanes."""
         return self.segments.lane_base
 
     @property
-    def clocks(self) -> NDArray[np.int64]:
+    def clocks(self) -> Ints:
         """What is added to the times of each segment."""
         return self.segments.clocks
 
@@ -144,26 +144,26 @@ class Snapshot:
         return self.segments.hidden
 
     @property
-    def committed(self) -> NDArray[np.int64]:
+    def committed(self) -> Ints:
         """The complete rows of each lane."""
-        rows: NDArray[np.int64] = self._rows_of_lanes()[following.COMMITTED]
+        rows: Ints = self._rows_of_lanes()[following.COMMITTED]
         return rows
 
-    def committed_rows(self, slot: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
+    def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
         """Return the complete rows of some lanes, without looking at all."""
-        rows: NDArray[np.int64] = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
+        rows: Ints = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
         column = self.segments.live_base[slot]
         grows = column >= 0
         rows[grows] = self._live[following.COMMITTED, column[grows] + lane[grows]]
         return rows
 
     @property
-    def observed(self) -> NDArray[np.int64]:
+    def observed(self) -> Ints:
         """The rows of each lane whose observation is there."""
-        rows: NDArray[np.int64] = self._rows_of_lanes()[following.OBSERVED]
+        rows: Ints = self._rows_of_lanes()[following.OBSERVED]
         return rows
 
-    def _rows_of_lanes(self) -> NDArray[np.int64]:
+    def _rows_of_lanes(self) -> Ints:
         found = self._counters
         if found is None:
             found = self.lane_rows[: following.OBSERVED + 1].copy()
@@ -172,7 +172,7 @@ class Snapshot:
         return found
 
     @property
-    def _live(self) -> NDArray[np.int64]:
+    def _live(self) -> Ints:
         return self.record[frozen.HEAD :].reshape(following.LANE_ROWS, -1)
 
     @property
@@ -218,11 +218,11 @@ class Snapshot:
             every.time,
         )
 
-    def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def least_ids(self, ids: Ints) -> Ints:
         """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
         return self.visible.least_ids(ids)
 
-    def times(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def times(self, ids: Ints) -> Ints:
         """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
         found = np.zeros(len(ids), np.int64)
         there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
@@ -230,7 +230,7 @@ class Snapshot:
         found[there] = self.leaf(layout.TIME).values(slots, lane[there], row[there]) + self.clocks[slots]
         return found
 
-    def episode_values(self, leaf: str, ids: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return the value of an episode field, ``(n, *shape)``, for the episode of each of these steps.
 
         And which have one: episodes that are open, gone, or were given none have zeros.
@@ -242,15 +242,15 @@ class Snapshot:
         """Whether any step may have been appended with a priority."""
         return self.segments.tables.priorities is not None
 
-    def priorities(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    def priorities(self, ids: Ints) -> Floats:
         """Return the |td| that each step was appended with, ``(n,)``, NaN where that is none or its segment is gone."""
         table = self.segments.tables.priorities
         return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
 
-    def hidden_steps(self, episodes: EpisodeTable) -> NDArray[np.int64]:
+    def hidden_steps(self, episodes: EpisodeTable) -> Ints:
         """Return how many of each episode's first steps are hidden."""
         least = self.least_ids(episodes.first)
-        hidden: NDArray[np.int64] = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
+        hidden: Ints = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
         return hidden
 
     def find(self, first: int) -> int:
@@ -264,7 +264,7 @@ class Snapshot:
                 return position
         raise InvalidIndex(f"no visible episode begins at id {first}")
 
-    def holds(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def holds(self, ids: Ints) -> NDArray[np.bool_]:
         """Tell which ids are those of visible steps."""
         there, slot, _, lane, row = locate(ids, self.origin, self.lanes)
         at = self.lane_base[slot[there]] + lane[there]
@@ -272,7 +272,7 @@ class Snapshot:
         there[there] = ~self.evicted(ids[there])
         return there
 
-    def evicted(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def evicted(self, ids: Ints) -> NDArray[np.bool_]:
         """Tell which ids, all of rows of the snapshot's segments, are of episodes that were evicted by hand or lost."""
         return self.hidden.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
