@@ -265,7 +265,7 @@ class Population:
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
-        self._end = self._write_starts(self._ended, snapshot, still_open, self._partly)
+        self._end = self._write_starts(snapshot, still_open, self._partly)
         if self._end < 0:  # some are hidden whole now
             self._end = ~self._end
             self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
@@ -306,7 +306,7 @@ class Population:
             self._append(new)
             self._block.sort(start, self._ended)
             return
-        start, end = self._ended, self._write_starts(self._ended, snapshot, ended)
+        start, end = self._ended, self._write_starts(snapshot, ended)
         if end == start:
             return
         if self._is_unmerged:
@@ -320,15 +320,13 @@ class Population:
         self._oldest_new = min(self._oldest_new, self._block.time_of(start))
         self._ended = end
 
-    def _write_starts(
-        self, at: int, snapshot: Snapshot, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY
-    ) -> int:
-        """Put what is left of some runs and those of episodes into the block from a place on; return where they end.
+    def _write_starts(self, snapshot: Snapshot, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY) -> int:
+        """Put what is left of some runs and those of episodes behind the second region; return where they end.
 
         None are all that are open in the snapshot. The result is its complement where some of ``partly`` is hidden
         whole: see `kernels.starts`.
         """
-        block, record = self._block, snapshot.record
+        block, record, at = self._block, snapshot.record, self._ended
         lines = _NO_LINES if episodes is None else episodes.lines
         # As many lines as the record has numbers are more than there are open episodes.
         room = at + partly.shape[1] + 2 * (len(record) if episodes is None else len(lines))

@@ -17,7 +17,7 @@ from diskreplay.format.locks import is_held
 from diskreplay.format.marks import proven_rows, shows_live_rows
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.packs import PackTables, find_superseded, read_packs
-from diskreplay.format.quarantine import Quarantined, claimed_steps, read_quarantine
+from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps, count_steps_in, may_seal
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
@@ -128,7 +128,10 @@ def store_info(
     words = counters.read()
     hidden = HiddenEntries(root).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
     segments, members = _segments(root, words, hidden, damaged)
-    aside = [_set_aside(root, entry) for entry in read_quarantine(root.folder)]
+    aside = [
+        {**dataclasses.asdict(entry), "bytes": disk_usage(root.folder / entry.where)[0]}
+        for entry in read_quarantine(root.folder)
+    ]
     on_disk, apparent = disk_usage(root.folder)
     return {
         "path": str(root.path),
@@ -162,11 +165,6 @@ def store_info(
         "bytes_apparent": apparent,
         "holes": max(0, apparent - on_disk),
     }
-
-
-def _set_aside(root: Root, entry: Quarantined) -> dict[str, Any]:
-    path = root.folder / entry.where
-    return {**dataclasses.asdict(entry), "bytes": disk_usage(path)[0]}
 
 
 def _segments(

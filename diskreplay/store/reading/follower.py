@@ -215,7 +215,9 @@ class Follower:
         gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES, layout.HORIZON]
         if (words[gone] != self._words[gone]).any():
             self._drop_gone(everywhere=is_rearranged)
-        self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+        if self._evictions.read(int(words[layout.HIDDEN_ENTRIES])):  # by hand
+            self._log.remove(self._evictions.split(self._log.table)[1])
+            self._list_growing()  # for `keeps_all_ended`
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
@@ -406,12 +408,6 @@ class Follower:
         if not self._is_timed or 2 * np.count_nonzero(behind) >= len(behind):
             self._log.remove(behind)
             self._gone = []
-
-    def _read_hidden(self, count: int) -> None:
-        """Drop the episodes that were evicted by hand."""
-        if self._evictions.read(count):
-            self._log.remove(self._evictions.split(self._log.table)[1])
-            self._list_growing()  # for `keeps_all_ended`
 
     # --- rows that come ----------------------------------------------------------------------------------------------
 
