@@ -19,14 +19,13 @@ def ended_episodes(snapshot: "Snapshot", ids: Ints) -> EpisodeTable:
     """Return the ended episode of each of these steps; a line of zeros where it is open or not there any more."""
     found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
     keys = lane_keys(ids, snapshot.origin, snapshot.lanes)
-    while len(missing):
+    while len(missing) and len(snapshot.log):
         some = snapshot.log.select(slice(max(0, len(snapshot.log) - count), None))
         begin = lane_keys(some.first, snapshot.origin, snapshot.lanes)
         order = np.argsort(begin)
         at = np.searchsorted(begin[order], keys[missing], "right") - 1
-        episode = order[at] if len(order) else at
-        inside = (at >= 0) & (keys[missing] >= 0)
-        inside[inside] = (keys[missing] - begin[episode] < some.steps[episode])[inside] if len(order) else False
+        episode = order[at]
+        inside = (at >= 0) & (keys[missing] >= 0) & (keys[missing] - begin[episode] < some.steps[episode])
         found[missing[inside]] = some.lines[episode[inside]]
         missing = missing[~inside]
         if count >= len(snapshot.log):
