@@ -348,7 +348,19 @@ class PriorityTable:
     @classmethod
     def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
         """Make a table from its state; ValueError where this is the state of no table."""
-        number, first, stride, known, values, count, largest = _checked(state)
+        with state_of("a table of priorities"):
+            arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("page", "first", "stride", "known")]
+            values = np.ascontiguousarray(state["values"], np.float64)
+            count, largest = int(state["pages"]), float(state["largest"])
+        number, first, stride, known = arrays
+        # What a state must be for the table to stay inside its arrays.
+        good = all(column.shape == number.shape and column.ndim == 1 for column in arrays) and count > 0
+        good = good and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
+        good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
+        good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
+        good = good and values.shape == (np.count_nonzero(bits(known)),)
+        if not good or not (values > 0).all() or not np.isfinite(values).all() or not 0 < largest < np.inf:
+            raise ValueError("this saved table of priorities contradicts itself: it is damaged")
         table = cls(alpha, least)
         table._resize(count)
         for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):
@@ -358,20 +370,3 @@ class PriorityTable:
         table._largest[0] = largest
         table._list_pages()
         return table
-
-
-def _checked(state: Mapping[str, Any]) -> tuple[Ints, Ints, Ints, Ints, Floats, int, float]:
-    """Check what a state must be for the table to stay inside its arrays."""
-    with state_of("a table of priorities"):
-        arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("page", "first", "stride", "known")]
-        values = np.ascontiguousarray(state["values"], np.float64)
-        count, largest = int(state["pages"]), float(state["largest"])
-    number, first, stride, known = arrays
-    good = all(column.shape == number.shape and column.ndim == 1 for column in arrays) and count > 0
-    good = good and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
-    good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
-    good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
-    good = good and values.shape == (np.count_nonzero(bits(known)),)
-    if not good or not (values > 0).all() or not np.isfinite(values).all() or not 0 < largest < np.inf:
-        raise ValueError("this saved table of priorities contradicts itself: it is damaged")
-    return number, first, stride, known, values, count, largest
