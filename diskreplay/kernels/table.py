@@ -49,8 +49,10 @@ CHECK = False
 def chosen(name: str) -> Kernel:
     """Return the compiled kernel of this name, or raise MissingExtra where numba cannot be imported."""
     from diskreplay.kernels import jit
+    from diskreplay.kernels.cache import compiling
 
-    return jit.ready(getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name))
+    with compiling:  # to import its module, too, takes locks that a forked child would wait for
+        return jit.ready(getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name))
 
 
 @cache

@@ -482,6 +482,32 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert run_python(code) == "0"
 
 
+def test_a_process_that_is_forked_while_a_thread_imports_kernels_can_compile_too() -> None:
+    code = """
+import os, signal, threading, time
+import llvmlite.binding
+from llvmlite.binding.ffi import lib
+from diskreplay.kernels import jit, table
+begun, add_symbol = threading.Event(), llvmlite.binding.add_symbol
+def add_slowly(name, address):
+    with lib._lock:
+        if not begun.is_set():
+            begun.set()
+            time.sleep(0.3)
+        add_symbol(name, address)
+llvmlite.binding.add_symbol = add_slowly
+threading.Thread(target=table.chosen, args=("weights",)).start()
+begun.wait()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    table.chosen("advise")
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(code) == "0"
+
+
 def test_making_a_view_loads_no_compiled_code() -> None:
     code = "import sys, diskreplay; diskreplay.Transitions(n_step=3); print({'numba', 'torch'} & set(sys.modules))"
     assert run_python(code) == "set()"
