@@ -67,16 +67,17 @@ _powers = jit.apart(powers)
 
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
-    """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances.
+    """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances, NaN aside.
 
     `scratch` is memory, (3, n).
     """
     if least == 0.0:
-        bits = bits_of(math.inf)
+        # Positive numbers are in the order of their bits, and the compiler may take the least of these eight at a time.
+        bits = np.uint64(bits_of(math.inf))
         for i in range(chances.size):
-            mine = bits_of(chances[i])
+            mine = np.uint64(bits_of(chances[i]))
             bits = mine if mine < bits else bits
-        least = number_of(bits)
+        least = number_of(int(bits))
     ratios, numbers, found = scratch[0], scratch[1], scratch[2]
     for i in range(chances.size):
         ratios[i] = least / chances[i]

@@ -78,7 +78,7 @@ def update(
         jit.prefetch(raw.ctypes.data + 8 * place[i])
     _powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
     _sumtree_set(place, masses, starts, tree, sums, least, changed)
-    most = jit.bits_of(largest[0])
+    most = jit.bits_of(largest[0])  # positive numbers are in the order of their bits
     for i in range(found):
         bits = jit.bits_of(values[i])
         most = bits if bits > most else most

@@ -62,6 +62,14 @@ def test_weights_are_shares_of_the_smallest_chance(kind: int, exponent: float, s
     assert of_all or found[chances.argmin()] == 1.0
 
 
+@pytest.mark.parametrize("kind", kinds)
+@pytest.mark.parametrize("missing", [np.nan, -np.nan])
+def test_a_chance_that_is_no_number_leaves_the_other_weights_alone(kind: int, missing: float) -> None:
+    found = np.zeros(3, np.float32)
+    KERNELS["weights"][kind](np.array([0.1, missing, 0.2]), 0.0, 1.0, np.empty((3, 3)), found)
+    assert found[[0, 2]].tolist() == [1.0, 0.5]
+
+
 @given(exponents, st.integers(0, 600), seeds)
 def test_the_twins_agree_bit_for_bit(exponent: float, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -29,6 +29,6 @@ def _horner(coefficients: tuple[float, ...], x: Floats) -> Floats:
 
 def weights_plain(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
     """Do what `weights` does, bit for bit."""
-    ratios = (least or chances.min(initial=math.inf)) / chances
+    ratios = (least or np.fmin.reduce(chances, initial=math.inf)) / chances
     powers_plain(ratios, exponent, -1022.0, 0.0, scratch[1], scratch[2])
     out[:] = scratch[2]
