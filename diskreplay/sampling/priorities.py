@@ -114,7 +114,7 @@ class PriorityTable:
     _slots: NDArray[np.int32]
 
     def __init__(self, alpha: float, least: bool = False) -> None:
-        self._powers, self._offer, self._draw = chosen("powers"), chosen("offer"), unchecked("draw")
+        self._powers, self._offer, self._draw = chosen("powers"), unchecked("offer"), unchecked("draw")
         self._alpha, self._least = alpha, least
         self._largest = np.ones(1)
         # Memory for kernels: some numbers; places that are shown or hidden; ids of an update.
