@@ -12,7 +12,7 @@ import diskreplay as dr
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify.check_states import verify_states
 from tests.store.repair.test_quarantine import flip, serials
-from tests.testing.support import REPOSITORY, append_numbered, serial_schema
+from tests.testing.support import REPOSITORY, append_numbered, serial_schema, wait_until
 
 WRITER = """
 import sys, threading
@@ -33,7 +33,7 @@ TRAINER = """
 import json, sys, threading
 import numpy as np
 import diskreplay as dr
-with dr.open(sys.argv[1]) as store:
+with dr.open(sys.argv[1]) as store, open(sys.argv[2], "ab", buffering=0) as drawn:
     sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(), batch_size=64, seed=0)
     sampler.sample()
     print("ready", flush=True)
@@ -46,6 +46,7 @@ with dr.open(sys.argv[1]) as store:
         assert (values["next_obs"][:, 0] == values["serial"] + 1).all()
         sampler.update_priorities(batch.index, np.ones(64))
         batches += 1
+        drawn.write(b".")
     sampler.close()
 print(json.dumps(batches), flush=True)
 """
@@ -118,14 +119,17 @@ def oldest(store):
 
 @pytest.mark.slow
 def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
-    rounds = 4
+    rounds, drawn = 4, store_path.parent / "drawn"
     with (
         running(WRITER, store_path, 1_000_000, 0.1) as stop_one,
         running(WRITER, store_path, 2_000_000, 0.1) as stop_other,
-        running(TRAINER, store_path) as stop_trainer,
+        running(TRAINER, store_path, drawn) as stop_trainer,
         dr.open(store_path) as reader,
     ):
         for turn in range(rounds):
+            # A trainer that has yet to look at what the last turn changed would read what this one damages, and warn.
+            before = drawn.stat().st_size
+            wait_until(lambda before=before: drawn.stat().st_size >= before + 2)
             number = turn % 4
             name = f"segments/{number:08d}"
             documents = [f"{name}/zarr.json", f"{name}/durable/document"]  # damage to its rows would not set it aside
