@@ -42,6 +42,15 @@ def bind_table(
     record[at + cols.ROW_BYTES] = row_bytes
 
 
+@jit.kernel("int", *["int"] * 6, inner=True, inlined=True)
+def _base(folder: int, chunk: int, first_chunks: int, chunk_counts: int, bases: int, bases_size: int) -> int:
+    """Return where a chunk of a folder begins in memory, 0 where it is not mapped; the others are a table's columns."""
+    if chunk >= jit.load_int(chunk_counts + 8 * folder):
+        return 0
+    place = jit.load_int(first_chunks + 8 * folder) + chunk
+    return jit.load_int(bases + 8 * place) if _at(place) < _at(bases_size) else 0
+
+
 @jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Write where the window of each item starts, and 0 where it is not one run of mapped rows; count the latter."""
@@ -64,14 +73,12 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
             and inside + run <= 1 << bits
         )
         source = np.int64(0)
-        if whole and c < jit.load_int(chunk_counts + 8 * folder):
-            c += jit.load_int(first_chunks + 8 * folder)
-            base = jit.load_int(bases + 8 * c) if c < bases_size else 0
-            if base != 0:
-                source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
-                jit.prefetch(source)
-                jit.prefetch(source + run * row_bytes - 1)
-                found += 1
+        base = _base(folder, c, first_chunks, chunk_counts, bases, bases_size) if whole else 0
+        if base != 0:
+            source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
+            jit.prefetch(source)
+            jit.prefetch(source + run * row_bytes - 1)
+            found += 1
         sources[_at(leaf), _at(i)] = source
     return count - found
 
@@ -94,15 +101,13 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
         inside = (before + r) & ((1 << bits) - 1)
         source = np.int64(0)
         whole = r < windows[stop_window, _at(i)] if is_step else inside + windows[cols.K, _at(i)] <= 1 << bits
-        if whole and c < jit.load_int(chunk_counts + 8 * folder):
-            c += jit.load_int(first_chunks + 8 * folder)
-            base = jit.load_int(bases + 8 * c) if c < bases_size else 0
-            if base != 0:
-                source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
-                jit.prefetch(source)
-                if not is_step:
-                    jit.prefetch(source + windows[cols.K, _at(i)] * row_bytes - 1)
-                found += 1
+        base = _base(folder, c, first_chunks, chunk_counts, bases, bases_size) if whole else 0
+        if base != 0:
+            source = base + ((windows[cols.LINE, _at(i)] << bits) + inside) * row_bytes
+            jit.prefetch(source)
+            if not is_step:
+                jit.prefetch(source + windows[cols.K, _at(i)] * row_bytes - 1)
+            found += 1
         sources[_at(leaf), _at(i)] = source
     return count - found
 
@@ -112,13 +117,12 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
     """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
     folder, row = windows[cols.FOLDER, _at(i)], windows[cols.BEFORE, _at(i)] + r
     bits = jit.load_int(plan[leaf, cols.SHIFT] + 8 * folder)
-    c = row >> bits
-    if r < 0 or c >= jit.load_int(plan[leaf, cols.CHUNKS] + 8 * folder):
+    if r < 0:
         return 0
-    c += jit.load_int(plan[leaf, cols.FIRST_CHUNK] + 8 * folder)
-    if c < 0 or c >= plan[leaf, cols.BASES_SIZE]:
-        return 0
-    base = jit.load_int(plan[leaf, cols.BASES] + 8 * c)
+    base = _base(
+        folder, row >> bits, plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.BASES],
+        plan[leaf, cols.BASES_SIZE],
+    )  # fmt: skip
     if base == 0:
         return 0
     inside = row & ((1 << bits) - 1)
