@@ -40,7 +40,7 @@ def episode_values(snapshot: "Snapshot", leaf: str, ids: Ints) -> tuple[NDArray[
     _, slots, _, lane, row = locate(episodes.first, snapshot.origin, snapshot.lanes)
     given = (episodes.end & EPISODE_VALUES) != 0
     slots, lane, last = slots[given], lane[given], (row + episodes.steps)[given]
-    behind = np.flatnonzero(last < snapshot.committed[snapshot.lane_base[slots] + lane])
+    behind = np.flatnonzero(last < snapshot.committed_rows(slots, lane))
     flags = np.full(len(last), FIRST, np.uint8)
     flags[behind] = snapshot.leaf("done").values(slots[behind], lane[behind], last[behind])
     last -= ~is_end_with_values(flags)
