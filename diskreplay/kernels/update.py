@@ -45,7 +45,7 @@ def update(
     `drawn` are places and ids of a draw since which no page has changed, (2, any number): of these very ids, which most
     updates are of, the places are known. `ints` and `floats` are scratch memory, (2, n) and (3, n).
     """
-    wrong = np.int64(0)
+    wrong = np.int64(0)  # counted first: a loop that may return does not become vector code
     for i in range(ids.size):
         wrong += not abs(errors[i]) <= _FINITE
     for i in range(ids.size if wrong else 0):

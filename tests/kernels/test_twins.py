@@ -493,7 +493,7 @@ def add_slowly(name, address):
     with lib._lock:
         if not begun.is_set():
             begun.set()
-            time.sleep(0.3)
+            time.sleep(0.3)  # for a fork to come, or to wait for the end of this
         add_symbol(name, address)
 llvmlite.binding.add_symbol = add_slowly
 threading.Thread(target=table.chosen, args=("weights",)).start()
