@@ -24,20 +24,21 @@ pick(np.array([0.0, 1, 2]), 0, 1, block, out[:0], out.copy(), out)
 assert out.tolist() == [7, 9, 11]
 print(cache.folder(), sum(pick.stats.cache_misses.values()))
 """
-# Forks while another thread compiles; prints the folder and how often.
+# Forks while another thread compiles, with each of four kernels; prints the folder and how often.
 FORK = """
 import faulthandler, os, threading, time
 faulthandler.dump_traceback_later(60, exit=True)
 from diskreplay.kernels import cache, table
-thread = threading.Thread(target=lambda: [table.chosen(name) for name in ("nstep", "powers", "gae", "stream")])
-thread.start()
 forks = 0
-while thread.is_alive():
-    if not (child := os.fork()):
-        os._exit(0)
-    os.waitpid(child, 0)
-    forks += 1
-    time.sleep(0.001)
+for name in ("nstep", "powers", "gae", "stream"):
+    thread = threading.Thread(target=table.chosen, args=(name,))
+    thread.start()
+    while thread.is_alive():
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+        forks += 1
+        time.sleep(0.001)
 print(cache.folder(), forks)
 """
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
