@@ -7,10 +7,11 @@ Each release of numba may change these: `pyproject.toml` allows those that were 
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import llvmlite.binding
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils, config, typed_passes, typeinfer, untyped_passes
 from numba.core.caching import Cache as Cache, CompileResultCacheImpl, _CacheLocator
 from numba.core.codegen import JITCodeLibrary
@@ -33,9 +34,10 @@ _PASSES = (
     typed_passes.NoPythonBackend,
 )
 
-# What numba and llvmlite have no types for: a type of numba's, a compiled function and the object that holds it, a
-# target of compiling, a builder of LLVM's code, and a value in it.
+# What numba and llvmlite have no types for: a type of numba's, one of a call, a compiled function and the object that
+# holds it, a target of compiling, a builder of LLVM's code, and a value in it.
 NumbaType: TypeAlias = Any
+Signature: TypeAlias = Any
 Dispatcher: TypeAlias = Any
 Context: TypeAlias = Any
 Builder: TypeAlias = Any
@@ -63,6 +65,32 @@ class _NoEngine:
         """Do nothing."""
 
 
+class _KnownCalls:
+    """Tells numba the types of calls, and those of each function and types of arguments without a search from then on.
+
+    numba tries at each `+` whether it is one of arrays, and the like, which takes a tenth of the time of compiling.
+    """
+
+    _signatures: ClassVar[dict[tuple[NumbaType, tuple[NumbaType, ...]], Signature]] = {}
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def resolve_function_type(
+        self, function: NumbaType, args: tuple[NumbaType, ...], kws: dict[str, NumbaType]
+    ) -> Signature:
+        """Return the types of a call."""
+        if kws or not isinstance(function, types.Function):
+            return self._context.resolve_function_type(function, args, kws)
+        key = function, args
+        if key not in self._signatures:
+            self._signatures[key] = self._context.resolve_function_type(function, args, kws)
+        return self._signatures[key]
+
+
 class _KernelCompiler(CompilerBase):
     """The passes that a kernel needs.
 
@@ -74,6 +102,7 @@ class _KernelCompiler(CompilerBase):
         """Compile the inner kernels that this one calls, and return the one list of passes."""
         state = self.state
         _compile_called(state.func_id.func)
+        state.typingctx = _KnownCalls(state.typingctx)
         if state.flags.no_cpython_wrapper:
             state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         manager = PassManager("kernel")

@@ -14,6 +14,7 @@ import pytest
 from numba import types
 from numba.core.caching import Cache
 from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.typing.context import BaseContext
 
 import diskreplay
 from diskreplay.kernels import jit, numba_private
@@ -226,6 +227,34 @@ def test_an_inner_kernel_becomes_part_of_its_callers_and_its_exception_goes_on_t
     assert part.library.get_pointer_to_function(part.fndesc.llvm_func_name) == 0
     (whole,) = plus_one.overloads.values()
     assert whole.library.get_pointer_to_function(whole.fndesc.llvm_func_name) != 0
+
+
+def test_types_of_calls_are_searched_for_once_and_of_other_functions_each_time(monkeypatch) -> None:
+    found: list[Any] = []
+    search = BaseContext.resolve_function_type
+
+    def counted(self: Any, func: Any, args: Any, kws: Any) -> Any:
+        found.append((func, args))
+        return search(self, func, args, kws)
+
+    @jit.kernel("float", "int", "float")
+    def one(a, b):
+        return a * b + b
+
+    @jit.kernel("float", "int", "float")
+    def other(a, b):
+        return (a + 1) * b + b
+
+    monkeypatch.setattr(BaseContext, "resolve_function_type", counted)
+    monkeypatch.setattr(numba_private._KnownCalls, "_signatures", {})
+    assert compiled(one)(2, 0.25) == 0.75
+    assert len(found) == 2
+    assert compiled(other)(2, 0.25) == 1.0
+    assert len(found) == len(set(found)) == 3
+    for _ in range(2):
+        assert numba.njit("float64(int64, float64)")(lambda a, b: a * b)(2, 0.25) == 0.5
+    of_users = found[3:]
+    assert of_users[: len(of_users) // 2] == of_users[len(of_users) // 2 :] != []
 
 
 def test_memory_is_an_array_and_is_copied_and_set_to_zero() -> None:
