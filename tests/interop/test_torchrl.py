@@ -376,8 +376,12 @@ def test_trajectories_that_nobody_goes_on_with_are_cut(tmp_path, monkeypatch):
         assert len({episode.segment for episode in store.episodes}) == 2
 
 
+@pytest.fixture
 def collected():
-    """Return what a collector gives of three environments."""
+    """What a collector gives of three environments.
+
+    TorchRL keeps the frame of this function, and with it those of its callers: a test would leave its stores behind.
+    """
     envs = pytest.importorskip("torchrl.envs")
     collectors = pytest.importorskip("torchrl.collectors")
     env = envs.SerialEnv(3, lambda: envs.TransformedEnv(envs.GymEnv("CartPole-v1"), envs.StepCounter()))
@@ -390,10 +394,10 @@ def collected():
 
 
 @pytest.mark.leaks("TorchRL keeps the shared memory of the environments")
-def test_environments_of_a_collector_have_their_own_episodes(tmp_path):
+def test_environments_of_a_collector_have_their_own_episodes(tmp_path, collected):
     storage = StoreStorage(tmp_path / "store", capacity=400)
     buffers = pair(storage, 400, kind=TensorDictReplayBuffer)
-    for data in collected():
+    for data in collected:
         for buffer in buffers:
             buffer.extend(data.clone())
         assert_equal(buffers[0][:], buffers[1][:])
