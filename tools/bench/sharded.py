@@ -62,7 +62,7 @@ def started() -> Iterator[None]:
     os.environ.update(SETTINGS)
     try:
         ray.init(
-            include_dashboard=False, num_cpus=1, object_store_memory=200 << 20,
+            "local", include_dashboard=False, num_cpus=1, object_store_memory=200 << 20,
             log_to_driver=False, logging_level="error",
         )  # fmt: skip
         yield
