@@ -135,6 +135,11 @@ def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
     return (ids & ~np.int64(POSITION_MASK)) + (lane * (POSITION_MASK // lanes) + row)
 
 
+def places_of(first: Ints, count: Ints) -> Ints:
+    """Return `first[i]`, `first[i]` + 1, ..., `count[i]` numbers each, one behind the other."""
+    return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+
+
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return 64-bit hashes of numbers, one for each: the finalizer of splitmix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -38,6 +38,7 @@ from diskreplay.format.machine import boot_id
 from diskreplay.format.mapping import Mapping, read_regular
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS
+from diskreplay.ids import places_of
 
 Ints = NDArray[np.int64]
 
@@ -143,7 +144,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
         return crc
     # Of few rows a lane, a call for each would take longer than to put them side by side.
     items = np.asarray(mapping).view(f"V{row_bytes}")
-    at = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+    at = places_of(begin, count)
     step = max(1, _BLOCK_BYTES // row_bytes)
     for some in range(0, len(at), step):
         crc = crc32c(items[at[some : some + step]].tobytes(), crc)

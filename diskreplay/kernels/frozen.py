@@ -5,9 +5,7 @@ that may still grow: the rows of `following`, a column a lane. Sealed lanes neve
 Here are the columns, and the plain twin of what makes the record, which a store uses without numba.
 """
 
-import numpy as np
-
-from diskreplay.ids import Ints
+from diskreplay.ids import Ints, places_of
 from diskreplay.kernels import following
 
 # Of each segment by slot: its lanes, 0 where it is gone; the place of the first of them among all lanes; its first
@@ -41,8 +39,3 @@ def freeze_plain(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: In
     record[LIVE] = record.ctypes.data + 8 * HEAD
     live = record[HEAD:].reshape(following.LANE_ROWS, -1)
     live[:] = rows[:, places_of(growing[:, following.PLACE], growing[:, following.LANES])]
-
-
-def places_of(first: Ints, count: Ints) -> Ints:
-    """Return `first[i]`, `first[i]` + 1, ..., `count[i]` numbers each, one behind the other."""
-    return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())

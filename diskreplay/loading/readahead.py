@@ -1,6 +1,5 @@
 """Reading what a batch needs from disk at once, not page after page as the copying gets there."""
 
-import resource
 from time import perf_counter
 
 import numpy as np
@@ -8,6 +7,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
 from diskreplay.store.reading.chunk_table import WIDE_ROW
+from diskreplay.store.reading.decompression import blocks_read
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Reader
 from diskreplay.views.page_ranges import NO_PAGES, Pages
@@ -69,8 +69,3 @@ class Readahead:
             return False
         self._asks = WARM_BATCHES
         return True
-
-
-def blocks_read() -> int:
-    """Return how many blocks this thread has had read from disk."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock

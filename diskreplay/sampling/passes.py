@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from diskreplay.ids import Ints, mixed
+from diskreplay.ids import Ints, mixed, places_of
 from diskreplay.kernels.runs import NEVER, IdRuns
 from diskreplay.sampling.population import Population, id_blocks
 from diskreplay.sampling.saved_state import columns
@@ -181,7 +181,7 @@ class TimePass(Pass):
         runs = self.runs
         many = -(-runs.count // _PIECE)
         of = np.repeat(np.arange(len(many)), many)
-        at = (np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)) * _PIECE
+        at = places_of(np.zeros_like(many), many) * _PIECE
         pieces = IdRuns(runs.first[of] + at * runs.stride[of], runs.stride[of], np.minimum(runs.count[of] - at, _PIECE))
         begins = population.followed.times(pieces.first)
         order = np.argsort(begins, kind="stable")

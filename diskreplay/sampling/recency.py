@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.ids import POSITION_BITS, Floats, Ints
+from diskreplay.ids import POSITION_BITS, Floats, Ints, places_of
 from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, lane_keys
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.lane_ends import LaneEnds
@@ -369,7 +369,7 @@ def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) 
     parts = np.maximum(1, np.floor(size / _PARTS / steps)).astype(np.int64)
     many = -(-(runs.count - skipped) // parts)
     of = np.repeat(np.arange(len(many)), many)
-    at = skipped[of] + (np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)) * parts[of]
+    at: Ints = skipped[of] + places_of(np.zeros_like(many), many) * parts[of]
     count = np.minimum(parts[of], runs.count[of] - at)
     first = runs.first[of] + at * runs.stride[of]
     order = np.lexsort((first, times(first + (count - 1) // 2 * runs.stride[of])))

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diskreplay.ids import EpisodeTable, locate
-from diskreplay.kernels.frozen import places_of
+from diskreplay.ids import EpisodeTable, locate, places_of
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
 from diskreplay.views.episode_finder import EpisodeTables

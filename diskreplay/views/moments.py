@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Field
-from diskreplay.ids import EpisodeTable
-from diskreplay.kernels.frozen import places_of
+from diskreplay.ids import EpisodeTable, places_of
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.saved_state import state_of

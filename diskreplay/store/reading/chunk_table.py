@@ -30,8 +30,8 @@ from diskreplay.format.packs import PackTables, open_shard
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import Shard
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate
-from diskreplay.kernels.frozen import OWN_FOLDER, places_of
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
+from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece

@@ -40,7 +40,7 @@ def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
     ``on_disk`` are the bytes that all of the field takes there.
     """
     numbers = np.concatenate([numbers for numbers, _ in parts])
-    before, left = _blocks_read(), iter(parts)
+    before, left = blocks_read(), iter(parts)
     _cold.ask(shard, numbers, _BLOCK_BYTES if on_disk <= _MOST_BYTES else PAGESIZE)
     cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     others = min(cores, len(parts), len(numbers) // _LEAST) - 1
@@ -49,7 +49,7 @@ def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
         _decompress_next(shard, left)
     finally:
         errors = [future.exception() for future in waiting if not future.cancel()]  # of those that have begun
-    _cold.note(_blocks_read() != before)
+    _cold.note(blocks_read() != before)
     for error in filter(None, errors):
         raise error
 
@@ -89,7 +89,8 @@ def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)
 
 
-def _blocks_read() -> int:
+def blocks_read() -> int:
+    """Return how many blocks this thread has had read from disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 

@@ -13,7 +13,7 @@ from diskreplay.format.marks import map_trusted
 from diskreplay.format.metadata import identify
 from diskreplay.format.root import Root
 from diskreplay.format.segment import read_segment
-from diskreplay.ids import Ints
+from diskreplay.ids import Ints, places_of
 from diskreplay.kernels import advancing, following as rows, frozen
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
@@ -181,7 +181,7 @@ class LiveLanes:
 
     def _count_open(self) -> int:
         """Count the steps of open episodes: what else changed them has changed the log, or listed the segments."""
-        place = frozen.places_of(self.growing[:, rows.PLACE], self.growing[:, rows.LANES])
+        place = places_of(self.growing[:, rows.PLACE], self.growing[:, rows.LANES])
         start = self._lanes[rows.OPEN_START, place]
         return int((self._lanes[rows.COMMITTED, place] - start)[start >= 0].sum())
 

@@ -15,8 +15,7 @@ from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.mapping import data_ranges, opened, read_into, read_part
 from diskreplay.format.packs import PackTables
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import Ints
-from diskreplay.kernels.frozen import places_of
+from diskreplay.ids import Ints, places_of
 from diskreplay.store.reading.parse_episodes import Gaps
 
 # Of so many flags, holes that take more than so many times as much as what is on the disk are left out.

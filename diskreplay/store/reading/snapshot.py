@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.schema import Schema
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Floats, Ints, locate
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Floats, Ints, locate, places_of
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.runs import Visible, open_episodes
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
@@ -64,7 +64,7 @@ class SegmentTable(NamedTuple):
         head[[frozen.FOLDERS, frozen.FIRST_ROWS]] = folders.ctypes.data, first_rows.ctypes.data
         head[[frozen.GROWING_COUNT, frozen.FOLDER_COUNT]] = len(lines), folders.max(initial=-1) + 1
         head[frozen.FIRST_GROWING] = slot.min(initial=len(lanes))
-        places = frozen.places_of(place, width)
+        places = places_of(place, width)
         return cls(growing=lines, live_base=live_base, live_places=places, head=head, **columns)
 
 
