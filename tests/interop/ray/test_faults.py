@@ -73,13 +73,15 @@ def test_without_any_shard_a_draw_waits_for_one_and_says_why_it_gave_up(
 
 
 def test_updates_of_a_missing_shard_are_counted_as_lost(tmp_path: Path) -> None:
-    with InProcess(make_stores(tmp_path, (20, 20))) as shards, made(shards, dr.Prioritized()) as sampler:
+    late = {"update_age_s": 3600.0}  # a thread sends none of them meanwhile
+    with InProcess(make_stores(tmp_path, (20, 20))) as shards, made(shards, dr.Prioritized(), **late) as sampler:
         ids = sampler.ids()
         shards.handles[1].silent = True
         shards.down.add(1)
         sampler.sample()
         assert sampler.update_priorities(ids, np.ones(40)) == 20
-        sampler.sample()
+        sampler.sample()  # where 0.1 s have passed, a request for the mass takes them along
+        sampler.sample()  # whose answer is taken here
         stats = sampler.stats()
         assert (stats["updates_sent"], stats["updates_lost"]) == (20, 20)
 
