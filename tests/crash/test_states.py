@@ -76,12 +76,28 @@ def check_clean(path: Path, name: str, there: bool) -> None:
     walk_without_warnings(path)
 
 
+def saves(path: Path) -> bool:
+    """Whether a process is, or was, in the middle of a save."""
+    return any(name.startswith("state-") for name in os.listdir(path / "counters"))
+
+
+def stop_inside(child: subprocess.Popen[str], path: Path) -> None:
+    """Stop a process in the middle of a save."""
+    is_inside = False
+    while not is_inside:
+        child.send_signal(signal.SIGCONT)
+        time.sleep(0.001)
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        is_inside = saves(path)
+
+
 def check_rounds(path: Path, rounds: int) -> None:
     dr.create(path, serial_schema()).close()
     root = read_root(path)
     rng = random.Random(0)
     newest, killed_inside = 0, 0
-    for _ in range(rounds):
+    for number in range(rounds):
         with subprocess.Popen(
             [sys.executable, "-c", SAVE, str(path), str(newest + 1)], stdout=subprocess.PIPE, cwd=REPOSITORY, text=True
         ) as child:
@@ -91,9 +107,11 @@ def check_rounds(path: Path, rounds: int) -> None:
                 told = int(child.stdout.readline())
             # The instant of the death is what is tried out, no matter which it is.
             time.sleep(rng.random() * 0.02)
+            if number == rounds - 1 and not killed_inside:  # none was in the middle of a save, by chance
+                stop_inside(child, path)
             child.send_signal(signal.SIGKILL)
             told = max([told, *map(int, child.stdout.read().split("\n")[:-1])])
-        killed_inside += bool([name for name in os.listdir(path / "counters") if name.startswith("state-")])
+        killed_inside += saves(path)
         found = check_whole(read_state(root, "run"))
         assert told <= found <= told + 1
         check_clean(path, "run", True)

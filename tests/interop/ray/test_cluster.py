@@ -219,14 +219,16 @@ def test_training_goes_on_without_a_machine_that_was_killed_and_with_it_again(
     ]
     fields = ("obs", "probability")
     try:
-        with made(store, dr.Prioritized(1.0, 0.0, 1e-9), deadline_s=0.5, fields=fields) as sampler:
+        with made(store, dr.Prioritized(1.0, 0.0, 1e-9), deadline_s=60.0, fields=fields) as sampler:
             ids = sampler.ids()
             ids = ids[ids[:, 0] == killed]
             for error in (10.0, 2.5):  # 10 is the largest so far, which new steps have
                 sampler.update_priorities(ids, np.full(len(ids), error))
                 assert sampler.sampleable > 0
             train(sampler, 20)
+            assert sampler.stats()["updates_lost"] == 0
             wait_until_saved(store, killed, len(ids))
+            sampler._rounds._deadline_s = 0.5
             raylets.kill(store.places[killed][1])
             collectors[killed].kill()  # which were on the machine, too
             train(sampler, 1, until=lambda: killed in sampler.stats()["missing"])

@@ -16,6 +16,7 @@ import diskreplay as dr
 from diskreplay.format.root import read_root
 from diskreplay.store.compaction import background
 from diskreplay.store.compaction.background import BackgroundCompaction
+from diskreplay.store.writing import sealer
 from tests.testing.merged import folders
 from tests.testing.support import append_numbered, serial_schema
 
@@ -27,10 +28,17 @@ MANY = 70
 SERIALS = list(range(5 * MANY))
 
 
+def merge_soon(patch: pytest.MonkeyPatch) -> None:
+    """Have what is written merged at once, and seal all segments together: who merges looks once, and finds enough."""
+    patch.setattr(background, "_FIRST_S", 0.01)
+    patch.setattr(background, "_BETWEEN_S", 0.01)
+    patch.setattr(sealer, "_FULL_BATCH", 1000)
+    patch.setattr(sealer, "_BATCH_WAIT_S", 60.0)
+
+
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_FIRST_S", 0.01)
-    monkeypatch.setattr(background, "_BETWEEN_S", 0.01)
+    merge_soon(monkeypatch)
 
 
 def write(store: dr.Store, episodes: int, first: int = 0) -> None:
@@ -78,7 +86,7 @@ def test_a_store_that_is_closed_in_the_middle_of_a_merge_is_whole(tmp_store: Pat
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
         process = stop_who_merges(store)
-        threading.Timer(0.2, resume, (process,)).start()
+        resume_when_store_closes(store, process)
     assert not is_working()
     assert not exists(process)
     assert not list(tmp_store.glob("counters/next-*"))
@@ -106,6 +114,16 @@ def resume(process: int) -> None:
         os.kill(process, signal.SIGCONT)
 
 
+def resume_when_store_closes(store: dr.Store, process: int) -> None:
+    """Let a process that was stopped go on when it was asked to end."""
+
+    def wait() -> None:
+        if ends(lambda: store._compaction._is_stopped):
+            resume(process)
+
+    threading.Thread(target=wait).start()
+
+
 def exists(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -115,7 +133,7 @@ def exists(process: int) -> bool:
 
 
 def write_and_stay(path: Path, started: "multiprocessing.SimpleQueue[int]") -> None:
-    background._FIRST_S = 0.01
+    merge_soon(pytest.MonkeyPatch())
     with dr.create(path, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
         started.put(stop_who_merges(store))
@@ -172,7 +190,7 @@ def test_merging_stops_where_the_program_does_not_want_the_signal(
         with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
             write(store, MANY)
             process = stop_who_merges(store)
-            threading.Timer(0.2, resume, (process,)).start()
+            resume_when_store_closes(store, process)
         assert not exists(process)
         assert len(folders(tmp_store)) == MANY  # else it went on to the end
     finally:

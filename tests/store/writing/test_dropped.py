@@ -44,7 +44,7 @@ def append_wide(writer, serial, lanes=()):
 @pytest.mark.parametrize("envs", [None, 2])
 def test_dropped_writers_leave_no_descriptor_and_no_segment_that_is_not_sealed(tmp_store, envs):
     schema = serial_schema(obs={f"image{i}": WIDE for i in range(3)})
-    with dr.create(tmp_store, schema, chunk_bytes=4096) as store:
+    with dr.create(tmp_store, schema, chunk_bytes=4096, compaction="manual") as store:
         gc.collect()  # what an earlier test left has descriptors too
         before = open_descriptors()
         for serial in range(300):
