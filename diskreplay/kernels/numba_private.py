@@ -66,7 +66,7 @@ class _NoEngine:
 
 
 class _KnownCalls:
-    """Tells numba the types of calls, and those of each function and types of arguments without a search from then on.
+    """Tells numba the types of calls, as its own typing context does, but searches once for those of the same kind.
 
     numba tries at each `+` whether it is one of arrays, and the like, which takes a tenth of the time of compiling.
     """
