@@ -28,6 +28,7 @@ settings.load_profile(
 )
 
 FAILED = pytest.StashKey[bool]()
+MANY_MODULES = 100
 GRACE_SECONDS = 2.0  # sealing in the background and exiting processes get this long to finish
 
 
@@ -111,10 +112,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in chosen]
 
 
+_left_out: set[str] = set()
+
+
+def leave_out_imported() -> None:
+    """Leave what is imported by now out of searches for cycles: 20 ms each, not 200. Many tests and `no_leaks` search.
+
+    What a test imports late, such as torch and numba, is left out from the next test on.
+    """
+    if len(sys.modules) > len(_left_out) + MANY_MODULES:
+        _left_out.update(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_finish() -> None:
-    """Leave what is imported by now out of the searches for cycles that `no_leaks` makes: 20 ms each, not 200."""
-    gc.collect()
-    gc.freeze()
+    """Begin without what was imported for all tests."""
+    leave_out_imported()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -134,6 +148,7 @@ def no_leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             pytest.fail("the marker leaks needs a reason: @pytest.mark.leaks('why')", pytrace=False)
         yield
         return
+    leave_out_imported()
     folder = str(tmp_path_factory.getbasetemp())
     before = look(folder)
     yield
