@@ -28,7 +28,8 @@ settings.load_profile(
 )
 
 FAILED = pytest.StashKey[bool]()
-MANY_MODULES = 100
+LEFT_OUT = pytest.StashKey[int]()  # how many modules there were when what is imported was left out of searches last
+MANY_MODULES = 100  # more than these since: then it is done again
 GRACE_SECONDS = 2.0  # sealing in the background and exiting processes get this long to finish
 
 
@@ -112,23 +113,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in chosen]
 
 
-_left_out: set[str] = set()
-
-
-def leave_out_imported() -> None:
+def leave_out_imported(config: pytest.Config) -> None:
     """Leave what is imported by now out of searches for cycles: 20 ms each, not 200. Many tests and `no_leaks` search.
 
     What a test imports late, such as torch and numba, is left out from the next test on.
     """
-    if len(sys.modules) > len(_left_out) + MANY_MODULES:
-        _left_out.update(sys.modules)
+    if len(sys.modules) > config.stash.get(LEFT_OUT, 0) + MANY_MODULES:
+        config.stash[LEFT_OUT] = len(sys.modules)
         gc.collect()
         gc.freeze()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin without what was imported for all tests."""
-    leave_out_imported()
+    leave_out_imported(session.config)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -148,7 +146,7 @@ def no_leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             pytest.fail("the marker leaks needs a reason: @pytest.mark.leaks('why')", pytrace=False)
         yield
         return
-    leave_out_imported()
+    leave_out_imported(request.config)
     folder = str(tmp_path_factory.getbasetemp())
     before = look(folder)
     yield
