@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import close_when_collected
@@ -38,9 +37,7 @@ from diskreplay.format.machine import boot_id
 from diskreplay.format.mapping import Mapping, read_regular
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS
-from diskreplay.ids import places_of
-
-Ints = NDArray[np.int64]
+from diskreplay.ids import Ints, places_of
 
 # Bytes of one lane's new rows in a chunk from which on they are worth a call of their own; fewer are put together.
 _LONG = 4096
