@@ -69,6 +69,8 @@ class _KnownCalls:
     """Tells numba the types of calls, as its own typing context does, but searches once for those of the same kind.
 
     numba tries at each `+` whether it is one of arrays, and the like, which takes a tenth of the time of compiling.
+
+    It hands on to that context and is none itself: what numba makes for one, it would make for another again.
     """
 
     _signatures: ClassVar[dict[tuple[NumbaType, tuple[NumbaType, ...]], Signature]] = {}

@@ -86,7 +86,7 @@ def stop_inside(child: subprocess.Popen[str], path: Path) -> None:
     is_inside = False
     while not is_inside:
         child.send_signal(signal.SIGCONT)
-        time.sleep(0.001)
+        time.sleep(0.001)  # it goes on a little: into a save, or out of one
         child.send_signal(signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
         is_inside = saves(path)

@@ -38,7 +38,7 @@ for name in ("nstep", "powers", "gae", "stream"):
             os._exit(0)
         os.waitpid(child, 0)
         forks += 1
-        time.sleep(0.001)
+        time.sleep(0.001)  # else it would fork all the time, and nothing be compiled
 print(cache.folder(), forks)
 """
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
