@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 import diskreplay as dr
 from tests.test_architecture import MODULES, imports_of
 from tests.testing.without import STORE, run_without
-from tools.environments import CORE, TRIED, closure
+from tools.environments import CORE, TRIED, VERSIONS, WITH_EACH, closure
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -256,6 +256,15 @@ def test_every_extra_for_another_library_is_tried_in_an_environment_of_its_own()
     assert all((ROOT / path).exists() for _, *tests in TRIED.values() for path in tests)
     nightly = (ROOT / ".github/workflows/nightly.yml").read_text()
     assert f"tools/extras {' '.join(TRIED)} --whole" in nightly
+
+
+def test_an_extra_is_tried_with_the_lowest_version_that_it_allows_and_in_ci() -> None:
+    assert VERSIONS.keys() == WITH_EACH.keys() <= TRIED.keys()
+    (gymnasium,) = [Requirement(line) for line in EXTRAS["gym"]]
+    lowest, *_, newest = map(Requirement, VERSIONS["gym"])
+    assert str(gymnasium.specifier) == ">=" + str(lowest.specifier).removeprefix("==").removesuffix(".0")
+    assert (gymnasium.name, newest.name, str(newest.specifier)) == ("gymnasium", "gymnasium", "")
+    assert re.search(r'"\$tools/extras" .*\bgym\b', (ROOT / ".ci/run").read_text())
 
 
 def test_what_is_linked_for_an_extra_is_what_it_requires(tmp_path: Path) -> None:

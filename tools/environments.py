@@ -2,6 +2,9 @@
 
 The wheel is built of the sdist, whose tests run. What an extra needs, and nothing else, is linked from the checkout's
 `.venv` where it is there in a version that fits, so that torch is not installed again; pip installs the rest.
+
+Some extras allow versions of a library that differ in what they offer. The checkout's tests of the adapter, and the
+pages that use it, run with those versions, too: in the checkout's `.venv`, the version in a folder before it.
 """
 
 import argparse
@@ -40,6 +43,10 @@ TRIED = {
     "rlds": ("diskreplay.interop.rlds", "tests/interop/test_rlds.py"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
+# Versions of an extra's library, the last of them the newest that there is, and what runs with each.
+VERSIONS = {"gym": ("gymnasium==1.1.0", "gymnasium==1.2.2", "gymnasium==1.3.0", "gymnasium")}
+PAGE = "tests/test_docs.py::test_the_snippets_of_a_page_run_one_after_the_other"
+WITH_EACH = {"gym": ("tests/interop/test_gymnasium.py", f"{PAGE}[README.md]", f"{PAGE}[record.md]")}
 # Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
 WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
@@ -199,6 +206,20 @@ def attempt(extra: str, interpreter: str, wheel: Path, sdist: Path, scratch: Pat
     print(f"{extra}, {version}: installed in {installed:.0f} s, all in {seconds:.0f} s", flush=True)
 
 
+def attempt_version(extra: str, version: str, scratch: Path) -> None:
+    """Run the tests for versions of an extra's library with one of them."""
+    started = perf_counter()
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        # What the library depends on is in the .venv: the version there needs the same.
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
+        run(*pip, "--target", folder, version)
+        (found,) = metadata.distributions(path=[folder])
+        named = f"{found.name} {found.version}"
+        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITH_EACH[extra])
+        run(*command, path=f"{folder}{os.pathsep}{ROOT}")
+    print(f"{extra} with {named}: {perf_counter() - started:.0f} s", flush=True)
+
+
 def main() -> None:
     """Try what the command line names."""
     parser = argparse.ArgumentParser(prog="tools/extras", description=__doc__.splitlines()[0])
@@ -210,6 +231,8 @@ def main() -> None:
         for extra in arguments.names:
             for interpreter in interpreters() if arguments.whole and extra == CORE else [sys.executable]:
                 attempt(extra, interpreter, wheel, sdist, Path(folder), arguments.whole)
+            for version in VERSIONS.get(extra, ()):
+                attempt_version(extra, version, Path(folder))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ with MissingExtra.raised_for("recording an environment", "gym"):
 if TYPE_CHECKING:
     from diskreplay import Store, VectorWriter, Writer
 
+    AnyVectorWrapper = VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    AnyVectorWrapper = VectorWrapper  # no generic class before gymnasium 1.4
+
 __all__ = ["RecordEpisodes", "RecordVectorEpisodes"]
 
 _NOT_RESET = "call reset() before step(): no episode is running, or an error left it in an unknown state"
@@ -165,7 +169,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         return {**self.__dict__, "_writer": None}
 
 
-class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
+class RecordVectorEpisodes(AnyVectorWrapper):
     """Append every step of a vector of environments to a store.
 
     Every autoreset mode is recorded exactly: what the environments would have given one by one. NEXT_STEP, which is
@@ -196,8 +200,8 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is none, such as a path, ``env`` is recorded into it already, or the metadata name an autoreset
-        mode that gymnasium does not know.
+        If ``store`` is none, such as a path, ``env`` is no vector or is recorded into the store already, or the
+        metadata name an autoreset mode that gymnasium does not know.
     """
 
     def __init__(
@@ -208,15 +212,17 @@ class RecordVectorEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
         info_fields: Iterable[str] = (),
         durability: str | float = 5.0,
     ) -> None:
-        super().__init__(env)
+        if not isinstance(env, VectorEnv):
+            raise ValueError(f"env must be a gymnasium.vector.VectorEnv, not {type(env).__name__}: see RecordEpisodes")
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._values = StepValues(store, info_fields, (env.num_envs,))
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
-        self._writer: VectorWriter | None = None
-        self._open_writer()
+        self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
+        # Last: before gymnasium 1.3, a wrapper that is dropped closes its environments, and one that failed is dropped.
+        super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:
         """Set extra fields of the next step, and of that one only; all have a leading axis of num_envs.

@@ -1,5 +1,6 @@
 """The wrappers store exactly the episodes that a plain loop over single environments sees."""
 
+import gc
 import pickle
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -689,6 +690,20 @@ def test_plain_observations_and_actions_of_a_vector(plain):
         assert [episode.obs.tolist() for episode in store.episodes] == [[-2, -1, 0, 1]] * 2
         assert sorted(episode.reward.tolist() for episode in store.episodes) == [[1, 1, 1], [2, 2, 2]]
         assert all(episode.terminated for episode in store.episodes)
+
+
+def test_what_is_no_vector_is_refused_by_name(plain):
+    with pytest.raises(ValueError, match=r"^env must be a gymnasium\.vector\.VectorEnv, not Toy: see RecordEpisodes$"):
+        dr.RecordVectorEpisodes(Toy(), plain())
+
+
+def test_environments_whose_recording_was_refused_stay_open():
+    envs = sync()
+    for store in ("a/path", None):
+        with pytest.raises(ValueError, match="^store must be a Store"):
+            dr.RecordVectorEpisodes(envs, store)
+    gc.collect()
+    assert not envs.closed
 
 
 @pytest.mark.parametrize("store", ["a/path", None, dr.Store])
