@@ -46,7 +46,12 @@ TRIED = {
 # Versions of an extra's library, the last of them the newest that there is, and what runs with each.
 VERSIONS = {"gym": ("gymnasium==1.1.0", "gymnasium==1.2.2", "gymnasium==1.3.0", "gymnasium")}
 PAGE = "tests/test_docs.py::test_the_snippets_of_a_page_run_one_after_the_other"
-WITH_EACH = {"gym": ("tests/interop/test_gymnasium.py", f"{PAGE}[README.md]", f"{PAGE}[record.md]")}
+WITH_EACH = {
+    "gym": (
+        *("tests/interop/test_gymnasium.py", "tests/interop/exchange/test_spaces.py", "tests/format/test_schema.py"),
+        *(f"{PAGE}[README.md]", f"{PAGE}[record.md]"),
+    )
+}
 # Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
 WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow

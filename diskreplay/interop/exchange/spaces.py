@@ -33,7 +33,10 @@ def space_of(tree: Any) -> "Space[Any]":
     said: Mapping[str, Any] = tree.space or {}
     kind = said.get("type")
     if kind == "Discrete" and not tree.shape:
-        return spaces.Discrete(said["n"], start=said["start"], dtype=tree.dtype.type)
+        try:
+            return spaces.Discrete(said["n"], start=said["start"], dtype=tree.dtype.type)
+        except TypeError:  # gymnasium before 1.2.2: it is int64
+            return spaces.Discrete(said["n"], start=said["start"])
     if kind == "MultiDiscrete":
         nvec, start = np.asarray(said["nvec"]), np.broadcast_to(said["start"], tree.shape)
         return spaces.MultiDiscrete(nvec, dtype=tree.dtype.type, start=start)
