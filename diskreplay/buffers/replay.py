@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from diskreplay.buffers.backing import Backed, seed_argument
-from diskreplay.buffers.values import Given, checked, plain, renamed
+from diskreplay.buffers.values import Given, checked, flags_of, plain, renamed
 from diskreplay.errors import NotEnoughData, StoreNotFound
 from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.loading.sampler import Sampler
@@ -21,7 +21,6 @@ from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.saved_state import state_of
 from diskreplay.sampling.schedule import Linear, Schedule
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writing.casting import as_flag, as_flags
 from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.views.base import Starts
 from diskreplay.views.transitions import Transitions
@@ -243,7 +242,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             The step. `next_obs` is what the action led to, the final observation of an episode that ended and not that
             of the reset behind it; it may be None where it is done.
         done : bool
-            Whether the step terminated its episode: nothing is bootstrapped behind it.
+            Whether the step terminated its episode: nothing is bootstrapped behind it. A number is 0 or 1.
         truncated : bool
             Whether the episode ended otherwise, by a time limit for example: `next_obs` is bootstrapped.
         mask : (num_envs,) bool, optional
@@ -257,8 +256,9 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             `next_obs` is None where a step is not done.
         """
         self._check_open()
-        flags = self._flags(done, "done"), self._flags(truncated, "truncated")
         mask = None if mask is None else self._flags(mask, "mask")
+        lanes = None if mask is None else np.flatnonzero(mask)
+        flags = self._flags(done, "done", lanes, reward), self._flags(truncated, "truncated", lanes, reward)
         if next_obs is None and not (flags[0] if mask is None else flags[0] | ~mask).all():
             raise ValueError("next_obs may be None only where done is true: there is nothing to bootstrap from")
         if mask is not None and not mask.any():
@@ -275,12 +275,13 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             writer = self._writer_of(schema, self._num_envs)
             writer.append(obs, action, reward, *flags, next_obs=next_obs, mask=mask)
 
-    def _flags(self, value: Any, name: str) -> NDArray[np.bool_]:
-        """Return the truth values of all environments, (num_envs,)."""
-        if self._num_envs == 1:
-            return np.array([as_flag(value, name)])
-        flags = plain(value)
-        return as_flags(flags.reshape(-1) if flags.ndim else np.repeat(flags, self._num_envs), name, self._num_envs)
+    def _flags(
+        self, value: Any, name: str, lanes: NDArray[np.int64] | None = None, reward: Any = None
+    ) -> NDArray[np.bool_]:
+        """Return the truth values of all environments, (num_envs,); one stands for all."""
+        if self._num_envs > 1 and plain(value).ndim == 0:
+            value = np.repeat(plain(value), self._num_envs)
+        return flags_of(value, name, self._num_envs, lanes, reward)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.buffers.backing import Backed
 from diskreplay.buffers.rollout_reading import RolloutReading
-from diskreplay.buffers.values import Given, checked, fitted, plain, renamed, rows_of
+from diskreplay.buffers.values import Given, checked, fitted, flags_of, plain, renamed, rows_of
 from diskreplay.errors import (
     BufferFull,
     InvalidIndex,
@@ -26,7 +26,6 @@ from diskreplay.format.spaces import Field
 from diskreplay.loading.batch import Batch, map_tree, sequences_of, torch_values
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writing.casting import as_flags
 from diskreplay.views.rollouts import advantages, evaluated
 
 # The store keeps so many rollouts. A rollout may lie in the newest three segments, of which the first two have at most
@@ -150,7 +149,7 @@ class RolloutBuffer(Backed):
             The step.
         dones : (num_envs,)
             Whether the step terminated each environment's episode: nothing is bootstrapped behind it. Without
-            `truncated`, give whether it ended in any way.
+            `truncated`, give whether it ended in any way. Numbers are 0 or 1.
         values, log_probs : (num_envs,) or (num_envs, 1)
             The critic's value of the observation, and the logarithm of the action's probability.
         privileged_observations : (num_envs, num_privileged_obs) or None
@@ -213,16 +212,16 @@ class RolloutBuffer(Backed):
             raise BufferFull(f"the rollout buffer has all its {len(self)} steps: clear() it before the next")
         schema = self._schema(obs, action, self._num_envs, reward)
         lanes = (self._num_envs,)
+        ended = flags_of(done, "dones", self._num_envs, reward=reward)
+        cut = np.zeros(lanes, np.bool_)
+        if truncated is not None:
+            cut = flags_of(truncated, "truncated", self._num_envs, reward=reward)
         # All is cast before anything changes: what does not fit is refused here.
         obs, action, extra = (
             checked(schema, part, value, lanes) for part, value in (("obs", obs), ("action", action), ("extra", extra))
         )
         reward = fitted(schema.reward, reward, lanes)
         schema.reward.cast(reward, "reward", lanes)
-        ended = as_flags(plain(done).reshape(-1), "dones", self._num_envs)
-        cut = np.zeros(lanes, np.bool_)
-        if truncated is not None:
-            cut = as_flags(plain(truncated).reshape(-1), "truncated", self._num_envs)
         if next_obs is not None:
             next_obs = checked(schema, "obs", next_obs, lanes)
         values = {"obs": obs, "action": action, "reward": reward, "terminated": ended, "truncated": cut, **extra}

@@ -12,6 +12,7 @@ from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.batch import Batch, map_tree
+from diskreplay.store.writing.casting import as_flag, as_flags
 
 Tree = Any  # values nested in dicts and tuples, as a schema's fields are
 
@@ -79,6 +80,26 @@ def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> 
             field = batch[name].float() if name == "terminated" else batch[name]
             shown[names.get(name, name)] = field if name == "index" else map_tree(column, field)
     return shown
+
+
+def flags_of(
+    value: Any, name: str, num_envs: int, chosen: NDArray[np.int64] | None = None, reward: Any = None
+) -> NDArray[np.bool_]:
+    """Return the truth values of all environments, (num_envs,): 0.0 and 1.0 will do, as other buffers keep them.
+
+    Those of environments that are not ``chosen`` do not matter. SchemaError where they are none, or not so many.
+    """
+    if type(value) is bool and num_envs == 1:
+        return np.array([value])
+    array = plain(value)
+    if num_envs == 1:
+        if array.size > 1:
+            raise SchemaError(
+                f"{name} has {array.size} values, and this buffer is for one environment: for a vector, make it with "
+                f"num_envs={array.size}"
+            )
+        return np.array([as_flag(value, name, reward, floats=True)])
+    return as_flags(array.reshape(-1), name, num_envs, chosen, reward, floats=True)
 
 
 def rows_of(schema: Schema, obs: Any, lanes: NDArray[np.bool_]) -> Any:

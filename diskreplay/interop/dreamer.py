@@ -26,6 +26,7 @@ from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -255,7 +256,9 @@ class _Replay:
             else:
                 steps[path] = rows[key][1:]
         steps[REWARD] = steps[REWARD].reshape(count - 1)
-        terminal = rows[_TERMINAL][-1] if _TERMINAL in rows else rows.get(_DISCOUNT, np.ones(1))[-1] == 0
+        terminal = rows.get(_DISCOUNT, np.ones(1))[-1] == 0
+        if _TERMINAL in rows:
+            terminal = as_flags(rows[_TERMINAL], f"{where}: {_TERMINAL}", FormatError)[-1]
         # A file of DreamerV1 and V2 is an episode that was done, also by a time limit that set no flag.
         is_last = rows[_LAST][-1] if self._takes_actions and _LAST in rows else True
         return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))

@@ -143,8 +143,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
                 values.nest("obs", self._obs),
                 values.nest("action", action),
                 reward,
-                bool(terminated),
-                bool(truncated),
+                terminated,
+                truncated,
                 next_obs=values.nest("obs", next_obs),
                 episode=episode or None,
                 **extra,
@@ -301,8 +301,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     ) -> None:
         assert self._obs is not None
         obs, reward, terminated, truncated, info = result
-        terminated, truncated = as_numpy(terminated).astype(bool), as_numpy(truncated).astype(bool)
-        ended = terminated | truncated
+        terminated, truncated = as_numpy(terminated), as_numpy(truncated)
+        ended = terminated.astype(bool) | truncated.astype(bool)  # where they are none, the writer refuses them
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
         if live.any():

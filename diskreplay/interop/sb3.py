@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.step_values import as_flags
 
 with dr.MissingExtra.raised_for("a buffer of Stable-Baselines3", "sb3"):
     import torch
@@ -315,7 +316,7 @@ class DiskReplayBuffer(ReplayBuffer):
                 self._add_to_lanes(writer, obs, next_obs, action, reward, done, infos)
             else:
                 # A lone environment's writer takes a tenth of the time.
-                ends, now, then = bool(done[0]), self._first(obs), self._first(next_obs)
+                ends, now, then = bool(as_flags(done, "done")[0]), self._first(obs), self._first(next_obs)
                 cuts = self.handle_timeout_termination and bool(infos[0].get("TimeLimit.truncated", False))
                 writer.append(now, action[0], reward[0], ends and not cuts, ends and cuts, then)
                 self._ids[pos, 0], self.rewards[pos, 0] = writer.last_id, reward[0]
@@ -339,7 +340,7 @@ class DiskReplayBuffer(ReplayBuffer):
         done: Array,
         infos: list[dict[str, Any]],
     ) -> None:
-        ended, timeouts = np.asarray(done, np.bool_), self._no_timeouts
+        ended, timeouts = as_flags(done, "done"), self._no_timeouts
         if self.handle_timeout_termination:
             timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.bool_)
         cuts = ended & timeouts

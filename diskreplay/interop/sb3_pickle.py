@@ -25,6 +25,7 @@ from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order
 from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 from diskreplay.interop.exchange.spaces import space_of
+from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -223,10 +224,10 @@ class _Buffer:
         return self._attributes[name]
 
     def _read_steps(self) -> None:
-        dones = array(self._get("dones"), "dones") != 0
+        dones = as_flags(array(self._get("dones"), "dones"), "dones", FormatError)
         timeouts = np.zeros_like(dones)  # which old versions do not have
         if "timeouts" in self._attributes:
-            timeouts = array(self._attributes["timeouts"], "timeouts") != 0
+            timeouts = as_flags(array(self._attributes["timeouts"], "timeouts"), "timeouts", FormatError)
         rows, shares_obs = len(dones), bool(self._attributes.get("optimize_memory_usage"))
         pos, is_full = int(self._get("pos")), bool(self._get("full"))
         if not 0 <= pos < rows or dones.ndim != 2 or timeouts.shape != dones.shape:

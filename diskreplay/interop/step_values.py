@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay import SchemaError, Store
+from diskreplay import ReplayError, SchemaError, Store
 
 Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to read in it
 
@@ -144,6 +144,20 @@ class StepValues:
 def as_numpy(value: Any) -> np.ndarray:
     """Turn an array or tensor of a vector environment into numpy's."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
+    """Return truth values as bools: numbers, of files and of other libraries' buffers, are 0 or 1, floats, too.
+
+    What is refused raises that error.
+    """
+    flags = as_numpy(value)
+    if flags.dtype.kind != "b":
+        if flags.dtype.kind not in "iuf":
+            raise refused(f"{name} is one truth value a step, a bool or 0 or 1, not {flags.dtype}")
+        if (wrong := flags[(flags != 0) & (flags != 1)]).size:
+            raise refused(f"{name} is one truth value a step, a bool or 0 or 1, not {wrong[0]}")
+    return flags.astype(bool, copy=False)
 
 
 def _value(tree: Any, info: Any, key: str, path: str) -> Any:

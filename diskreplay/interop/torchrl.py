@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay import MissingExtra
 from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.step_values import as_flags
 from diskreplay.interop.trajectory_writers import TrajectoryWriters
 
 with MissingExtra.raised_for("a storage of TorchRL", "torchrl"):
@@ -412,7 +413,7 @@ def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
 def _ends(items: TensorDictBase) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which items terminate their episodes, and which truncate them; "done" alone means terminated."""
     keys = {name: ("next", name) for name in FLAGS if ("next", name) in items.keys(True)}
-    flags = {name: _column(items, key).astype(np.bool_) for name, key in keys.items()}
+    flags = {name: as_flags(_column(items, key), name) for name, key in keys.items()}
     if not flags:
         raise dr.SchemaError("an item has no tensor ('next', 'done'), which says whether its episode ends")
     done = flags.get("done", np.zeros(len(items), np.bool_))

@@ -25,6 +25,7 @@ from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order
 from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side, replace_file
+from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -204,7 +205,8 @@ class _Transitions:
                     f"{self._folder}: {_NEXT!r} has {name} of shape {leaf.shape[2:]} a row, so that rows are not the "
                     "steps of one agent; store them so that each is one step"
                 )
-        flags = {name: leaf.reshape(rows, lanes) != 0 for name, leaf in found.items()}
+        what = f"{self._folder}: {_NEXT}/"
+        flags = {n: as_flags(leaf, what + n, FormatError).reshape(rows, lanes) for n, leaf in found.items()}
         done = flags.get(_DONE, np.zeros((rows, lanes), np.bool_))
         truncated = flags.get(_TRUNCATED, done & ~flags[_TERMINATED] if _TERMINATED in flags else done & False)
         return {_TERMINATED: flags.get(_TERMINATED, done & ~truncated), _TRUNCATED: truncated}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from diskreplay.format.schema import TupleRecord
 from diskreplay.sampling.number_arguments import fraction, int_argument
 from diskreplay.store.reading.episodes import Episode
+from diskreplay.store.writing.casting import as_flag
 
 
 class _Values(NamedTuple):
@@ -71,7 +72,7 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
     Raises
     ------
     ValueError
-        `n_step` or `gamma` is out of range, or a step has not four or five values.
+        `n_step` or `gamma` is out of range, a step has not four or five values, or `done` is no truth value.
     """
     n_step, gamma = int_argument("n_step", n_step), fraction("gamma", gamma)
     steps = _of_episode(episode_or_iterable) if isinstance(episode_or_iterable, Episode) else episode_or_iterable
@@ -115,7 +116,8 @@ def _checked(steps: Iterable[Any]) -> Iterator[_Step]:
                 f"a step is (obs, action, reward, done) or these and next_obs; one of {len(values)} values came"
             )
         obs, action, reward, done = values[:4]
-        yield _Step(obs, action, float(reward), bool(done), values[4] if len(values) == 5 else None)
+        ends = as_flag(done, "done", reward, floats=True)
+        yield _Step(obs, action, float(reward), ends, values[4] if len(values) == 5 else None)
 
 
 def _of_episode(episode: Episode) -> Iterator[tuple[Any, ...]]:

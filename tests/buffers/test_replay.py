@@ -302,7 +302,14 @@ def test_a_tuple_is_an_array_where_its_shape_is_given() -> None:
         ({"reward": [1.0, 2.0]}, "reward: got float64 of shape (2,), needs float32 of shape ()"),
         ({"next_obs": np.zeros((2, 3))}, "obs: got float64 of shape (2, 3), needs float32 of shape (3,)"),
         ({"next_obs": None}, "next_obs may be None only where done is true"),
-        ({"done": [True, False]}, "done is one truth value a step"),
+        (
+            {"done": [True, False]},
+            "done has 2 values, and this buffer is for one environment: for a vector, make it with num_envs=2",
+        ),
+        ({"done": -3.7}, "done is one truth value a step, a bool or 0 or 1; got reward="),
+        ({"done": 0.5}, "and done=0.5"),
+        ({"done": np.nan}, "and done=nan"),
+        ({"truncated": torch.tensor(2.0)}, "and truncated=tensor(2.)"),
         ({"truncated": "no"}, "truncated is one truth value a step"),
     ],
 )
@@ -316,6 +323,14 @@ def test_a_step_that_does_not_fit_changes_nothing(change: dict[str, Any], messag
         buffer.push(second)
         assert len(buffer) == 2
         assert buffer.store.num_episodes == 1
+
+
+@pytest.mark.parametrize("done", [1.0, np.float32(1), [1.0], np.ones((1, 1)), torch.ones(1), torch.tensor(True)], ids=repr)
+def test_done_may_be_a_float_of_1_or_0(done: Any) -> None:
+    with dr.ReplayBuffer(10) as buffer:
+        for (obs, action, reward, next_obs, _), ends in zip(stream(2), (done, 0.0), strict=True):
+            buffer.add(obs, action, reward, next_obs, ends, truncated=0.0)
+        assert [step.done for step in buffer] == [True, False]
 
 
 def test_a_first_step_that_does_not_fit_makes_no_store() -> None:

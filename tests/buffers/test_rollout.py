@@ -221,6 +221,8 @@ def test_discrete_actions_and_columns_of_scalars() -> None:
         ({"actions": np.zeros((2, 2))}, "action: got float64 of shape (2, 2), needs int64 of shape (2, 2)"),
         ({"rewards": np.zeros(3)}, "reward: got float64 of shape (3,), needs float32 of shape (2,)"),
         ({"dones": np.zeros(3)}, "dones needs shape (2,), one truth value a lane"),
+        ({"dones": np.array([0.5, 0])}, "one truth value a lane, bools or 0 and 1; got float64 (2,), reward="),
+        ({"truncated": torch.tensor([0, 2])}, "and truncated=array([0, 2])"),
         ({"values": np.zeros((2, 2))}, "extra/value: got float64 of shape (2, 2), needs float32 of shape (2,)"),
         ({"log_probs": None}, "extra/log_prob: got object of shape ()"),
         ({"privileged_observations": np.zeros((2, 1))}, "privileged_observations must be None"),
@@ -235,6 +237,17 @@ def test_a_step_that_does_not_fit_changes_nothing(change: dict[str, Any], messag
             buffer.add(**step)
         filler.add()
         assert torch.equal(buffer.observations, filler.expected()["observations"])
+
+
+def test_a_vector_in_a_buffer_of_one_environment_is_told_of_num_envs() -> None:
+    message = "^dones has 3 values, and this buffer is for one environment: for a vector, make it with num_envs=3$"
+    zeros = np.zeros(3)
+    with dr.RolloutBuffer(num_steps=4) as buffer:
+        with pytest.raises(dr.SchemaError, match=message):
+            buffer.add(np.zeros((3, 2)), zeros, zeros, zeros, zeros, zeros)
+        with pytest.raises(dr.SchemaError, match=message):
+            buffer.push(dr.Experience(np.zeros((3, 2)), zeros, zeros, np.zeros((3, 2)), zeros > 0))
+        assert buffer.store is None
 
 
 def test_privileged_observations_must_come_where_they_are_announced() -> None:

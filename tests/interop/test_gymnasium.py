@@ -706,6 +706,40 @@ def test_environments_whose_recording_was_refused_stay_open():
     assert not envs.closed
 
 
+@pytest.mark.parametrize("flag", [-3.7, 0.5, np.nan, 2], ids=repr)
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_reward_in_place_of_a_flag_is_refused_and_ends_the_episode_before_it(plain, place, flag):
+    class Swapped(Toy):
+        def step(self, action):
+            result = list(super().step(action))
+            if self.t == 2:
+                result[1:4] = [1.0, False, False]
+                result[place] = flag
+            return tuple(result)
+
+    class SwappedVector(SyncVectorEnv):
+        def step(self, actions):
+            result = list(super().step(actions))
+            if self.envs[0].t == 2:
+                result[place] = np.full(LANES, flag)
+            return tuple(result)
+
+    store = plain()
+    envs = SwappedVector([Toy] * LANES)
+    for env in (dr.RecordEpisodes(Swapped(), store), dr.RecordVectorEpisodes(envs, store)):
+        obs, _ = env.reset(seed=43)
+        obs, *_ = env.step(policy(obs))
+        if place == 1:
+            env.step(policy(obs))
+        else:
+            name = ("terminated", "truncated")[place - 2]
+            with pytest.raises(dr.SchemaError, match=rf"^{name} .*reward=.* and {name}=.*{flag}"):
+                env.step(policy(obs))
+        env.close()
+    store.refresh()
+    assert {len(episode) for episode in store.episodes if episode.obs["x"][0, 0] == 43} == {2 if place == 1 else 1}
+
+
 @pytest.mark.parametrize("store", ["a/path", None, dr.Store])
 def test_what_is_no_store_is_refused_by_name(store: Any) -> None:
     with pytest.raises(ValueError, match=r"^store must be a Store, .*, not "):

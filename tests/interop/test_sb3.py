@@ -358,6 +358,17 @@ def test_a_store_in_place_of_a_path_is_opened_by_its_path(made, tmp_path):
         assert store.refresh() == 1
 
 
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_done_is_a_bool_or_0_or_1(made, n_envs):
+    buffer, stream = made(DiskReplayBuffer, 100, *SPACES_OF_BOX, n_envs=n_envs), Stream(*SPACES_OF_BOX, n_envs)
+    *before, _, infos = stream.step()
+    for wrong in (0.5, 2, np.nan):
+        with pytest.raises(dr.SchemaError, match=f"^done is one truth value a step, a bool or 0 or 1, not {wrong}$"):
+            buffer.add(*before, np.full(n_envs, wrong), infos)
+    buffer.add(*before, np.ones(n_envs, np.float32), infos)
+    assert (buffer.size(), buffer.dones[0].tolist()) == (1, [1] * n_envs)
+
+
 @pytest.mark.parametrize("kind", [DiskReplayBuffer, DiskDictReplayBuffer])
 def test_a_closed_buffer_names_itself(made, kind):
     space = SPACES["dict" if kind is DiskDictReplayBuffer else "box"]

@@ -393,7 +393,11 @@ def test_what_is_no_buffer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.FormatError, match="buffer.pkl has no steps: it names a store of this package"):
         import_dataset(tmp_path / "buffer.pkl", tmp_path / "store")
     buffer = filled("vectors", 7)
-    buffer.rewards = buffer.rewards[:3]
+    buffer.dones[2] = 0.5
+    save_to_pkl(tmp_path / "buffer.pkl", buffer)
+    with pytest.raises(dr.FormatError, match="dones is one truth value a step, a bool or 0 or 1, not 0.5$"):
+        import_dataset(tmp_path / "buffer.pkl", tmp_path / "store")
+    buffer.dones[2], buffer.rewards = 0, buffer.rewards[:3]
     save_to_pkl(tmp_path / "buffer.pkl", buffer)
     with pytest.raises(dr.FormatError, match="the reward has the shape \\(3, 1\\) and dones have \\(12, 1\\)$"):
         import_dataset(tmp_path / "buffer.pkl", tmp_path / "store")

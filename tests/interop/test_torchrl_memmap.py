@@ -264,6 +264,9 @@ def test_what_are_no_transitions_of_one_agent_is_refused(tmp_path: Path) -> None
     write(tmp_path / "agents", leaves | {"next/reward": np.zeros((4, 3, 1))})
     with pytest.raises(dr.FormatError, match="'next' has reward of shape \\(3, 1\\) a row, so that rows are not the"):
         import_dataset(tmp_path / "agents", tmp_path / "store")
+    write(tmp_path / "halves", leaves | {"next/done": np.full((4, 1), 0.5)})
+    with pytest.raises(dr.FormatError, match="halves: next/done is one truth value a step, a bool or 0 or 1, not 0.5$"):
+        import_dataset(tmp_path / "halves", tmp_path / "store")
     write(tmp_path / "passive", {key: rows for key, rows in leaves.items() if key != "action"})
     with pytest.raises(dr.FormatError, match="passive has no action; it has "):
         import_dataset(tmp_path / "passive", tmp_path / "store")

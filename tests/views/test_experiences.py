@@ -185,6 +185,18 @@ def test_a_step_of_other_values_is_refused() -> None:
         list(nstep_experiences([(0, 0, 0.0)], 1, 1.0))
 
 
+@pytest.mark.parametrize("done", [0.5, 2, np.nan, -3.7, "yes", None], ids=repr)
+def test_a_step_whose_done_is_no_truth_value_is_refused(done: Any) -> None:
+    said = re.escape(f"got reward=1.0 and done={done!r}")
+    with pytest.raises(ValueError, match=f"^done is one truth value a step, a bool or 0 or 1; {said}$"):
+        list(nstep_experiences([(0, 0, 1.0, done)], 1, 1.0))
+
+
+@pytest.mark.parametrize("done", [True, 1, 1.0, np.float32(1), np.ones(1)], ids=repr)
+def test_done_may_be_a_float_of_1_or_0(done: Any) -> None:
+    assert [step.done for step in nstep_experiences([(0, 0, 1.0, 0.0), (1, 0, 1.0, done)], 1, 1.0)] == [False, True]
+
+
 SCHEMA = dr.Schema(obs={"a": dr.Field((2,), "float64")}, action=(dr.Field((), "int64"), dr.Field((1,), "float32")))
 
 

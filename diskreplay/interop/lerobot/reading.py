@@ -36,6 +36,7 @@ from diskreplay.interop.lerobot.features import (
 )
 from diskreplay.interop.lerobot.metadata import Metadata, open_table, read_schema, read_table, unreadable
 from diskreplay.interop.lerobot.video import VideoReader
+from diskreplay.interop.step_values import as_flags
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
@@ -221,7 +222,7 @@ class _Scan:
                 self._keep(name)
         last = np.cumsum(piece.lengths) - 1
         for name in self._flags:
-            flags = _numbers(table, name).reshape(len(numbers)) != 0
+            flags = as_flags(_numbers(table, name), f"{piece.path}: {name}", FormatError).reshape(len(numbers))
             if np.count_nonzero(flags) != np.count_nonzero(flags[last]):
                 self._keep(name)
             self._last[name].append(flags[last])

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, Schema, SchemaError
+from diskreplay import Field, FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
 from diskreplay.interop.minari.arrow_files import ENDS, INFOS, Raw
 from diskreplay.interop.minari.reading import METADATA
 from diskreplay.interop.minari.spaces import AnySpace, without_texts
 from diskreplay.interop.minari.values import flat, from_json, nest, to_json
+from diskreplay.interop.step_values import as_flags
 
 __all__ = ["Layout", "derive"]
 
@@ -63,10 +64,11 @@ class Layout:
         self._seed(metadata, fields, notes)
         if metadata:
             notes[METADATA] = to_json(metadata, METADATA)
-        for name in ENDS:
-            if (inner := np.flatnonzero(raw[name][:-1])).size:
+        ends = {name: as_flags(raw[name], name, FormatError) for name in ENDS}
+        for name, flags in ends.items():
+            if (inner := np.flatnonzero(flags[:-1])).size:
                 notes[name] = inner.tolist()
-        terminated, truncated = (bool(count and raw[name][-1]) for name in ENDS)
+        terminated, truncated = (bool(count and ends[name][-1]) for name in ENDS)
         return EpisodeData(steps, terminated, truncated, fields, notes={NOTE: notes} if notes else None)
 
     def _texts(self, observations: Any) -> tuple[Any, dict[str, Json]]:

@@ -168,7 +168,8 @@ class BaseWriter:
         extra: dict[str, Any],
     ) -> None:
         """Check, cast and append a whole episode to a lane."""
-        terminated, truncated = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+        terminated = as_flag(terminated, "terminated", reward)
+        truncated = as_flag(truncated, "truncated", reward)
         steps = length(reward, "reward")
         if steps < 1:
             raise SchemaError("an episode has at least one step; this one has none")

@@ -141,26 +141,51 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None), may_lack: 
     return np.where(np.isnan(priorities), 0.0, np.maximum(priorities, layout.LEAST_PRIORITY))
 
 
-def as_flag(value: Any, name: str) -> bool:
-    """Return a bool from a truth value: a bool or a number of any library, alone or in an array of one."""
+def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
+    """Return a bool from a truth value: a bool, or 0 or 1 of any library's integers, alone or in an array of one.
+
+    With ``floats`` also 0.0 or 1.0. SchemaError where it is none; the message shows the reward, too, since the two
+    are swapped easily.
+    """
     if type(value) is bool:
         return value
     if type(value) is np.bool_:
         return bool(value)
     array = _plain(value)
-    if array.size != 1 or array.dtype.kind not in "biuf":
-        raise SchemaError(f"{name} is one truth value a step, not {value!r:.80}")
+    if array.size != 1 or not _are_flags(array, floats):
+        raise SchemaError(f"{name} is one truth value a step, a bool or 0 or 1; got {_shown(name, value, reward)}")
     return bool(array.item())
 
 
-def as_flags(value: Any, name: str, count: int) -> NDArray[np.bool_]:
-    """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine."""
+def as_flags(
+    value: Any,
+    name: str,
+    count: int,
+    chosen: NDArray[np.int64] | None = None,
+    reward: Any = None,
+    floats: bool = False,
+) -> NDArray[np.bool_]:
+    """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine.
+
+    The values of lanes that are not ``chosen`` do not matter. SchemaError and all else as of `as_flag`.
+    """
     if type(value) is np.ndarray and value.dtype is _BOOL and value.shape == (count,):
         return value
     flags = _plain(value)
-    if flags.shape != (count,) or flags.dtype.kind not in "biuf":
-        raise SchemaError(f"{name} needs shape ({count},), one truth value a lane; got {flags.dtype} {flags.shape}")
+    if flags.shape != (count,) or not _are_flags(flags if chosen is None else flags[chosen], floats):
+        given = f"{flags.dtype} {flags.shape}, {_shown(name, value, reward)}"
+        raise SchemaError(f"{name} needs shape ({count},), one truth value a lane, bools or 0 and 1; got {given}")
     return flags.astype(np.bool_)
+
+
+def _are_flags(array: NDArray[Any], floats: bool) -> bool:
+    kind = array.dtype.kind
+    return kind == "b" or (kind in ("iuf" if floats else "iu") and not ((array != 0) & (array != 1)).any())
+
+
+def _shown(name: str, value: Any, reward: Any) -> str:
+    given = {name: value} if reward is None else {"reward": reward, name: value}
+    return " and ".join(f"{key}={' '.join(repr(one).split()):.80}" for key, one in given.items())
 
 
 def length(value: Any, name: str) -> int:
@@ -172,4 +197,7 @@ def length(value: Any, name: str) -> int:
 
 
 def _plain(value: Any) -> NDArray[Any]:
-    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    try:
+        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError):  # no numbers, or of a dtype that numpy lacks: no truth value of any kind
+        return np.array(None)

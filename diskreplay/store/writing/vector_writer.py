@@ -55,7 +55,7 @@ class VectorWriter(BaseWriter):
         obs, action, reward, next_obs, **extra
             As in `Writer.append`. ``next_obs`` holds the true next observations: an ended lane's is its final one.
         terminated, truncated : (num_envs,) bool
-            How the step ended each lane's episode, if it did.
+            How the step ended each lane's episode, if it did; 0 and 1 will do, other numbers are refused.
         mask : (num_envs,) bool, optional
             Lanes where it is False are passed over; what the arrays hold for them does not matter.
         episode : dict, optional
@@ -76,9 +76,12 @@ class VectorWriter(BaseWriter):
             The writer is closed.
         """
         count = self.num_envs
-        ends = as_flags(terminated, "terminated", count)
-        cuts = np.zeros(count, np.bool_) if truncated is None else as_flags(truncated, "truncated", count)
         lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
+        ends = as_flags(terminated, "terminated", count, lanes, reward)
+        if truncated is None:
+            cuts = np.zeros(count, np.bool_)
+        else:
+            cuts = as_flags(truncated, "truncated", count, lanes, reward)
         values = self._cast("obs", obs, (count,), lanes) + self._cast_rest(action, reward, extra, (count,), lanes)
         next_values = None if next_obs is None else self._cast("obs", next_obs, (count,), lanes)
         finals = self._cast_episodes(episode)

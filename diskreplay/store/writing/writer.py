@@ -60,7 +60,7 @@ class Writer(BaseWriter):
         obs, action, reward
             Of this step, as the schema says.
         terminated, truncated : bool
-            How the step ended the episode, if it did.
+            How the step ended the episode, if it did; 0 and 1 will do, other numbers are refused.
         next_obs : optional
             The observation the step led to, the final one where it ended the episode. With it the step can be sampled
             at once. The next ``obs`` must be the same bytes; where it is not, the episode is cut there, with a warning.
@@ -92,9 +92,9 @@ class Writer(BaseWriter):
             raise self._refusal() from None
         try:
             if terminated is not False:
-                terminated = as_flag(terminated, "terminated")
+                terminated = as_flag(terminated, "terminated", reward)
             if truncated is not False:
-                truncated = as_flag(truncated, "truncated")
+                truncated = as_flag(truncated, "truncated", reward)
             if self._is_flat:
                 items = [self._obs_item(obs), self._action_item(action), self._reward_item(reward)]
             else:

@@ -358,6 +358,11 @@ def ragged(_: Any) -> Any:
             r"has an image of the shape \(8, 16, 3\), and info.json says \(16, 16, 3\)$",
         ),
         (
+            "next.done",
+            lambda c: pa.array([*[False] * 15, None]),
+            "next.done is one truth value a step, a bool or 0 or 1, not object$",
+        ),
+        (
             "episode_index",
             lambda c: pa.array([0] * 16),
             "does not have the steps that the table of episodes says, in order$",

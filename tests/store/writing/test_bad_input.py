@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 import zarr
 
 import diskreplay as dr
@@ -94,6 +97,9 @@ BAD_STEPS = {
     "an episode value of a wrong shape": ({"terminated": True, "episode": {"seed": [1, 2]}}, "seed"),
     "terminated that is no flag": ({"terminated": "yes"}, "terminated"),
     "terminated with an axis": ({"terminated": [False, True]}, "terminated"),
+    "terminated that is no number": ({"terminated": np.nan}, "terminated"),
+    "truncated of a bfloat16": ({"truncated": torch.tensor(1, dtype=torch.bfloat16)}, "truncated"),
+    "a reward in place of truncated": ({"truncated": 2}, "reward=1.0 and truncated=2$"),
 }
 
 
@@ -112,12 +118,54 @@ def test_a_bad_step_is_refused_and_the_writer_goes_on(store, change, match, befo
         assert store.episodes[0].terminated
 
 
+FLAGS = [True, np.True_, 1, np.uint8(1), np.array(True), np.array([1]), torch.tensor(True), torch.tensor([1])]
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=repr)
+def test_flags_are_bools_or_0_and_1_of_any_library(store, flag):
+    with store.writer() as writer:
+        writer.append(**changed(STEP, terminated=flag))
+        writer.append(**changed(STEP, terminated=0, truncated=flag))
+        writer.append_episode(**changed(BLOCK, terminated=flag))
+    store.refresh()
+    ends = [(episode.terminated, episode.truncated) for episode in store.episodes]
+    assert ends == [(True, False), (False, True), (True, False)]
+
+
+@pytest.mark.parametrize("flags", [[True, False], [1, 0], np.array([1, 0], "u1"), torch.tensor([True, False])], ids=repr)
+def test_flags_of_a_vector_are_bools_or_0_and_1_where_they_matter(store, flags):
+    with store.writer(num_envs=2) as writer:
+        writer.append(**changed(LANES, terminated=flags, truncated=flags, mask=flags))
+        writer.append(**changed(LANES, terminated=np.array([1, 7]), truncated=np.array([0, -1]), mask=flags))
+        writer.end_episode(mask=flags)
+    store.refresh()
+    assert [(episode.lane, episode.terminated, episode.truncated) for episode in store.episodes] == [
+        (0, True, True),
+        (0, True, False),
+    ]
+
+
+@pytest.mark.parametrize("flag", [-3.7, 0.5, 1.0, 2, -1, np.nan, np.float32(0), None, torch.tensor(1.0)], ids=repr)
+def test_a_reward_in_place_of_a_flag_is_refused_and_both_are_shown(store, flag):
+    with store.writer() as writer:
+        wanted = r"^terminated is one truth value a step, a bool or 0 or 1; got reward=False and terminated="
+        call = partial(writer.append, OBS, 0, False, flag, serial=0)
+        check_refused(store, call, dr.SchemaError, wanted + re.escape(repr(flag)) + "$")
+        writer.append(**STEP)
+        assert serials(store) == [[0]]
+
+
 BAD_LANES = {
     "too few lanes": ({"obs": np.zeros((1, 3))}, r"obs.*\(1, 3\).*\(2, 3\)"),
     "no lane axis": ({"action": 0}, "action"),
     "one lane's value does not fit": ({"action": [0, 2**63]}, "action"),
     "flags of one lane": ({"terminated": [False]}, "terminated"),
     "flags that are text": ({"truncated": ["yes", "no"]}, "truncated"),
+    "flags that are floats": ({"terminated": [0.0, 1.0]}, "terminated"),
+    "a flag that is not a number": ({"truncated": np.array([0, np.nan])}, "truncated"),
+    "a flag of 2": ({"terminated": [0, 2]}, r"reward=\[1.0, 1.0\] and terminated=\[0, 2\]$"),
+    "a mask of floats": ({"mask": np.ones(2)}, "mask"),
+    "a flag of 2 in a lane that is not passed over": ({"terminated": [0, 2], "mask": [0, 1]}, "terminated"),
     "a mask of a wrong length": ({"mask": [True]}, "mask"),
     "a mask of lane numbers": ({"mask": [0, 1, 5]}, "mask"),
     "an extra field without lanes": ({"serial": 5}, "serial"),
@@ -147,6 +195,8 @@ BAD_BLOCKS = {
     "an unknown extra field": ({"valve": np.zeros(3)}, "valve"),
     "an unknown episode value": ({"episode": {"sed": 1}}, "sed"),
     "terminated of every step": ({"terminated": [False, False, True]}, "terminated"),
+    "terminated that is a reward": ({"terminated": -3.7}, r"reward=array\(\[0., 0., 0.\]\) and terminated=-3.7$"),
+    "truncated that is a count": ({"truncated": 3}, "truncated"),
 }
 
 
