@@ -15,7 +15,7 @@ from diskreplay.cli import console, text
 from diskreplay.cli.where import Where, compile_where
 from diskreplay.errors import SegmentGone
 from diskreplay.format.durable import sync_folder
-from diskreplay.format.root import Limits, Root, read_root
+from diskreplay.format.root import Limits, Root, check_local, read_root
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.exporting import choose
 from diskreplay.store.reading.episodes import Episode
@@ -52,6 +52,7 @@ def merge(
 
 
 def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limits: Limits) -> None:
+    check_local(to)
     if os.path.lexists(to):
         raise dr.StoreExists(f"{to} exists already; give the path of a new store")
     with ExitStack() as stack:

@@ -25,6 +25,8 @@ from diskreplay.format.schema import Schema
 
 Error = TypeVar("Error", bound=BaseException)
 
+# A name of one letter is no scheme: it may be a folder's.
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -218,6 +220,7 @@ def create_root(
 
     Raises StoreExists where something is there already.
     """
+    check_local(path)
     check_platform()
     documents = metadata.make_root_documents()
     attributes = {
@@ -263,8 +266,24 @@ def create_root(
         sync_folder(folder.parent)
 
 
+def check_local(path: os.PathLike[str] | str) -> None:
+    """Raise FormatError where a path is an address such as s3://bucket/x, which would be a folder `s3:` here."""
+    # A Path has one slash where the address had two, and may have been made absolute.
+    text, here = os.fspath(path), ""
+    with suppress(OSError):  # it was deleted
+        here = f"{os.getcwd()}/"
+    found = _ADDRESS.match(text.removeprefix(here))
+    if found is not None:
+        raise FormatError(
+            f"{found[1]}:// is an address, and a store is a folder on a local disk: make it there, and copy it with "
+            "store.backup(path), or `diskreplay backup` and `diskreplay export`, for the upload"
+        )
+
+
 def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
-    """Open the folder of a store, unless it is open; StoreNotFound where there is none."""
+    """Open the folder of a store, unless it is open; StoreNotFound where there is none, as of `check_local`."""
+    if not isinstance(place, OpenFolder):
+        check_local(place)
     try:
         return OpenFolder.of(place)
     except OSError as error:

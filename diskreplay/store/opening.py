@@ -67,6 +67,8 @@ def create(
         ``validate="space"``, and an action has no space.
     ValueError
         A number is out of its range, or ``compression``, ``compaction`` or ``validate`` is none of its values.
+    FormatError
+        ``path`` is an address, such as s3://bucket/x: a store is a folder on a local disk.
     MissingExtra
         ``compression`` needs zstandard, which is not installed.
     """
@@ -138,7 +140,7 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
     StoreNotFound
         There is no store at ``path``.
     FormatError
-        It is damaged, or of a version that this release does not know.
+        It is damaged, of a version that this release does not know, or an address such as s3://bucket/x.
     ReadOnlyError
         With mode "a", the system lets this process not write there.
     """

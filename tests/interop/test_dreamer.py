@@ -176,7 +176,7 @@ def test_what_is_no_replay_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.FormatError, match="-1.npz has 3 rows of 'action' and 4 of reward$"):
         import_dataset(tmp_path / "replay", tmp_path / "short")
     write(tmp_path / "replay", "20260101T000000-abc-1", {**rows(4), "is_terminal": np.array([0, 0, 0, np.nan])})
-    with pytest.raises(dr.FormatError, match="-1.npz: is_terminal is one truth value a step, a bool or 0 or 1, not nan$"):
+    with pytest.raises(dr.FormatError, match="-1.npz: is_terminal is one truth value .*, not nan$"):
         import_dataset(tmp_path / "replay", tmp_path / "halves")
     write(tmp_path / "replay", "20260101T000000-abc-1", {**rows(4), "action": np.array([{}] * 4)})
     with pytest.raises(dr.FormatError, match="-1.npz cannot be read: Object arrays"):

@@ -32,7 +32,7 @@ from diskreplay.format.metadata import Identity, identify
 from diskreplay.format.numbers import listed_numbers
 from diskreplay.format.packs import find_superseded, read_tables
 from diskreplay.format.removals import evicted_by_removals
-from diskreplay.format.root import Root, read_root
+from diskreplay.format.root import Root, check_local, read_root
 from diskreplay.format.sealing import count_steps, seal_segments
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.store.backup.account import Account, Backup, Progress
@@ -50,6 +50,7 @@ _MOMENTS = 4
 
 def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progress: Progress | None = None) -> Backup:
     """Make a consistent copy of a store, which others may write; see `Store.backup`."""
+    check_local(to)
     target = Path(to).absolute()
     root.counters().read()  # a store without them cannot be backed up, and nothing is made
     with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:

@@ -132,7 +132,7 @@ def test_flags_are_bools_or_0_and_1_of_any_library(store, flag):
     assert ends == [(True, False), (False, True), (True, False)]
 
 
-@pytest.mark.parametrize("flags", [[True, False], [1, 0], np.array([1, 0], "u1"), torch.tensor([True, False])], ids=repr)
+@pytest.mark.parametrize("flags", [[True, False], [1, 0], np.array([1, 0], "u1"), torch.tensor([1, 0])], ids=repr)
 def test_flags_of_a_vector_are_bools_or_0_and_1_where_they_matter(store, flags):
     with store.writer(num_envs=2) as writer:
         writer.append(**changed(LANES, terminated=flags, truncated=flags, mask=flags))
