@@ -1,5 +1,6 @@
 """Gymnasium wrappers that append every step of an environment, or of a vector of environments, to a store."""
 
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,10 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     recorded for it. SAME_STEP: the final observation and the ended lanes' info fields are taken from info. DISABLED:
     a lane that ended is left out until it is reset; ``reset(options={"reset_mask": mask})`` concerns those lanes only.
 
+    A SAME_STEP environment that returns the same arrays at every step overwrites its final observation. Info then has
+    the bytes of the next episode's first observation. Such an episode is recorded without a final observation, and
+    the first one gives a warning.
+
     ``reset`` in the middle of an episode, ``close``, and an error of the environments end open episodes at their
     last observation, as a cut. Observations are copied: the environments may use their arrays again.
 
@@ -220,6 +225,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
+        self._warned = False  # of final observations that are none
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
         # Last: before gymnasium 1.3, a wrapper that is dropped closes its environments, and one that failed is dropped.
         super().__init__(env)
@@ -306,19 +312,23 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
         if live.any():
-            next_obs, infos, episode = self._ends(after, info, live, ended & live)
-            writer.append(
-                values.nest("obs", self._obs),
-                values.nest("action", actions),
-                reward,
-                terminated,
-                truncated,
-                next_obs=values.nest("obs", next_obs),
-                mask=None if live.all() else live,
-                episode=episode or None,
+            next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)
+            step = {
+                "obs": values.nest("obs", self._obs),
+                "action": values.nest("action", actions),
+                "reward": reward,
+                "terminated": terminated,
+                "truncated": truncated,
+                "episode": episode or None,
                 **extra,
                 **infos,
-            )
+            }
+            known = live & ~unknown
+            if known.any():
+                writer.append(**step, next_obs=values.nest("obs", next_obs), mask=None if known.all() else known)
+            if unknown.any():
+                self._warn_of_unknown(int(np.flatnonzero(unknown)[0]))
+                writer.append(**step, mask=unknown)
         self._obs = after
         if self._mode is AutoresetMode.DISABLED:
             self._idle = self._idle | ended
@@ -327,14 +337,24 @@ class RecordVectorEpisodes(AnyVectorWrapper):
 
     def _ends(
         self, after: dict[str, np.ndarray], info: dict[str, Any], live: np.ndarray, ended: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any] | None]:
-        """Find the true next observations and the info fields, extra and episode ones."""
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, Any] | None]:
+        """Find the true next observations, the lanes where they are unknown, and the info fields, of both kinds."""
         lanes, ends = np.flatnonzero(live), np.flatnonzero(ended)
         if self._mode is not AutoresetMode.SAME_STEP or not ends.size:
-            return after, *self._values.from_infos([(info, lanes)], [(info, ends)])
+            return after, np.zeros_like(live), *self._values.from_infos([(info, lanes)], [(info, ends)])
         last = (info.get("final_info"), ends)
         infos = self._values.from_infos([(info, np.flatnonzero(live & ~ended)), last], [last])
-        return self._values.with_final(after, info, ended), *infos
+        return *self._values.with_final(after, info, ended), *infos
+
+    def _warn_of_unknown(self, lane: int) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"lane {lane} ended, and its final observation in info is the first one of its next episode: the "
+                "environment seems to return one array again and again. Such episodes are recorded without a final "
+                "observation; have the environment return copies",
+                stacklevel=4,
+            )
 
     def _lose_track(self) -> None:
         # How far each environment got is unknown, so no step may follow on the last observations.

@@ -109,8 +109,12 @@ class StepValues:
 
     def with_final(
         self, obs: Mapping[str, np.ndarray], info: Mapping[str, Any], ended: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Put the final observations, which same-step autoreset gives in info, in place of the first ones."""
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Put the final observations, which same-step autoreset gives in info, in place of the first ones.
+
+        The second value tells of which lanes that ended both have the same bytes.
+        """
+        same = np.zeros(len(ended), bool)
         rows = {path: leaf.copy() for path, leaf in obs.items()}
         final = info.get("final_obs")
         present = _mask(info, "final_obs", len(ended))
@@ -118,9 +122,11 @@ class StepValues:
             value = None if final is None or not present[lane] else _lane(final, lane)
             if value is None:
                 raise SchemaError(f"lane {lane} ended, but info has no final_obs for it, as SAME_STEP autoreset needs")
-            for path, leaf in self._schema.cast("obs", value).items():
+            leaves = self._schema.cast("obs", value)
+            same[lane] = all(leaf.tobytes() == obs[path][lane].tobytes() for path, leaf in leaves.items())
+            for path, leaf in leaves.items():
                 rows[path][lane] = leaf
-        return rows
+        return rows, same
 
     def _lanes(self, tree: Any, key: str, path: str, sources: list[Source]) -> Any:
         (num_envs,) = self._leading

@@ -57,6 +57,18 @@ class Toy(gym.Env):
         return self.look(), self.total / 4, kind in (0, 2), kind in (1, 2), info
 
 
+class Reused(Toy):
+    """Returns the same arrays at every step, all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(reuse=True)
+        self.n = np.zeros((), np.int64)
+
+    def look(self) -> dict:
+        self.n[...] = super().look()["n"]
+        return {"x": self.x, "n": self.n}
+
+
 def policy(obs: dict) -> tuple[np.ndarray, np.ndarray]:
     """Act by the observation alone, with a leading axis or without; all of it is exact in float32."""
     x = np.asarray(obs["x"])
@@ -604,6 +616,24 @@ def test_vectors_that_batch_by_themselves_may_give_final_observations_in_any_lay
     envs.close()
     for lane in range(LANES):
         assert_same(store, SEED + lane, plain_loop(SEED + lane, steps[lane]))
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_final_observations_that_are_the_next_first_ones_are_not_recorded(store, copy):
+    makers = [Toy, Reused, Reused]
+    inner = SyncVectorEnv(makers, copy=copy, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = dr.RecordVectorEpisodes(inner, store, info_fields=INFO_FIELDS)
+    with pytest.warns(UserWarning, match=r"^lane \d ended, and its final observation in info is the first one") as seen:
+        steps = drive_vector(envs, CALLS)
+    envs.close()
+    assert [warning.filename for warning in seen] == [__file__]
+    assert_same(store, SEED, plain_loop(SEED, steps[0]))
+    for lane in (1, 2):
+        expected = plain_loop(SEED + lane, steps[lane])
+        for episode in expected:
+            if not episode["cut"]:
+                episode["x"], episode["n"] = episode["x"][:-1], episode["n"][:-1]
+        assert_same(store, SEED + lane, expected)
 
 
 def test_same_step_autoreset_without_final_observations_is_an_error(store):
