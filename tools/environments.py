@@ -3,8 +3,8 @@
 The wheel is built of the sdist, whose tests run. What an extra needs, and nothing else, is linked from the checkout's
 `.venv` where it is there in a version that fits, so that torch is not installed again; pip installs the rest.
 
-Some extras allow versions of a library that differ in what they offer. The checkout's tests of the adapter, and the
-pages that use it, run with those versions, too: in the checkout's `.venv`, the version in a folder before it.
+Some extras allow several versions of a library. The checkout's tests of the adapter, and the pages that use it, run
+with these versions, too: in the checkout's `.venv`, each version in a folder before it.
 """
 
 import argparse
@@ -43,7 +43,7 @@ TRIED = {
     "rlds": ("diskreplay.interop.rlds", "tests/interop/test_rlds.py"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
-# Versions of an extra's library, the last of them the newest that there is, and what runs with each.
+# Versions of an extra's library, the newest last, and the tests that run with each.
 VERSIONS = {"gym": ("gymnasium==1.1.0", "gymnasium==1.2.2", "gymnasium==1.3.0", "gymnasium")}
 PAGE = "tests/test_docs.py::test_the_snippets_of_a_page_run_one_after_the_other"
 WITH_EACH = {
@@ -215,7 +215,7 @@ def attempt_version(extra: str, version: str, scratch: Path) -> None:
     """Run the tests for versions of an extra's library with one of them."""
     started = perf_counter()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        # What the library depends on is in the .venv: the version there needs the same.
+        # Its dependencies are in the .venv: the version there needs the same.
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
         run(*pip, "--target", folder, version)
         (found,) = metadata.distributions(path=[folder])

@@ -87,7 +87,7 @@ def flags_of(
 ) -> NDArray[np.bool_]:
     """Return the truth values of all environments, (num_envs,): 0.0 and 1.0 will do, as other buffers keep them.
 
-    Those of environments that are not ``chosen`` do not matter. SchemaError where they are none, or not so many.
+    Values of environments that are not ``chosen`` do not matter. SchemaError for other values, and another number.
     """
     if type(value) is bool and num_envs == 1:
         return np.array([value])

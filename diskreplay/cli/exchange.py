@@ -12,6 +12,7 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.format_options import Options, named_options, parse_options
 from diskreplay.cli.where import Where, compile_where
+from diskreplay.format.root import check_local
 
 __all__ = ["SCHEMES", "Scheme", "export_store", "import_store"]
 
@@ -97,6 +98,7 @@ def export_store(
     the command is repeated. Open episodes are left out.
     """
     scheme, to = _parsed(target)
+    check_local(to)
     export_dataset = import_module(scheme.module).export_dataset
     given = [*(option or ()), *(["video=true"] if video else [])]
     options = parse_options(target.partition(":")[0], export_dataset, given)

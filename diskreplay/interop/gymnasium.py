@@ -225,7 +225,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
         self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
-        self._warned = False  # of final observations that are none
+        self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
         # Last: before gymnasium 1.3, a wrapper that is dropped closes its environments, and one that failed is dropped.
         super().__init__(env)
@@ -308,7 +308,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         assert self._obs is not None
         obs, reward, terminated, truncated, info = result
         terminated, truncated = as_numpy(terminated), as_numpy(truncated)
-        ended = terminated.astype(bool) | truncated.astype(bool)  # where they are none, the writer refuses them
+        ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses other values
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
         if live.any():

@@ -112,7 +112,7 @@ class StepValues:
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Put the final observations, which same-step autoreset gives in info, in place of the first ones.
 
-        The second value tells of which lanes that ended both have the same bytes.
+        The second value marks the lanes whose final and first observations have equal bytes.
         """
         same = np.zeros(len(ended), bool)
         rows = {path: leaf.copy() for path, leaf in obs.items()}
@@ -155,7 +155,7 @@ def as_numpy(value: Any) -> np.ndarray:
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
     """Return truth values as bools: numbers, of files and of other libraries' buffers, are 0 or 1, floats, too.
 
-    What is refused raises that error.
+    Raises ``refused`` for other values.
     """
     flags = as_numpy(value)
     if flags.dtype.kind != "b":

@@ -40,9 +40,11 @@ def test_an_address_is_refused_and_says_what_to_do(store: dr.Store, address: str
             call()
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["backup", "here"], ["copy", "here"], ["merge", "here", "here"]])
+@pytest.mark.parametrize(
+    "command", [["inspect"], ["export", "here"], ["backup", "here"], ["copy", "here"], ["merge", "here", "here"]]
+)
 def test_commands_refuse_an_address(store: dr.Store, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "s3://bucket/x"]) == 2
+    assert main([*command, f"{'npz:' if command[0] == 'export' else ''}s3://bucket/x"]) == 2
     assert capsys.readouterr().err.startswith("diskreplay: s3:// is an address, and a store is a folder")
 
 

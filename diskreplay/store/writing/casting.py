@@ -144,8 +144,8 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None), may_lack: 
 def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
     """Return a bool from a truth value: a bool, or 0 or 1 of any library's integers, alone or in an array of one.
 
-    With ``floats`` also 0.0 or 1.0. SchemaError where it is none; the message shows the reward, too, since the two
-    are swapped easily.
+    With ``floats`` also 0.0 or 1.0. SchemaError for any other value. The message shows the reward, too: callers swap
+    the two easily.
     """
     if type(value) is bool:
         return value
