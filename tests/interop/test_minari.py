@@ -200,6 +200,50 @@ def test_data_in_another_dtype_than_its_space_keep_it_in_all_files(home: Path, t
         np.testing.assert_array_equal(store.episodes[0].obs, rows)
 
 
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
+def test_an_episode_without_a_final_observation_keeps_its_last_step(
+    home: Path, tmp_path: Path, data_format: Any
+) -> None:
+    space, actions = spaces.Dict({"x": spaces.Box(-99, 99, (2,), np.float32)}), spaces.Discrete(9)
+    episodes = [
+        EpisodeBuffer(
+            observations={"x": np.arange(2 * rows, dtype="f4").reshape(rows, 2)},
+            actions=np.arange(3),
+            rewards=np.arange(3) + 1.0,
+            terminations=np.arange(3) == 2,
+            truncations=np.zeros(3, bool),
+            infos={"phase": [f"phase {t}" for t in range(rows)], "v": {"y": np.ones((rows, 2), "f4")}},
+        )
+        for rows in (3, 4, 3)
+    ]
+    (home / "short-v0").mkdir(parents=True)
+    storage = adapter.MinariStorage.new(
+        home / "short-v0/data", space, actions, data_format=data_format, jpeg_encoding=False
+    )
+    storage.update_metadata({"dataset_id": "short-v0", "minari_version": minari.__version__})
+    storage.update_episodes(episodes)
+    assert import_dataset("short-v0", tmp_path / "store").steps == 9
+    with dr.open(tmp_path / "store") as store:
+        for episode, rows in zip(store.episodes, (3, 4, 3), strict=True):
+            assert (episode.ended, episode.action.tolist(), episode.reward.tolist()) == (
+                "terminated",
+                [0, 1, 2],
+                [1, 2, 3],
+            )
+            np.testing.assert_array_equal(episode.obs["x"], np.arange(2 * rows).reshape(rows, 2))
+        np.testing.assert_array_equal(store.episodes[0]["infos"]["v"]["y"], np.ones((3, 2)))
+
+
+def test_a_file_of_other_rows_than_its_episode_has_steps_is_refused(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "vectors", PLAIN)
+    export_dataset(store, tmp_path / "set", data_format="arrow")
+    path = tmp_path / "set/data/1/metadata.json"
+    for steps, said in ((9, "1 has 2 observations, and its metadata.json says 9 steps$"), ("2", "total_steps '2'$")):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "total_steps": steps}))
+        with pytest.raises(dr.FormatError, match=said):
+            import_dataset(tmp_path / "set", tmp_path / "back")
+
+
 def test_images_of_a_data_set_with_jpeg_are_those_that_minari_shows(home: Path, tmp_path: Path) -> None:
     space, actions = spaces.Box(0, 255, (32, 32, 3), np.uint8), spaces.Discrete(2)
     for data_format in ("hdf5", "arrow"):

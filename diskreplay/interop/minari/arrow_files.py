@@ -1,4 +1,6 @@
-"""The file of an episode of Minari in Arrow or Parquet: a row for each observation, also where that is the final one.
+"""The file of an episode of Minari in Arrow or Parquet: a row for each observation, also for a final one.
+
+A final row has nothing but the observation. The number of steps, which is in another file, tells whether there is one.
 
 Minari's own functions copy each array twice on the way, look at all files of the data set after each episode, and read
 an episode of more than 131072 steps in parts.
@@ -36,23 +38,27 @@ _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_file(folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, is_jpeg: bool) -> Raw:
-    """Return the episode in a folder; the arrays of one in Arrow are in its mapped file.
+def read_file(
+    folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, is_jpeg: bool, steps: int
+) -> Raw:
+    """Return the episode in a folder, of ``steps`` steps; the arrays of one in Arrow are in its mapped file.
 
     Raises
     ------
     FormatError
-        It cannot be read.
+        It cannot be read, or has another number of steps.
     """
     try:
         table = _read_table(folder, data_format)
     except (OSError, pa.ArrowException) as error:
         raise FormatError(f"{folder} cannot be read: {error}") from error
+    if table.num_rows not in (steps, steps + 1):
+        raise FormatError(f"{folder} has {table.num_rows} observations, and its metadata.json says {steps} steps")
     column = {name: _whole(table.column(name)) for name in table.column_names}
     return {
         "observations": _decode(observations, column["observations"], is_jpeg),
-        "actions": _decode(actions, column["actions"][:-1], is_jpeg),
-        **{name: from_arrow(column[name][:-1], name) for name in ("rewards", *ENDS)},
+        "actions": _decode(actions, column["actions"][:steps], is_jpeg),
+        **{name: from_arrow(column[name][:steps], name) for name in ("rewards", *ENDS)},
         INFOS: _decode_infos(column[INFOS]) if INFOS in column else {},
     }
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from diskreplay import FormatError
 from diskreplay.interop.minari.arrow_files import INFOS, Raw, read_file
 
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ def read_episodes(storage: "MinariStorage", first: int, stop: int) -> Iterator[R
     numbers = range(first, stop)
     if storage.FORMAT == "hdf5":
         found: Iterator[Raw] = iter(storage.get_episodes(numbers))
-    else:
-        form = storage.FORMAT, storage.observation_space, storage.action_space, storage.jpeg_encoding
-        found = (read_file(storage.data_path / str(number), *form) for number in numbers)
-    for raw, metadata in zip(found, storage.get_episode_metadata(numbers), strict=True):
-        yield {**raw, INFOS: raw[INFOS] or {}, METADATA: metadata}
+        for raw, metadata in zip(found, storage.get_episode_metadata(numbers), strict=True):
+            yield {**raw, INFOS: raw[INFOS] or {}, METADATA: metadata}
+        return
+    form = storage.FORMAT, storage.observation_space, storage.action_space, storage.jpeg_encoding
+    for number, metadata in zip(numbers, storage.get_episode_metadata(numbers), strict=True):
+        folder = storage.data_path / str(number)
+        if not isinstance(steps := metadata.get("total_steps"), int) or steps < 0:
+            raise FormatError(f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}")
+        yield {**read_file(folder, *form, steps), METADATA: metadata}
