@@ -77,7 +77,7 @@ def import_store(
     if as_json:
         console.emit(text.to_json(asdict(done)))
         return
-    console.emit(f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}")
+    console.emit(f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}{_cut(done)}")
 
 
 def export_store(
@@ -139,6 +139,10 @@ def _parsed(given: str) -> tuple[Scheme, str]:
 
 def _amount(done: Any) -> str:
     return f"{text.plural(done.episodes, 'episode')} of {text.plural(done.steps, 'step')}"
+
+
+def _cut(done: Any) -> str:
+    return f"; {text.plural(done.cut, 'episode')} cut where the next row has another observation" if done.cut else ""
 
 
 def _resumed(done: Any) -> str:

@@ -22,7 +22,7 @@ from diskreplay.interop.exchange.episode_data import ACTION, OBS, PRIORITY, REWA
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
-from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order
+from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
 from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.step_values import as_flags
@@ -117,6 +117,7 @@ def import_dataset(
             lambda first: map(buffer.episode, found[first:]),
             {**(side.metadata if side else {}), **buffer.settings},
             side,
+            buffer.cut,
         ),
         progress,
     )
@@ -198,6 +199,8 @@ class _Buffer:
         After which steps episodes end, ``(T, n_envs)``.
     settings : dict
         What it was made with.
+    cut : int
+        How many of these ends are there only because the next step has another observation.
     """
 
     def __init__(self, file: Path) -> None:
@@ -243,9 +246,10 @@ class _Buffer:
             order = order[1:]  # the oldest observation has made way for the one after the newest step
         self._order, self._newest = order, len(order) - 1
         self._terminated, self._truncated = (dones & ~timeouts)[order], timeouts[order]
-        self.ended = self._terminated | self._truncated
+        self.cut, self.ended = 0, self._terminated | self._truncated
         if self._next_obs is not None:
-            self.ended = self.ended | breaks(list(self._obs.values()), list(self._next_obs.values()), order)
+            broken = breaks(list(self._obs.values()), list(self._next_obs.values()), order) & ~self.ended
+            self.cut, self.ended = int(np.count_nonzero(broken)), self.ended | broken
 
     def _leaves(self, name: str, part: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         value = self._get(name)
@@ -264,7 +268,7 @@ class _Buffer:
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items()}
         if self._next_obs is not None:
             final = {path: leaf[rows[-1:], lane] for path, leaf in self._next_obs.items()}
-            obs = {path: np.concatenate([leaf, final[path]]) for path, leaf in obs.items()}
+            obs = {path: with_final(leaf, final[path], f"{self._file}: next {path}") for path, leaf in obs.items()}
         elif last == self._newest:
             after = (rows[-1:] + 1) % len(self._steps[REWARD])
             obs = {path: np.concatenate([leaf, self._obs[path][after, lane]]) for path, leaf in obs.items()}

@@ -23,7 +23,7 @@ from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORIT
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order
+from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
 from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side, replace_file
 from diskreplay.interop.step_values import as_flags
 
@@ -105,6 +105,7 @@ def import_dataset(
             lambda first: map(data.episode, data.pieces[first:]),
             side.metadata if side else {},
             side,
+            data.cut,
         ),
         progress,
     )
@@ -176,6 +177,8 @@ class _Transitions:
     ----------
     pieces : list of Piece
         Episodes, in the order in which they began.
+    cut : int
+        How many of them end only because the next row has another observation.
     """
 
     def __init__(self, folder: Path, obs: Sequence[str] | None, skip: Sequence[str]) -> None:
@@ -254,12 +257,16 @@ class _Transitions:
         ended = self._flags[_TERMINATED] | self._flags[_TRUNCATED]
         before = [self._leaves[key] for path, key in self._paths.items() if is_obs(path)]
         after = [self._leaves[f"{_NEXT}/{key}"] for path, key in self._paths.items() if is_obs(path)]
-        ended |= breaks(before, after, self._order)
-        if trajectories is None or trajectories.ndim != 2:
+        ids = None
+        if trajectories is not None and trajectories.ndim == 2:
+            ids = trajectories.reshape(-1)[self._order]
+            ended[:-1, 0] |= ids[1:] != ids[:-1]
+        broken = breaks(before, after, self._order) & ~ended
+        self.cut = int(np.count_nonzero(broken))
+        ended |= broken
+        if ids is None:
             self.pieces = pieces(ended)
             return
-        ids = trajectories.reshape(-1)[self._order]
-        ended[:-1, 0] |= ids[1:] != ids[:-1]
         self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
 
     def schema(self) -> Schema:
@@ -278,7 +285,8 @@ class _Transitions:
         for path, key in self._paths.items():
             steps[path] = self._leaves[key][rows, lane]
             if is_obs(path):
-                steps[path] = np.concatenate([steps[path], self._leaves[f"{_NEXT}/{key}"][rows[-1:], lane]])
+                final = self._leaves[f"{_NEXT}/{key}"][rows[-1:], lane]
+                steps[path] = with_final(steps[path], final, f"{self._folder}: {_NEXT}/{key}")
         steps[REWARD] = steps[REWARD].reshape(len(piece))
         terminated, truncated = (bool(self._flags[name][last, lane]) for name in (_TERMINATED, _TRUNCATED))
         return EpisodeData(steps, terminated, truncated)

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 import zarr
@@ -37,7 +39,26 @@ def test_a_part_of_a_store_and_a_dry_run(run: Callable, tmp_path: Path) -> None:
     done = json.loads(run(*arguments, "--json").out)
     assert (done["episodes"], done["steps"], done["not_held"], done["dry_run"]) == (3, 25, [], False)
     imported = json.loads(run("import", f"npz:{tmp_path / 'set'}", tmp_path / "b", "--json").out)
-    assert imported == {"path": str(tmp_path / "b"), "episodes": 3, "steps": 25, "resumed": 0}
+    assert imported == {"path": str(tmp_path / "b"), "episodes": 3, "steps": 25, "resumed": 0, "cut": 0}
+
+
+def test_an_import_tells_how_many_episodes_it_cut(run: Callable, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="needs h5py")
+    obs = np.arange(10.0)
+    with h5py.File(tmp_path / "set.hdf5", "w") as file:
+        file["observations"], file["next_observations"] = obs, np.where(obs > 7, obs, obs + 1)
+        file["actions"] = file["rewards"] = np.zeros(10)
+        file["terminals"] = np.zeros(10, bool)
+    code, out, error = run("import", f"d4rl:{tmp_path / 'set.hdf5'}", tmp_path / "a")
+    said = "; 1 episode cut where the next row has another observation\n"
+    assert (code, out, error) == (0, f"imported  2 episodes of 10 steps  to {tmp_path / 'a'}{said}", "")
+    with h5py.File(tmp_path / "set.hdf5", "a") as file:
+        file["next_observations"][...] = obs + 1.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, error = run("import", f"d4rl:{tmp_path / 'set.hdf5'}", tmp_path / "b")
+    assert error.startswith(f"diskreplay: warning: {tmp_path / 'set.hdf5'}: 9 of 10 steps lead to another observation")
+    assert (code, error.count("\n")) == (0, 1)
 
 
 def test_wrong_arguments_are_one_line(run: Callable, tmp_path: Path) -> None:

@@ -182,6 +182,38 @@ def test_an_episode_is_cut_where_something_else_follows_than_the_file_says(tmp_p
         np.testing.assert_array_equal(store.episodes[0].obs[-1], np.full(5, 8.0))
 
 
+@pytest.mark.parametrize("said", ["<f8", ">f4", "i4", "-0.0", "rounded"])
+def test_next_observations_of_another_dtype_or_rounded_cut_nothing(tmp_path: Path, said: str) -> None:
+    arrays, ends = arrays_of(), []
+    obs = arrays["observations"] = np.arange(5 * STEPS, dtype="f4").reshape(STEPS, 5) % 7
+    if said == "rounded":
+        obs = arrays["observations"] = obs / np.float64(3)
+    following = np.concatenate([obs[1:], obs[:1]])
+    if said == "-0.0":
+        following[following == 0] = -0.0
+    else:
+        following = following.astype("f4").astype("f8") if said == "rounded" else following.astype(said)
+    arrays["next_observations"] = following
+    imported = import_dataset(write(tmp_path / "a.hdf5", arrays), tmp_path / "store")
+    assert (imported.episodes, imported.cut) == (5, 0)
+    with dr.open(tmp_path / "store") as store:
+        ends = np.cumsum([len(episode) for episode in store.episodes]) - 1
+        assert store.schema.obs.dtype == obs.dtype
+        for episode, end in zip(store.episodes, ends, strict=True):
+            np.testing.assert_array_equal(episode.obs[-1], following[end].astype(obs.dtype))
+
+
+def test_an_import_that_cuts_much_says_so_and_one_that_cuts_little_counts(tmp_path: Path) -> None:
+    arrays = arrays_of()
+    arrays["next_observations"][3] += 1
+    assert import_dataset(write(tmp_path / "a.hdf5", arrays), tmp_path / "a").cut == 1
+    arrays["next_observations"] = arrays["next_observations"].astype("i4")
+    said = "b.hdf5: 55 of 60 steps lead to another observation than the next row has, and an episode was cut after each"
+    with pytest.warns(UserWarning, match=said) as caught:
+        assert import_dataset(write(tmp_path / "b.hdf5", arrays), tmp_path / "b").cut == 55
+    assert caught[0].filename == __file__
+
+
 def test_columns_of_one_number_and_flags_that_are_floats_are_read(tmp_path: Path) -> None:
     arrays = arrays_of()
     for name in ("rewards", "terminals", "timeouts"):
@@ -253,6 +285,10 @@ def without(name: str) -> Arrays:
         (
             {**arrays_of(), "next_observations": np.zeros((60, 4), "f4")},
             r"'next_observations' has the shape \(60, 4\), and",
+        ),
+        (
+            {**arrays_of(), "next_observations": np.zeros((60, 5), "c8")},
+            "'next_observations' has no numbers, but is of c",
         ),
         ({**arrays_of(), "infos/c": np.zeros(60, "c8")}, ": 'infos/c': a field's dtype is one of .*, not complex64$"),
         ({**arrays_of(), "time": np.zeros(60)}, ": extra: the name 'time' is taken; choose another$"),

@@ -121,6 +121,17 @@ def test_episodes_end_where_steps_are_done_and_where_the_buffer_ends(tmp_path: P
         assert store.schema.action.space == {"type": "Discrete", "n": 4, "start": 0}
 
 
+def test_a_zero_that_changed_its_sign_ends_no_episode_and_another_observation_is_counted(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(40, BOX, MOVE, "cpu")
+    for t in range(20):
+        obs, after = (np.full((1, 3), (t + ahead) / 50, np.float32) * [0, 1, 1] for ahead in (0, 1))
+        after[:, 1] += t == 7
+        buffer.add(obs, after * [-1, 1, 1], np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
+    save_to_pkl(tmp_path / "buffer.pkl", buffer)
+    imported = import_dataset(tmp_path / "buffer.pkl", tmp_path / "store")
+    assert (imported.episodes, imported.cut) == (2, 1)
+
+
 @pytest.mark.parametrize("steps", [7, 30])
 def test_a_buffer_that_shares_observations_lacks_those_that_were_replaced(tmp_path: Path, steps: int) -> None:
     buffer = filled("shared", steps, 2)

@@ -25,6 +25,7 @@ from diskreplay.interop.d4rl.names import (
     schema_of,
 )
 from diskreplay.interop.exchange.episode_data import REWARD, EpisodeData, Json, is_obs, is_part
+from diskreplay.interop.exchange.lanes import differ, with_final
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
@@ -49,7 +50,7 @@ class Reader:
 
     Attributes
     ----------
-    schema, metadata, episodes, steps
+    schema, metadata, episodes, steps, cut
         As `Source` has them.
 
     Raises
@@ -72,8 +73,11 @@ class Reader:
             self._kept: dict[str, Array] = {}
             self._terminated, self._truncated = self._ends(file, max_episode_steps)
             ends = self._terminated | self._truncated
+            self.cut = 0
             if schema is None:  # else it is an export of a store, where one step follows the other
-                ends |= self._broken(file)
+                broken = self._broken(file) & ~ends
+                self.cut = int(np.count_nonzero(broken))
+                ends |= broken
         ends[-1:] = True
         self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
         self.episodes = len(self._bounds) - 1
@@ -102,7 +106,7 @@ class Reader:
             at = begin + last - 1
             for path, array in following.items():
                 final = behind[array][last - 1 : last] if array in behind else self._rows(file, array, at, at + 1)
-                steps[path] = np.concatenate([steps[path], final])
+                steps[path] = with_final(steps[path], final, f"{self._path}: {array!r}")
             yield EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at]))
 
     def _check(self, max_episode_steps: int | None) -> None:
@@ -159,6 +163,8 @@ class Reader:
                     f"{self._path}: {next_of(path)!r} has the shape {there.shape}, and {columns[path]!r} "
                     f"{self._arrays[columns[path]].shape}"
                 )
+            if there is not None and there.dtype.kind not in "biuf":
+                raise FormatError(f"{self._path}: {next_of(path)!r} has no numbers, but is of {there.dtype}")
         return columns
 
     def _ends(self, file: h5py.File, max_episode_steps: int | None) -> tuple[Bools, Bools]:
@@ -194,7 +200,7 @@ class Reader:
                 end = min(begin + rows, self.steps - 1)
                 said = self._rows(file, following, begin, end)
                 came = self._rows(file, array, begin + 1, end + 1)
-                broken[begin:end] |= _as_bytes(said) != _as_bytes(came)
+                broken[begin:end] |= differ(said, came)
         return broken
 
     def _rows(self, file: h5py.File, name: str, begin: int, end: int) -> Array:
@@ -265,12 +271,6 @@ def _arrays(file: h5py.File) -> dict[str, _Layout]:
 
     file.visititems(see)
     return found
-
-
-def _as_bytes(rows: Array) -> Array:
-    """Return each row as one value, its bytes: a NaN is equal to itself there."""
-    flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
-    return flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize)))[:, 0]
 
 
 def _as_texts(value: Any) -> Json:

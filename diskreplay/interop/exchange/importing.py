@@ -1,5 +1,6 @@
 """Import: a new store of the episodes of a data set, or the rest of one that was begun."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -13,6 +14,8 @@ Progress = Callable[[int, int], None]
 NOTE, COMPLETE = "import", "complete"
 # Notes of so many episodes are one document: all that a resumed import reads again.
 EPISODES_A_NOTE = 128
+# An import that cuts more often than once in so many steps warns.
+_STEPS_A_CUT = 10
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Source:
         What the format says of the whole data set, as JSON.
     side : Side, optional
         What an export kept beside it: the shared code completes each episode with it.
+    cut : int
+        After how many steps the reader cut an episode, since the next row has another observation than the step led to.
     """
 
     format: str
@@ -43,6 +48,7 @@ class Source:
     read: Callable[[int], Iterator[EpisodeData]]
     metadata: Mapping[str, Json] = field(default_factory=dict)
     side: Side | None = None
+    cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,16 @@ class Imported:
         How many were appended by this call.
     resumed : int
         How many episodes an earlier call had appended.
+    cut : int
+        How many episodes of the data set were cut because the row behind a step has another observation than the one
+        that the step led to. An import that cuts after more than one step in ten warns.
     """
 
     path: str
     episodes: int
     steps: int
     resumed: int
+    cut: int = 0
 
 
 def import_into(path: str | PathLike[str], source: Source, progress: Progress | None = None) -> Imported:
@@ -93,6 +103,13 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
             f"{source.name} has {source.episodes} episodes, and {source.side.path} describes {source.side.episodes} of "
             "them; move that folder away to import without it"
         )
+    if source.cut * _STEPS_A_CUT > source.steps:
+        warnings.warn(
+            f"{source.name}: {source.cut} of {source.steps} steps lead to another observation than the next row has, "
+            "and an episode was cut after each. Observations or next observations may have been rounded or normalised, "
+            "rows may be shuffled, or several environments may take turns",
+            stacklevel=3,  # the caller of an adapter's `import_dataset`
+        )
     with create(path, source.schema, exist_ok=True) as store:
         origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
         begun = _begin(store, origin, source)
@@ -101,7 +118,7 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
         else:
             steps = 0
         store.write_note(NOTE, {**store.read_note(NOTE), COMPLETE: True})
-        return Imported(str(store.path), source.episodes - begun, steps, begun)
+        return Imported(str(store.path), source.episodes - begun, steps, begun, source.cut)
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source) -> int:

@@ -4,12 +4,15 @@ A lane is one environment's stream of transitions. Such buffers say where an epi
 goes on as long as each transition leads to the observation that the next one begins with.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from diskreplay import FormatError
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -37,7 +40,7 @@ def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
 
 
 def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order: Ints) -> Bools:
-    """Tell after which transitions a lane does not go on with the observation that they led to.
+    """Tell after which transitions a lane continues with another observation, as `differ` compares, than they led to.
 
     Parameters
     ----------
@@ -50,6 +53,11 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
     -------
     array of bool
         ``(T, lanes)``; False after the last row.
+
+    Raises
+    ------
+    FormatError
+        Leaves before and after differ in shape.
     """
     lanes = obs[0].shape[1]
     found = np.zeros((len(order), lanes), np.bool_)
@@ -58,17 +66,90 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
     for start in range(0, len(order) - 1, block):
         stop = min(start + block, len(order) - 1)
         for before, after in zip(obs, next_obs, strict=True):
+            if before.shape != after.shape:
+                raise FormatError(f"observations have the shape {before.shape}, and next ones {after.shape}")
             led_to, goes_on = (
-                _bytes(leaf[rows], lanes)
+                leaf[rows].reshape(-1, *leaf.shape[2:])
                 for leaf, rows in ((after, order[start:stop]), (before, order[start + 1 : stop + 1]))
             )
-            found[start:stop] |= (led_to != goes_on).any(-1)
+            found[start:stop] |= differ(led_to, goes_on).reshape(-1, lanes)
     return found
 
 
-def _bytes(rows: NDArray[Any], lanes: int) -> NDArray[np.uint8]:
-    # Bytes: a NaN that stays the same does not end an episode.
-    return np.ascontiguousarray(rows).reshape(len(rows), lanes, -1).view(np.uint8)
+def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
+    """Tell which rows of two arrays are different observations.
+
+    Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. Files round: a row also equals its own rounding
+    to float32, or to the narrower dtype of the two arrays.
+
+    Parameters
+    ----------
+    led_to, goes_on : array
+        The same leaf of N observations, ``(N, ...)``, of numbers in any dtype and byte order.
+
+    Returns
+    -------
+    array of bool
+        ``(N,)``.
+    """
+    led_to, goes_on = (
+        np.ascontiguousarray(rows).reshape(len(rows), math.prod(rows.shape[1:])) for rows in (led_to, goes_on)
+    )
+    if led_to.dtype != goes_on.dtype:
+        return ~_same(led_to, goes_on)
+    # Most rows have the same bytes, which are compared faster than floats.
+    found: Bools = np.any(led_to.view(np.uint8) != goes_on.view(np.uint8), axis=-1)
+    if (at := np.flatnonzero(found)).size:
+        found[at] = ~_same(led_to[at], goes_on[at])
+    return found
+
+
+def _same(one: NDArray[Any], other: NDArray[Any]) -> Bools:
+    """Tell which rows, ``(N, values)``, have the same values."""
+    found: Bools = np.all(_equal(one, other), axis=-1)
+    floats = [rows.dtype for rows in (one, other) if rows.dtype.kind == "f"]
+    if not floats or found.all():
+        return found
+    narrow = min([*floats, np.dtype("f4")] if len(floats) == 2 else floats, key=lambda dtype: dtype.itemsize)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = [rows.astype(narrow) for rows in (one, other)]
+    is_rounded = np.all(_equal(one, rounded[0]), axis=-1) | np.all(_equal(other, rounded[1]), axis=-1)
+    found |= is_rounded & np.all(_equal(*rounded), axis=-1)
+    return found
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> Bools:
+    # Only a NaN differs from itself.
+    equal: Bools = (one == other) | (one != one) & (other != other)
+    return equal
+
+
+def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return the observations of an episode with the final one behind them, in their own dtype.
+
+    Parameters
+    ----------
+    obs : array
+        ``(T, ...)``.
+    final : array
+        ``(1, ...)``, of numbers in any dtype and byte order.
+    name : str
+        The name of ``final`` in the error.
+
+    Raises
+    ------
+    FormatError
+        The dtype of the observations cannot hold the final one.
+    """
+    if final.dtype == obs.dtype:
+        return np.concatenate([obs, final])
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = final.astype(obs.dtype)
+    if differ(final, cast).any():
+        raise FormatError(
+            f"{name} is of {final.dtype} and has values that {obs.dtype}, its observations' dtype, cannot hold"
+        )
+    return np.concatenate([obs, cast])
 
 
 def pieces(ended: Bools) -> list[Piece]:
