@@ -224,7 +224,7 @@ def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
     """Give the chosen episodes as CSV; a field of several numbers is a list as in JSON, a missing one is empty."""
     lines, names = io.StringIO(), (*COLUMNS, *fields_of(columns))
     writer = csv_files.DictWriter(lines, names, lineterminator="\n")
-    writer.writeheader()
+    writer.writerow({name: text.csv_cell(name) for name in names})
     for row in records(columns, shown):
         writer.writerow({name: dumps(text.plain(v)) if isinstance(v, list) else v for name, v in row.items()})
     return lines.getvalue().rstrip("\n")

@@ -47,10 +47,10 @@ def protect(fd: int) -> None:
 def open_protected(path: str) -> descriptor:
     """Have a chunk open to read and write it, also one that sealing had protected before it was interrupted."""
     try:
-        return descriptor(path, os.O_RDWR | os.O_NOFOLLOW)
+        return opened(path, None, os.O_RDWR)
     except PermissionError:
         os.chmod(path, stat.S_IMODE(os.stat(path, follow_symlinks=False).st_mode) | stat.S_IWUSR)
-        return descriptor(path, os.O_RDWR | os.O_NOFOLLOW)
+        return opened(path, None, os.O_RDWR)
 
 
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from diskreplay.errors import StorageFull
 from diskreplay.folders import show_paths
 
-_SMALL, _WAIT_BEFORE = 64 << 20, 1
+_WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 # It keeps the GIL. Types that are named take half a microsecond: numbers go as C's int, which libffi extends.
@@ -94,12 +94,6 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
     write_at(fd, data, offset)  # which says what is wrong, where the system wrote a part or nothing
 
 
-def read_file(path: str) -> bytes:
-    """Return the bytes of a small file: a third of the time that Python's file objects take."""
-    with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
-        return os.read(fd, min(os.fstat(fd).st_size, _SMALL))
-
-
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
     """Replace ``path`` by ``data`` so that every reader sees the old file or the new one, whole.
 
@@ -141,7 +135,10 @@ def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | N
     ``message`` is what StorageFull says, in place of the usual words.
     """
     show_paths(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno == errno.EFBIG:
+        limit = "is larger than its file system, or the limit of this process (`ulimit -f`), allows a file to be"
+        return StorageFull(error.errno, f"{os.fspath(path)} {limit}; raise that limit, or use a smaller chunk_bytes")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         usual = f"no space for {os.fspath(path)}; free some and append again, nothing was lost"
         return StorageFull(error.errno, message or usual)
     return error
@@ -175,7 +172,7 @@ def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
 
 def sync_file(path: os.PathLike[str] | str) -> None:
     """Wait until the data of a file, mapped writes included, is durable."""
-    with descriptor(path, os.O_RDONLY) as fd:
+    with descriptor(path, os.O_RDONLY | os.O_NONBLOCK) as fd:  # a pipe would wait for its other end
         os.fdatasync(fd)
 
 
@@ -210,7 +207,7 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
 
 def check_written(path: os.PathLike[str] | str) -> None:
     """Raise the error that writing this file back met, if any: `sync_file_system` tells only its first caller."""
-    with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+    with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
             if code not in (errno.ESPIPE, errno.EINVAL, errno.ENOSYS):

@@ -137,7 +137,7 @@ def is_held(path: os.PathLike[str] | str) -> bool | None:
     """
     with _taking:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             return False if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else None
         try:

@@ -34,7 +34,7 @@ from diskreplay.format.commit import map_lane_counter, open_lane_counter
 from diskreplay.format.copies import note_changed
 from diskreplay.format.durable import storage_errors, sync_file, sync_folder, write_at
 from diskreplay.format.machine import boot_id
-from diskreplay.format.mapping import Mapping, read_regular
+from diskreplay.format.mapping import Mapping, open_regular, read_regular
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS
 from diskreplay.ids import Ints, places_of
@@ -221,7 +221,9 @@ class MarkLog:
 
     def _open(self) -> int:
         if self._fd < 0:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            self._fd = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+            )
             close_when_collected(self, self._fd)
         return self._fd
 
@@ -325,7 +327,7 @@ class _OpenChunk:
     """The file of a chunk, open until the last reference to this is gone."""
 
     def __init__(self, path: str, number: int) -> None:
-        self.number, self.fd = number, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.number, self.fd = number, open_regular(path, None)
         close_when_collected(self, self.fd)
 
 

@@ -24,7 +24,6 @@ from diskreplay.format.copies import note_changed, open_protected, protect
 from diskreplay.format.durable import (
     check_written,
     punch_hole,
-    read_file,
     storage_errors,
     sync_file_system,
     write_atomic,
@@ -32,7 +31,7 @@ from diskreplay.format.durable import (
 )
 from diskreplay.format.file_systems import is_shared
 from diskreplay.format.machine import boot_id, boot_time, clock_ns, machine_id
-from diskreplay.format.mapping import data_ranges, opened, refuse_links
+from diskreplay.format.mapping import data_ranges, opened, read_regular, refuse_links
 from diskreplay.format.marks import map_trusted, shows_live_rows
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
@@ -269,7 +268,7 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
 def _has_content(path: str, document: bytes) -> bool:
     """Whether a file has this content: a loss of power may have left it empty, or missing."""
     try:
-        return read_file(path) == document
+        return read_regular(path, None, len(document) + 1) == document
     except FileNotFoundError:
         return False
 

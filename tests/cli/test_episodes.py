@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from diskreplay.cli import episodes
+import diskreplay as dr
+from diskreplay.cli import episodes, text
 from diskreplay.cli.episodes import Ended, Filter, SortBy
 
 FLAGS = ("terminated", "truncated", "cut", "open")
@@ -125,3 +126,16 @@ def test_the_footer_says_what_was_left_out(
     columns: episodes.Columns, found: list[int], shown: list[int], line: str
 ) -> None:
     assert episodes.footer(columns, np.array(found, np.intp), np.array(shown, np.intp)) == line
+
+
+def test_names_in_csv_are_neither_formulas_nor_escape_sequences(run, tmp_path):
+    schema = dr.Schema(dr.Field((), "f4"), dr.Field((), "f4"), episode={"a\x1b[2J\n=1+1": dr.Field((), "f4")})
+    with dr.create(tmp_path / "store", schema) as store, store.writer() as writer:
+        writer.append_episode(np.zeros(3), np.zeros(2), np.full(2, -1.0), terminated=True)
+    lines = run("episodes", tmp_path / "store", "--csv").out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith(r",episode/a\x1b[2J\n=1+1")
+    assert ",-2.0," in lines[1]
+    assert [text.csv_cell(cell) for cell in ("=1+1", "+1", "-a", "@a", "a=1", "\t=1")] == [
+        *("'=1+1", "'+1", "'-a", "'@a", "a=1", r"\t=1")
+    ]

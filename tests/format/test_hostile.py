@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -255,6 +256,12 @@ def check_replaced(original, path, name, how):
     shutil.rmtree(path / name) if was_folder else (path / name).unlink()
     if how == "replaced":
         (path / name).touch() if was_folder else (path / name).mkdir()
+    elif how == "pipe":
+        os.mkfifo(path / name)
+    elif how == "zeros":
+        (path / name).symlink_to("/dev/zero")
+    elif how == "deep":
+        (path / name).write_bytes(b'{"a":' * 20_000 + b"1" + b"}" * 20_000)
     uses = [read_all, append_episode, evict_all]
     for use in [lambda path: verify(path, deep=True), *uses, lambda path: repair(path, dry_run=True), repair, *uses]:
         said(lambda use=use: use(path))
@@ -267,8 +274,13 @@ def test_what_is_missing_or_of_another_kind_is_refused_in_one_line(original, tmp
     check_replaced(original, tmp_store, name, how)
 
 
+@pytest.mark.parametrize("how", ["pipe", "zeros"])
+def test_a_lock_that_is_no_regular_file_stops_nobody(original, tmp_store, how):
+    check_replaced(original, tmp_store, "segments/00000001/committed/lock", how)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["missing", "replaced"])
+@pytest.mark.parametrize("how", ["missing", "replaced", "pipe", "zeros", "deep"])
 def test_any_file_or_folder_that_is_missing_or_of_another_kind_is_refused_in_one_line(either, how):
     first = min(path.name for path in (either / SEGMENTS).iterdir() if path.is_dir())
     for below in sorted(path.relative_to(either) for path in either.rglob("*")):
