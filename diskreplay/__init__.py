@@ -136,10 +136,19 @@ _MODULES = {
     "warmup": "diskreplay.loading.warmup",
 }
 
-__all__ = ["__version__", *_MODULES]
+
+def _can_be_imported(name: str) -> bool:
+    try:
+        __getattr__(name)
+    except ImportError:
+        return False
+    return True
 
 
 def __getattr__(name: str) -> object:
+    if name == "__all__":
+        # `from diskreplay import *` leaves out a name whose library is missing. `diskreplay.NAME` says what to install.
+        return ["__version__", *filter(_can_be_imported, _MODULES)]
     if name not in _MODULES:
         raise AttributeError(f"module 'diskreplay' has no attribute {name!r}")
     value = getattr(import_module(_MODULES[name]), name)
@@ -148,4 +157,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_MODULES])

@@ -107,7 +107,7 @@ class MissingExtra(ReplayError, ImportError):
             raise
         except ImportError as error:
             raise cls(
-                f"{what} needs a library that cannot be imported ({error}): pip install diskreplay[{extra}]"
+                f'{what} needs a library that cannot be imported ({error}): pip install "diskreplay[{extra}]"'
             ) from error
 
 

@@ -11,11 +11,13 @@ import shutil
 import stat
 import weakref
 from contextlib import ContextDecorator
+from hashlib import sha256
 from pathlib import Path
 from typing import Self, TypeVar
 
 _DESCRIPTORS = "/proc/self/fd/"
 _BELOW = re.compile(rf"{_DESCRIPTORS}(\d+)")
+_NAME_BYTES = 255
 _DELETED = " (deleted)"
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -161,6 +163,19 @@ def _close(fd: int) -> None:
 
 
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
+
+
+def hidden_beside(path: Path, suffix: str) -> Path:
+    """Return where a draft of a path is made: ``.NAMEsuffix`` next to it.
+
+    A name that would be too long is shortened, and a hash tells it from others that begin like it.
+    """
+    name = os.fsencode(path.name)
+    if len(name) + len(suffix) + 1 > _NAME_BYTES:
+        digest = sha256(name).hexdigest()[:16].encode()
+        begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")  # no half of a character
+        name = begin.encode() + b"~" + digest
+    return path.with_name(f".{os.fsdecode(name)}{suffix}")
 
 
 def is_folder(path: os.PathLike[str] | str) -> bool:

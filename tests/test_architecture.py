@@ -36,6 +36,7 @@ LAYERS = {
     "cli": {
         *(
             "errors",
+            "folders",
             "ids",
             "format",
             "interop",

@@ -87,7 +87,7 @@ print(json.dumps([message(call) for call in calls]))
     for said in json.loads(run_without([library], STORE + code, tmp_path / "store")):
         assert re.fullmatch(
             rf"(sampling|a buffer) needs a library that cannot be imported \(No module named '{library}.*'\): "
-            r"pip install diskreplay\[torch\]",
+            r"pip install \"diskreplay\[torch\]\"",
             said,
         )
 
@@ -106,7 +106,7 @@ calls = [
 print(json.dumps([message(call) for call in calls]))
 """
     said = json.loads(run_without(GYM, STORE + code, tmp_path / "store"))
-    why = "needs a library that cannot be imported (No module named 'gymnasium'): pip install diskreplay[gym]"
+    why = "needs a library that cannot be imported (No module named 'gymnasium'): pip install \"diskreplay[gym]\""
     assert said == [f"recording an environment {why}"] * 2 + [f"a schema of gymnasium spaces {why}"] * 2
 
 
@@ -137,7 +137,7 @@ except dr.MissingExtra as error:
 """
     assert run_without([library], code) == (
         f"{what} needs a library that cannot be imported "
-        f"(No module named '{library}'): pip install diskreplay[{module}]"
+        f"(No module named '{library}'): pip install \"diskreplay[{module}]\""
     )
 
 
@@ -152,13 +152,13 @@ except dr.MissingExtra as error:
 """
     assert run_without(["ray"], code) == (
         "a store over many machines needs a library that cannot be imported (No module named 'ray'): "
-        "pip install diskreplay[ray]"
+        'pip install "diskreplay[ray]"'
     )
 
 
 @pytest.mark.slow
 def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path) -> None:
-    code = f"{STORE}\nprint(json.dumps({{name: message(lambda: getattr(dr, name)) for name in dr.__all__}}))"
+    code = f"{STORE}\nprint(json.dumps({{name: message(lambda: getattr(dr, name)) for name in dir(dr)}}))"
     said = json.loads(run_without(NOT_CORE, code, tmp_path / "store"))
     missing: dict[str, set[str]] = {}
     for name, text in said.items():
@@ -167,8 +167,8 @@ def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path)
     torch = {name for name, module in dr._MODULES.items() if module.split(".")[1] in ("loading", "buffers")}
     assert torch >= {"Batch", "MixedSampler", "Sampler", "nstep_targets", "warmup", "ReplayBuffer", "RolloutBuffer"}
     assert missing == {
-        "diskreplay[torch]": torch,
-        "diskreplay[gym]": {"RecordEpisodes", "RecordVectorEpisodes"},
+        '"diskreplay[torch]"': torch,
+        '"diskreplay[gym]"': {"RecordEpisodes", "RecordVectorEpisodes"},
     }
 
 
@@ -178,7 +178,7 @@ def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
     code = "import contextlib\nfrom diskreplay.cli.main import main\n"
     code += "with contextlib.redirect_stderr(sys.stdout):\n    code = main(['demo'])\nassert code == 2, code"
     said = run_without([library], code)
-    assert said.endswith(f"(No module named '{library}'): pip install diskreplay[torch,gym]")
+    assert said.endswith(f"(No module named '{library}'): pip install \"diskreplay[torch,gym]\"")
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ assert code == 2, code
 """
     said = run_without([library], STORE + code, tmp_path / "store")
     assert said.startswith(f"diskreplay: {what} needs a library that cannot be imported (No module named '{library}")
-    assert said.endswith(f"): pip install diskreplay[{'video' if library == 'av' else 'plot'}]")
+    assert said.endswith(f'): pip install "diskreplay[{"video" if library == "av" else "plot"}]"')
 
 
 def test_an_import_error_that_has_another_cause_is_shown() -> None:
@@ -222,7 +222,7 @@ except ImportError as error:
 """
     assert run_without([], code) == (
         "ModuleNotFoundError sampling needs a library that cannot be imported "
-        "(import of torch halted; None in sys.modules): pip install diskreplay[torch]"
+        '(import of torch halted; None in sys.modules): pip install "diskreplay[torch]"'
     )
 
 

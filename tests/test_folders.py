@@ -5,7 +5,16 @@ import os
 
 import pytest
 
-from diskreplay.folders import BY_PATH, LookupBelow, OpenFolder, is_deleted, show_paths, shown, shown_paths
+from diskreplay.folders import (
+    BY_PATH,
+    LookupBelow,
+    OpenFolder,
+    hidden_beside,
+    is_deleted,
+    show_paths,
+    shown,
+    shown_paths,
+)
 from tests.testing.filesystems import KINDS, mounted
 
 
@@ -114,3 +123,16 @@ def test_files_are_not_looked_up_below_what_is_no_folder(tmp_path, kind):
     error = FileNotFoundError if kind == "missing" else NotADirectoryError
     with pytest.raises(error), LookupBelow(str(path)):
         pass
+
+
+def test_a_draft_has_a_name_of_its_own_also_next_to_one_of_255_bytes(tmp_path):
+    assert hidden_beside(tmp_path / "a", ".new") == tmp_path / ".a.new"
+    long = [tmp_path / (letters * 255)[:255] for letters in ("a", "ab")] + [
+        tmp_path / f"{'ä' * 127}{end}" for end in "xy"
+    ]
+    drafts = [hidden_beside(path, f".new-{1 << 22}") for path in long]
+    assert len(set(drafts)) == 4
+    for path, draft in zip(long, drafts, strict=True):
+        draft.touch()
+        draft.rename(path)
+        path.unlink()

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay
+from tests.testing.without import run_without
 
 ERRORS = {
     "BufferFull": BufferError,
@@ -148,3 +150,17 @@ print([m for m in ("torch", "numba", "llvmlite", "matplotlib", "gymnasium") if m
 
 def test_the_package_is_marked_as_typed() -> None:
     assert (Path(diskreplay.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.slow
+def test_a_star_import_leaves_out_names_whose_libraries_are_missing() -> None:
+    code = "from diskreplay import *; print(Store.__name__, 'Sampler' in dir(), 'RecordEpisodes' in dir())"
+    assert run_without(("torch",), code) == "Store False True"
+    assert run_without((), code) == "Store True True"
+
+
+def test_each_command_that_installs_an_extra_is_quoted() -> None:
+    root = Path(diskreplay.__file__).parents[1]
+    files = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("diskreplay/**/*.py")]
+    bare = [path.name for path in files if re.search(r"pip install (?!-e )[\w-]+\[", path.read_text())]
+    assert bare == []

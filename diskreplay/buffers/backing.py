@@ -16,6 +16,7 @@ from diskreplay.closing import Closing, Kept, closes
 from diskreplay.errors import Closed, SchemaError, StoreNotFound
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
+from diskreplay.loading.arguments import device_argument
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
@@ -54,7 +55,7 @@ class Backed(ABC):
         extra: Mapping[str, Field] = MappingProxyType({}),
     ) -> None:
         self._path = None if path is None else Path(path)
-        self._device = torch.device("cpu" if device is None else device)
+        self._device = device_argument(device)
         self._given, self._extra = given, dict(extra)
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False

@@ -38,7 +38,7 @@ def frames(
     Images are fields of shape (height, width), with 1 or 3 channels behind or before these, or with another number of
     frames, of which the last is shown. Bytes are shown as they are, other numbers between their least and greatest. A
     strip of a long episode has 64 frames, evenly spaced; --steps chooses others. A GIF has at most 256 colours a frame,
-    an MP4 is H.264, which is not exact. Needs pillow: pip install diskreplay[plot]; an MP4 PyAV: diskreplay[video].
+    an MP4 is H.264, which is not exact. Needs pillow: pip install "diskreplay[plot]"; an MP4 PyAV: "diskreplay[video]".
     """
     if out.suffix not in (".png", ".gif", ".mp4"):
         raise typer.BadParameter(f"--out is a file that ends in .png, .gif or .mp4, not {out}")

@@ -62,7 +62,7 @@ def plot(
     Returns and lengths: of each ended episode in the order in which they began, with a running mean. Rewards and
     actions: how often each value is there, of all steps. Priorities: those that samplers have saved, |td| + eps, and
     their logarithm where they differ a hundredfold. Ages: how long ago steps were published. Drawn in the terminal by
-    plotext, or saved by matplotlib: pip install diskreplay[plot].
+    plotext, or saved by matplotlib: pip install "diskreplay[plot]".
     """
     if out is not None and out.suffix not in (".png", ".svg"):
         raise typer.BadParameter(f"--out is a file that ends in .png or .svg, not {out}")

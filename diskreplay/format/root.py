@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
-from diskreplay.folders import OpenFolder, show_paths, shown_paths
+from diskreplay.folders import OpenFolder, hidden_beside, show_paths, shown_paths
 from diskreplay.format import layout, metadata
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import sync_folder, sync_tree, write_atomic
@@ -240,7 +240,7 @@ def create_root(
     }
     above = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}.new-{os.getpid()}-{time.monotonic_ns()}")
+    building = hidden_beside(path, f".new-{os.getpid()}-{time.monotonic_ns()}")
     try:
         for name, document in sorted(documents.items()):
             folder = building / name

@@ -33,6 +33,19 @@ def bound_arguments(max_size: Any, remover: Any) -> tuple[int | None, str]:
     return None if max_size is None else int_argument("max_size", max_size), str(remover)
 
 
+def device_argument(device: Any) -> torch.device:
+    """Return a device on which torch can make a tensor here, the CPU for None, or raise ValueError."""
+    try:
+        found = torch.device("cpu" if device is None else device)
+        if found.type != "cpu":
+            torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        known = ", ".join(['"cpu"', *(f'"cuda:{number}"' for number in range(count))])
+        raise ValueError(f"torch cannot use device={device!r} here; choose one of {known}, or leave it out") from error
+    return found
+
+
 def store_argument(store: Any) -> Store:
     """Return a store, or raise ValueError."""
     if not isinstance(store, Store):

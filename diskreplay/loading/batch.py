@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from diskreplay import markup
 from diskreplay.format.schema import TupleRecord
+from diskreplay.loading.arguments import device_argument
 from diskreplay.loading.rollout_sequences import Bools, Windows, shuffled_sequences
 from diskreplay.loading.tensordicts import to_tensordict
 from diskreplay.sampling.number_arguments import int_argument, int_or_none
@@ -161,7 +162,11 @@ class Batch(Mapping[str, Tree]):
         return Batch({**self._fields, **fields}, self._kind)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """Return the batch on a device; tensors that are there already are shared."""
+        """Return the batch on a device; tensors that are there already are shared.
+
+        Raises ValueError where torch cannot use the device.
+        """
+        device = device_argument(device)
         moved = map_tree(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors())
         return Batch(moved, self._kind)
 

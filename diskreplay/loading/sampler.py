@@ -16,6 +16,7 @@ from diskreplay.errors import Closed, RateLimited, ReplayError, SegmentGone
 from diskreplay.loading.arguments import (
     bound_arguments,
     check_meaning,
+    device_argument,
     distribution_argument,
     errors_argument,
     ids_argument,
@@ -158,7 +159,7 @@ class Sampler(IterableDataset[Batch]):
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of an episode, not {where!r}")
         self._view, distribution = view_argument(view), distribution_argument(distribution)
-        device = torch.device("cpu" if device is None else device)
+        device = device_argument(device)
         if limiter is not None:
             limiter.check_batch(self._batch_size * (view.item_steps or 1))
         self._fields, self._transforms = fields, transform_argument(transform)

@@ -458,7 +458,7 @@ with dr.create({str(tmp_path / "store")!r}, serial_schema(), capacity=20) as sto
     try:
         dr.Sampler(store, dr.Transitions())
     except ImportError as error:
-        print("pip install diskreplay[torch]" in str(error))
+        print('pip install "diskreplay[torch]"' in str(error))
 """
     assert run_python(code).split() == ["True", "True"]
 

@@ -432,3 +432,18 @@ def test_a_closed_sampler_refuses_and_its_batches_stay(store: Store) -> None:
             call()
     assert batch.obs.equal(was)
     sampler.close()
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere", 99, "mps:7"])
+def test_a_device_that_torch_cannot_use_is_refused_with_those_that_it_can(tmp_store, device):
+    with dr.create(tmp_store, dr.Schema(dr.Field((), "f4"), dr.Field((), "f4"))) as store, store.writer() as writer:
+        writer.append_episode(np.zeros(3), np.zeros(2), np.zeros(2), terminated=True)
+        writer.flush()
+        store.refresh()
+        said = r'^torch cannot use device=.* here; choose one of "cpu".*, or leave it out$'
+        with pytest.raises(ValueError, match=said):
+            dr.Sampler(store, dr.Transitions(), device=device)
+        with dr.Sampler(store, dr.Transitions(), batch_size=1) as sampler, pytest.raises(ValueError, match=said):
+            sampler.sample().to(device)
+    with pytest.raises(ValueError, match=said):
+        dr.ReplayBuffer(8, (2,), (1,), device=device)

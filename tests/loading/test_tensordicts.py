@@ -115,5 +115,5 @@ def test_what_is_missing_says_which_extra_brings_it(tmp_path):
     code = "\nprint(json.dumps(message(dr.Sampler(path, dr.Transitions()).sample().to_tensordict)))"
     assert json.loads(run_without(["tensordict"], STORE + code, tmp_path / "store")) == (
         "a TensorDict needs a library that cannot be imported (No module named 'tensordict'): "
-        "pip install diskreplay[torchrl]"
+        'pip install "diskreplay[torchrl]"'
     )

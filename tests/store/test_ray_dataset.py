@@ -189,5 +189,6 @@ def test_what_is_wrong_is_said_before_anything_is_read(store, tmp_path):
 def test_without_ray_it_says_which_extra_has_it(tmp_path):
     code = f"{STORE}\nprint(message(dr.open(path).to_ray_dataset))"
     assert run_without(["ray"], code, tmp_path / "store") == (
-        "a dataset of Ray needs a library that cannot be imported (No module named 'ray'): pip install diskreplay[ray]"
+        "a dataset of Ray needs a library that cannot be imported (No module named 'ray'): "
+        'pip install "diskreplay[ray]"'
     )

@@ -246,3 +246,9 @@ def test_info_without_returns_reads_no_reward(tmp_store, monkeypatch):
         monkeypatch.setattr("diskreplay.store.info.sum_rewards", None)
         assert store.info(returns=False) == {**whole, "returns": None}
         assert whole["returns"]["count"] == 3
+
+
+def test_a_store_and_its_backup_may_have_names_of_255_bytes(tmp_path):
+    with dr.create(tmp_path / ("a" * 255), serial_schema()) as store:
+        store.backup(tmp_path / ("b" * 255))
+    assert sorted(len(path.name) for path in tmp_path.iterdir()) == [255, 255]

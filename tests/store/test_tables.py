@@ -125,5 +125,5 @@ def test_what_is_missing_says_which_extra_brings_it(tmp_path, library, what):
     code = f"\nprint(json.dumps(message(dr.open(path).to_{library})))"
     assert json.loads(run_without([library], STORE + code, tmp_path / "store")) == (
         f"{what} needs a library that cannot be imported (No module named '{library}'): "
-        f"pip install diskreplay[{library}]"
+        f'pip install "diskreplay[{library}]"'
     )

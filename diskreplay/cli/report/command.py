@@ -38,7 +38,7 @@ def report(
     One HTML file that loads nothing and opens in any browser. Of a large store a sample of episodes and steps is read,
     always the same one, and the page says so. Examples are the best, the worst, the median and the newest episode, and
     then others between. With --where statistics, plots and examples are of the episodes that meet it. Frames need
-    pillow: pip install diskreplay[plot].
+    pillow: pip install "diskreplay[plot]".
     """
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from diskreplay.errors import FormatError, StoreExists, StoreLocked
-from diskreplay.folders import is_folder
+from diskreplay.folders import hidden_beside, is_folder
 from diskreplay.format import layout
 from diskreplay.format.durable import storage_errors, sync_folder, write_atomic
 from diskreplay.format.locks import try_lock
@@ -16,7 +16,7 @@ from diskreplay.format.root import Root
 
 def unfinished_path(to: Path) -> Path:
     """Return where the backup that is to appear at a path is made."""
-    return to.with_name(f".{to.name}.backup")
+    return hidden_beside(to, ".backup")
 
 
 @contextmanager

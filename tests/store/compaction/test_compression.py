@@ -114,9 +114,9 @@ def test_a_store_that_was_made_without_is_compressed_if_asked_and_stays_so(tmp_s
 def test_without_zstandard_the_extra_is_named(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_pack(tmp_store, 3)
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    with pytest.raises(dr.MissingExtra, match=r"pip install diskreplay\[zstd\]"):
+    with pytest.raises(dr.MissingExtra, match=r"pip install \"diskreplay\[zstd\]\""):
         dr.create(f"{tmp_store}-other", SCHEMA, compression="zstd")
-    with dr.open(tmp_store) as store, pytest.raises(dr.MissingExtra, match=r"pip install diskreplay\[zstd\]"):
+    with dr.open(tmp_store) as store, pytest.raises(dr.MissingExtra, match=r"pip install \"diskreplay\[zstd\]\""):
         store.episodes[0]["obs"]
 
 
