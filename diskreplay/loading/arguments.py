@@ -34,7 +34,7 @@ def bound_arguments(max_size: Any, remover: Any) -> tuple[int | None, str]:
 
 
 def device_argument(device: Any) -> torch.device:
-    """Return a device on which torch can make a tensor here, the CPU for None, or raise ValueError."""
+    """Return a device that torch can use here, the CPU for None, or raise ValueError."""
     try:
         found = torch.device("cpu" if device is None else device)
         if found.type != "cpu":

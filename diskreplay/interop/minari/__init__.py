@@ -77,7 +77,9 @@ def open_source(source: str | PathLike[str]) -> Source:
     side = find_side(folder.parent if folder.name == "data" else folder)
     if side is None:
         with _errors(folder):
-            first = next(read_episodes(storage, 0, 1))
+            first = next(read_episodes(storage, 0, 1), None)
+            if first is None:
+                raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
         layout = derive(storage.observation_space, storage.action_space, first)
     else:
         layout = Layout.of(side.schema, texts)
