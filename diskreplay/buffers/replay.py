@@ -75,7 +75,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     With ``prioritized=True`` at a `path`, priorities and what goes with them (the batches that beta's schedule has
     counted, the random state) outlive the buffer. They are saved by `close`, by `save`, and while they are updated,
     every minute. A process that is killed, or ends without `close`, loses the updates since: the buffer goes on from
-    what was saved last, and steps that were added later have the largest priority.
+    what was saved last, and steps that were added later begin with the largest priority given.
 
     Concurrency: one thread adds; any thread may do all else. Of a store at a `path` other processes may be readers.
 

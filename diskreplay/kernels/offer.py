@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 from diskreplay.kernels import jit, pages as paging
+from diskreplay.kernels.largest import largest_given, raise_bound
 from diskreplay.kernels.pages import find_page, slot_of
 from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
 from diskreplay.kernels.sumtree import FAN_OUT_BITS, sumtree_set
@@ -13,7 +14,7 @@ Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
-_powers, _sumtree_set = map(jit.apart, (powers, sumtree_set))
+_powers, _sumtree_set, _largest_given = map(jit.apart, (powers, sumtree_set, largest_given))
 
 # Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched. Behind the heights of
 # these comes that of what is left of the second when the call returns: pages with rows that entered, in their order.
@@ -166,6 +167,22 @@ def _want_difference(
     return int(lacking)
 
 
+@jit.kernel("float", "ints2", "ints2", "ints", "floats", "out_floats", inner=True)
+def _fresh(pages: Ints, stacks: Ints, heights: Ints, raw: Floats, bounds: Floats) -> float:
+    """Return the priority that new ids enter with; raise the bounds for ids that can be drawn again."""
+    entering = np.int64(0)
+    for i in range(heights[CHANGED]):
+        page = stacks[CHANGED, i]
+        rows = pages[page, paging.WANTED] & ~pages[page, paging.SHOWN]
+        entering |= rows & ~pages[page, paging.KNOWN]
+        rows &= pages[page, paging.KNOWN]
+        while rows != 0:
+            raise_bound(page, raw[_at((page << paging.PAGE_BITS) + jit.lowest_bit(rows))], bounds)
+            rows &= rows - 1
+    most = _largest_given(pages, raw, bounds) if entering != 0 else 0.0
+    return most if most > 0.0 else 1.0
+
+
 @jit.kernel(
     "none", "float", "float", "out_ints2", "out_ints2", "out_ints", "out_floats",
     "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2", inner=True,
@@ -209,9 +226,9 @@ def _show(
                 value = 0.0
                 if (wanted >> row) & 1:
                     if (known >> row) & 1:
-                        value = raw[_at(place)]
+                        value = abs(raw[_at(place)])
                     else:
-                        raw[_at(place)] = value = fresh
+                        raw[_at(place)], value = -fresh, fresh
                 places[used], values[used] = place, value
                 used += 1
             done += 1
@@ -225,14 +242,14 @@ def _show(
 
 
 @jit.kernel(
-    "int", "out_ints2", "int", "int", "int", "ints", "out_ints2", "int", "int", "int", "ints", "int", "float", "float",
-    "out_ints2", "out_ints32", "out_ints2", "out_ints", "out_floats",
+    "int", "out_ints2", "int", "int", "int", "ints", "out_ints2", "int", "int", "int", "ints", "int", "float",
+    "out_ints2", "out_ints32", "out_ints2", "out_ints", "out_floats", "out_floats",
     "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2", checked=False,
 )  # fmt: skip
 def offer(
     old: Ints, old_ended: int, old_left: int, old_origin: int, old_lanes: Ints,
-    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float, fresh: float,
-    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats,
+    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float,
+    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats, bounds: Floats,
     starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
 ) -> int:  # fmt: skip
     """Let the ids of `new` runs be drawn, and those of `old` ones that are not among them no more.
@@ -242,9 +259,10 @@ def offer(
     as many are the same as before in the same order; the rest are by segment and lane. `whole`: nothing but the new
     ones can be drawn, whatever was before.
 
-    Ids that were never drawn get the raw priority `fresh`; `stacks` then lists their pages. Returns how many pages are
-    lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more. `ints`
-    and `floats` are scratch memory, (2, block) and (3, block), at least a page.
+    New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any: for
+    `raw` and `bounds` see `largest`. `stacks` then lists their pages. Returns how many pages
+    are lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more.
+    `ints` and `floats` are scratch memory, (2, block) and (3, block), at least a page.
     """
     if whole:
         for page in range(pages.shape[0]):
@@ -268,5 +286,6 @@ def offer(
         1, new, end, stop, old, old_end, old_stop, 1, origin, lanes, pages, slots, stacks, heights
     )  # fmt: skip
     if lacking == 0:
+        fresh = _fresh(pages, stacks, heights, raw, bounds)
         _show(alpha, fresh, pages, stacks, heights, raw, starts, tree, sums, least, ints, floats)
     return int(lacking)

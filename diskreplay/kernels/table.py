@@ -27,6 +27,7 @@ MODULES = {
     "hide_oldest": "hide_oldest",
     "ids_at": "ids_at",
     "initial_priorities": "initial",
+    "largest_given": "largest",
     "locate": "pages",
     "nstep": "nstep",
     "offer": "offer",

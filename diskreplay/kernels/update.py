@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import jit
-from diskreplay.kernels.pages import locate
+from diskreplay.kernels.largest import raise_bound
+from diskreplay.kernels.pages import PAGE_BITS, locate
 from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
 from diskreplay.kernels.sumtree import FAN_OUT, sumtree_set
 
@@ -35,12 +36,12 @@ def _leave_out_missing(place: Ints, values: Floats) -> None:
 )  # fmt: skip
 def update(
     ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, drawn: Ints,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, bounds: Floats, drawn: Ints,
     ints: Ints, floats: Floats,
 ) -> int:  # fmt: skip
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
-    The last error counts where an id is named twice; largest[0] becomes the largest raw priority if that is larger.
+    The last error counts where an id is named twice. These priorities are given: for `raw` and `bounds` see `largest`.
     Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
     `drawn` are places and ids of a draw since which no page has changed, (2, any number): of these very ids, which most
     updates are of, the places are known. `ints` and `floats` are scratch memory, (2, n) and (3, n).
@@ -78,11 +79,7 @@ def update(
         jit.prefetch(raw.ctypes.data + 8 * place[i])
     _powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
     _sumtree_set(place, masses, starts, tree, sums, least, changed)
-    most = jit.bits_of(largest[0])  # positive numbers are in the order of their bits
-    for i in range(found):
-        bits = jit.bits_of(values[i])
-        most = bits if bits > most else most
-    largest[0] = jit.number_of(most)
     for i in range(found):
         raw[_at(place[i])] = values[i]
+        raise_bound(place[i] >> PAGE_BITS, values[i], bounds)
     return int(ids.size - found)

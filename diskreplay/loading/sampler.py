@@ -516,7 +516,7 @@ class Sampler(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state: with the same arguments and steps in the store, with the same batches.
 
-        Ids that are gone are dropped, those that are new have the largest priority. Of batches drawn ahead, the first
+        Ids that are gone are dropped, new ones begin with the largest priority given. Of batches drawn ahead, the first
         with a lost id and all behind it are drawn again; the others tell `age`, and what is to come in episodes that
         were open, as of now.
 

@@ -2,8 +2,9 @@
 
 What is kept of an id is its raw priority |td| + eps, at a place in a page of 64 successive rows of its lane; see
 `kernels.pages`. The place's leaf in the tree holds raw ** alpha while the id can be drawn, else 0. Ids that a view does
-not offer at the moment keep their raw priority. Pages are used again when none is left and all of their steps are gone;
-which number a page has is part of the saved state: which id a random number means depends on it.
+not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an update or a writer
+gave to an id that can be drawn; see `kernels.largest`. Pages are used again when none is left and all of their steps
+are gone; which number a page has is part of the saved state: which id a random number means depends on it.
 
 It loads numba: whoever makes a distribution does not need it yet.
 """
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from diskreplay.ids import POSITION_MASK, Floats, Ints
 from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
+from diskreplay.kernels.largest import bounds_of
 from diskreplay.kernels.offer import CHANGED, NEW
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen, unchecked
 from diskreplay.sampling.population import InitialErrors, Mark, Population, Share
-from diskreplay.sampling.saved_state import bits, state_of
+from diskreplay.sampling.saved_state import bits, masks, state_of
 
 FIRST_PAGES = 16
 # Places that are shown or hidden at a time.
@@ -110,13 +112,14 @@ class PriorityTable:
 
     tree: SumTree
     _raw: Floats
+    _bounds: Floats
     _pages: Ints
     _slots: NDArray[np.int32]
 
     def __init__(self, alpha: float, least: bool = False) -> None:
         self._powers, self._offer, self._draw = chosen("powers"), unchecked("offer"), unchecked("draw")
         self._alpha, self._least = alpha, least
-        self._largest = np.ones(1)
+        self._bounds = np.zeros(0)
         # Memory for kernels: some numbers; places that are shown or hidden; ids of an update.
         self._some = np.empty(sumtree.SOME)
         self._block = np.empty((2, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -133,8 +136,12 @@ class PriorityTable:
 
     @property
     def largest(self) -> float:
-        """The largest raw priority so far, 1 at first: that of new ids."""
-        return float(self._largest[0])
+        """The raw priority that new ids enter with: the largest given to an id that can be drawn, 1 if none was."""
+        return self._largest_given() or 1.0
+
+    def _largest_given(self) -> float:
+        """Return the largest raw priority given to an id that can be drawn, 0 before any."""
+        return float(chosen("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
         """Make room for so many pages, all that are in use among them; they are to be listed."""
@@ -152,6 +159,7 @@ class PriorityTable:
             raw[: end * width] = self._raw[: end * width]
             tree.fill(self.tree.masses[: end * width])
         self._raw, self._pages, self.tree = raw, pages.reshape(count, size), tree
+        self._bounds = bounds_of(count, self._bounds)
         self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(3, np.int64)
 
     @property
@@ -176,7 +184,7 @@ class PriorityTable:
             self._alpha = alpha
             end = self._end * columns.PAGE
             powered = np.empty(end)
-            self._powers(self._raw[:end], alpha, powers.SMALLEST, powers.LARGEST, np.empty(end), powered)
+            self._powers(np.abs(self._raw[:end]), alpha, powers.SMALLEST, powers.LARGEST, np.empty(end), powered)
             self.tree.fill(np.where(self.tree.masses[:end] > 0, powered, 0.0))
 
     # --- following a population --------------------------------------------------------------------------------------
@@ -197,8 +205,9 @@ class PriorityTable:
         runs[:3] = changes.runs
         now = _Followed(runs, runs.shape[1] - changes.loose, changes.left, population.segments)
         while self._offer(
-            *before[:3], *before.segments, *now[:3], *now.segments, changes.whole, self._alpha, self.largest,
-            self._pages, self._slots, self._stacks, self._heights, self._raw, *self.tree.arrays, *self._block,
+            *before[:3], *before.segments, *now[:3], *now.segments, changes.whole, self._alpha,
+            self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, *self.tree.arrays,
+            *self._block,
         ):  # fmt: skip
             self._make_room(population)
         if not same:
@@ -210,7 +219,10 @@ class PriorityTable:
         self._version, self._mark = population.version, changes.mark
 
     def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
-        """Set the raw priorities of new ids from the initial ones of their steps; of others, to the largest so far."""
+        """Set the raw priorities of new ids from the initial ones of their steps.
+
+        Other new ids enter with the largest one given so far, the ids before them in the order included.
+        """
         pages = self._stacks[CHANGED, : self._heights[NEW]]
         # In an order that depends on nothing but the ids: a sampler that was loaded goes on as the one that was saved.
         pages = pages[self._pages[pages, columns.FIRST].argsort()]
@@ -218,10 +230,18 @@ class PriorityTable:
             lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
             page, row = np.nonzero(bits(lines[:, columns.ENTERED].copy()))
             ids = lines[page, columns.FIRST] + row * lines[page, columns.STRIDE]
-            raw = np.empty(len(ids) + 1)
-            raw[0], raw[1:] = self.largest, read(population.snapshot, ids, eta) + eps
-            largest = np.fmax.accumulate(raw)  # NaN aside
-            self.update(ids, np.where(np.isnan(raw), largest, raw)[1:], 0.0)
+            initial = read(population.snapshot, ids, eta) + eps
+            is_given = ~np.isnan(initial)
+            largest = np.maximum.accumulate(np.append(self._largest_given(), np.where(is_given, initial, 0.0)))[1:]
+            self.update(ids[is_given], initial[is_given], 0.0)
+            self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
+
+    def _enter(self, ids: Ints, raw: Floats) -> None:
+        """Let ids that can be drawn have these raw priorities, as not given."""
+        places, masses = self.places(ids), np.empty(len(ids))
+        self._powers(raw, self._alpha, powers.SMALLEST, powers.LARGEST, np.empty(len(ids)), masses)
+        self._raw[places] = -raw
+        self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> _Followed:
         """Return what was followed, with runs that have come to be hidden in part behind those that were."""
@@ -294,7 +314,7 @@ class PriorityTable:
     def raw(self, ids: Ints) -> Floats:
         """Return the raw priority of each id, 0 where it cannot be drawn."""
         places = self.places(ids)
-        return np.where(places >= 0, self._raw[places], 0.0)
+        return np.where(places >= 0, np.abs(self._raw[places]), 0.0)
 
     def ids(self, places: Ints) -> Ints:
         """Return the id at each place, which must have one."""
@@ -322,51 +342,59 @@ class PriorityTable:
             self._batch = np.empty((2, len(ids)), np.int64), np.empty((3, len(ids)))
         skipped: int = chosen("update")(
             ids, errors, eps, self._alpha, *self._followed.segments, self._pages, self._slots, *self.tree.arrays,
-            self._raw, self._largest, self._drawn, *self._batch,
+            self._raw, self._bounds, self._drawn, *self._batch,
         )  # fmt: skip
         return skipped
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arrays and numbers from which `loaded` makes the same table: 8 bytes an id, and its pages."""
+        """Return arrays and numbers from which `loaded` makes the same table: 8 bytes an id, and its pages.
+
+        `known` and `given` have a bit a row of a page: which have a priority, and which of those were given theirs.
+        """
         population = self._population()
         number = np.flatnonzero(self._pages[:, columns.STRIDE])
         first, stride, known = self._pages[number][:, [columns.FIRST, columns.STRIDE, columns.KNOWN]].T.copy()
         if population is not None and population.snapshot is not None:
             known[~self._alive(population)[1]] = 0
+        raw, is_known = self._raw.reshape(-1, columns.PAGE)[number], bits(known)
         return {
             "page": number,
             "first": first,
             "stride": stride,
             "known": known,
-            "values": self._raw.reshape(-1, columns.PAGE)[number][bits(known)],
+            "given": masks(is_known & (raw > 0.0)),
+            "values": np.abs(raw[is_known]),
             "pages": len(self._pages),
-            "largest": self.largest,
         }
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
-        """Make a table from its state; ValueError where this is the state of no table."""
+        """Make a table from its state; ValueError where this is the state of no table.
+
+        Earlier versions did not save which priorities were given. There, new ids often entered with exactly 1: such a
+        priority counts as not given.
+        """
         with state_of("a table of priorities"):
             arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("page", "first", "stride", "known")]
-            values = np.ascontiguousarray(state["values"], np.float64)
-            count, largest = int(state["pages"]), float(state["largest"])
+            values, count = np.ascontiguousarray(state["values"], np.float64), int(state["pages"])
+            given = np.ascontiguousarray(state.get("given", arrays[-1]), np.int64)
         number, first, stride, known = arrays
         # What a state must be for the table to stay inside its arrays.
-        good = all(column.shape == number.shape and column.ndim == 1 for column in arrays) and count > 0
+        good = all(column.shape == number.shape and column.ndim == 1 for column in (*arrays, given)) and count > 0
         good = good and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
         good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
         good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
-        good = good and values.shape == (np.count_nonzero(bits(known)),)
-        if not good or not (values > 0).all() or not np.isfinite(values).all() or not 0 < largest < np.inf:
+        good = good and values.shape == (np.count_nonzero(bits(known)),) and not (given & ~known).any()
+        if not good or not (values > 0).all() or not np.isfinite(values).all():
             raise ValueError("this saved table of priorities contradicts itself: it is damaged")
         table = cls(alpha, least)
         table._resize(count)
         for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):
             table._pages[number, column] = of_pages
         page, row = np.nonzero(bits(known))
-        table._raw[number[page] * columns.PAGE + row] = values
-        table._largest[0] = largest
+        is_given = bits(given)[page, row] if "given" in state else values != 1.0
+        table._raw[number[page] * columns.PAGE + row] = np.where(is_given, values, -values)
         table._list_pages()
         return table

@@ -25,8 +25,10 @@ class Prioritized(Owned):
     """Draw ids in proportion to |td| ** alpha: proportional prioritization, Schaul et al. 2016 (sections 3.3 and 3.4).
 
     P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids begin with the priority that their steps were appended with
-    (Horgan et al. 2018, section 3; of sequences see `eta`), or with the largest so far, 1 before any. The weight of a
-    drawn id is (N · P(i)) ** -beta over the largest such weight, where N counts the ids that can be drawn.
+    (Horgan et al. 2018, section 3; of sequences see `eta`). Other new ids begin with the largest priority that an
+    update or such a step gave to an id that can still be drawn, 1 before any. A priority that an id began with by
+    this rule does not count. The weight of a drawn id is (N · P(i)) ** -beta over the largest such weight, where N
+    counts the ids that can be drawn.
 
     It holds priorities, and so belongs to one sampler, under whose lock it is called. Each kind of id has a table of
     its own: all transitions share one, sequences of each (length, overlap, pad) have another. A table is made when its

@@ -35,6 +35,12 @@ def bits(masks: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.unpackbits(masks.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little").astype(np.bool_)
 
 
+def masks(bits: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return masks that have these bits, (n, 64), the lowest first: (n,)."""
+    found: NDArray[np.int64] = np.packbits(bits, axis=1, bitorder="little").view(np.int64).reshape(-1)
+    return found
+
+
 def is_priority_table(state: Mapping[str, Any]) -> bool:
     """Tell whether this is the state of a table of priorities; see `PriorityTable.state_dict`."""
     return {"page", "first", "stride", "known", "values"} <= state.keys()

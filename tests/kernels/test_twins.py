@@ -39,8 +39,8 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
         "advance", "advance_hiding", "advise", "bind_table", "discounted", "draw", "find_windows", "follow", "freeze",
-        "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "locate", "nstep", "offer", "powers",
-        "random_ids", "sort_runs", "starts", "stream", "sumtree_find", "sumtree_set", "update", "weights",
+        "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate", "nstep", "offer",
+        "powers", "random_ids", "sort_runs", "starts", "stream", "sumtree_find", "sumtree_set", "update", "weights",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures")

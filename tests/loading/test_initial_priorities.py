@@ -46,36 +46,54 @@ def serial_ids(store: Any) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_new_steps_begin_with_their_priority_and_others_with_the_largest_so_far(tmp_store: Path) -> None:
-    """Step by step as in a loop over one collector's steps, with updates, growth, refreshes and evictions between."""
+@pytest.mark.parametrize("mixed", [False, True])
+def test_new_steps_begin_with_their_priority_and_others_with_the_largest_given(tmp_store: Path, mixed: bool) -> None:
+    """Step by step as in a loop over one collector's steps, with updates, evictions and other samplers that go on."""
     rng, compared = np.random.default_rng(0), 0
     schema = serial_schema()
+
+    def made() -> dr.Sampler:
+        drawing = dr.Mixture([(distribution(), 1.0)]) if mixed else distribution()
+        return dr.Sampler(store, dr.Transitions(), drawing, batch_size=16, seed=0)
+
     with dr.create(tmp_store, schema, capacity=120, segment_steps=30, chunk_bytes=256) as store, store.writer() as one:
-        sampler = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=16, seed=0)
+        sampler = made()
         ids: dict[int, int] = {}
-        raw: dict[int, float] = {}
-        largest, serial = 1.0, 0
-        for _ in range(60):
+        raw: dict[int, float] = {}  # by number
+        given: set[int] = set()
+        entered, serial = set(), 0
+        for at in range(60):
             new = []
             for _ in range(int(rng.integers(1, 12))):
-                priority = None if serial < 7 or rng.random() < 0.4 else float(rng.normal(0, 3))
+                priority = None if serial < 7 or rng.random() < 0.4 else float(rng.normal(0, 3) * 0.9**at)
                 append_numbered(one, [serial], "terminated" if rng.random() < 0.1 else "open", priority=priority)
                 new.append((serial, priority))
                 serial += 1
             ids |= serial_ids(store)
+            there = range(max(0, serial - 120), serial)
             for number, priority in new:
-                raw[ids[number]] = largest if priority is None else abs(priority) + EPS
-                largest = max(largest, raw[ids[number]])
-            there = {ids[number]: raw[ids[number]] for number in range(max(0, serial - 120), serial)}
-            compared += check_chances(sampler, there)
+                if priority is None:
+                    raw[number] = max((raw[other] for other in given.intersection(there)), default=1.0)
+                    entered.add(raw[number])
+                else:
+                    raw[number] = abs(priority) + EPS
+                    given.add(number)
+            compared += check_chances(sampler, {ids[number]: raw[number] for number in there})
             batch = sampler.sample()
-            errors = rng.normal(0, 2, 16)
+            errors = rng.normal(0, 2, 16) * 0.9**at
             sampler.update_priorities(batch.index, errors)
+            number_of = {i: number for number, i in ids.items()}
             for i, error in zip(batch.index.tolist(), errors.tolist(), strict=True):
-                raw[i] = abs(error) + EPS
-            largest = max(largest, *(abs(error) + EPS for error in errors.tolist()))
+                raw[number_of[i]] = abs(error) + EPS
+                given.add(number_of[i])
+            if rng.random() < 0.2:
+                state = sampler.state_dict()
+                sampler.close()
+                sampler = made()
+                sampler.load_state_dict(state)
         assert compared > 4000
-        assert largest > 5
+        assert min(entered) < 0.3 < 3 < max(entered)
+        assert len(entered) > 20
 
 
 def test_an_initial_priority_is_to_the_bit_what_an_update_with_it_would_be(tmp_path: Path) -> None:
@@ -105,7 +123,8 @@ def test_a_million_draws_follow_the_initial_priorities(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema()) as store:
         with store.writer() as one, store.writer(num_envs=3) as some:
             for t in range(100):
-                append_numbered(one, [t], "terminated" if t % 9 == 8 else "open", priority=rng.random() * 0.9)
+                priority = rng.random() * 0.9 if t else 1.0  # the largest is that of the first step
+                append_numbered(one, [t], "terminated" if t % 9 == 8 else "open", priority=priority)
                 priorities = np.where(rng.random(3) < 0.5, np.nan, rng.random(3) * 0.9)
                 ends, serials = np.full(3, t % 11 == 10), 1000 + 3 * t + np.arange(3)
                 obs = np.zeros((3, 3), np.float32)
@@ -113,7 +132,7 @@ def test_a_million_draws_follow_the_initial_priorities(tmp_store: Path) -> None:
         raw = {}
         for episode in store.episodes if store.refresh() else ():
             for i, priority in zip(episode.ids.tolist(), episode["priority"].tolist(), strict=True):
-                raw[i] = 1.0 if np.isnan(priority) else priority + EPS
+                raw[i] = 1.0 + EPS if np.isnan(priority) else priority + EPS
         sampler = dr.Sampler(store, dr.Transitions(), distribution(stratified=False), batch_size=10_000, seed=3)
         drawn = np.concatenate([sampler.sample().index.numpy() for _ in range(100)])
         ids, counts = np.unique(drawn, return_counts=True)
@@ -178,9 +197,10 @@ def test_windows_begin_with_the_mix_of_the_priorities_of_their_steps(
         for i, raw in given.items():
             assert found[i] / found[one] == pytest.approx((raw / given[one]) ** 0.7, rel=1e-9)
             compared += 1
-        largest = max(1.0, *given.values())
+        bounds = np.array([min(given.values()), max(1.0, *given.values())])
         for i in lacking:  # the largest before it, whichever came first
-            assert (1.0 / given[one]) ** 0.7 * 0.999 < found[i] / found[one] < (largest / given[one]) ** 0.7 * 1.001
+            least, most = (bounds / given[one]) ** 0.7
+            assert least * 0.999 < found[i] / found[one] < most * 1.001
         assert compared == len(given)
 
 

@@ -27,7 +27,7 @@ class Model:
         self.population = Population(view, self.episode_filter)
         self.table = PriorityTable(ALPHA, least=True)
         self.raw: dict[int, float] = {}
-        self.largest = 1.0
+        self.given: set[int] = set()  # ids whose priority an update gave
         self.alpha = ALPHA
 
     def update(self, ids: list[int], values: list[float]) -> None:
@@ -37,7 +37,10 @@ class Model:
         for i, value in zip(ids, values, strict=True):
             if i in drawable:
                 self.raw[i] = value
-                self.largest = max(self.largest, value)
+                self.given.add(i)
+
+    def largest(self, drawable: list[int]) -> float:
+        return max((self.raw[i] for i in self.given.intersection(drawable)), default=1.0)
 
     def set_alpha(self, alpha: float) -> None:
         self.table.set_alpha(alpha)
@@ -54,8 +57,9 @@ class Model:
             self.look()
         self.table.follow(self.population)
         drawable = every_id(self.population).tolist()
+        fresh = self.largest(drawable)
         for i in drawable:
-            self.raw.setdefault(i, self.largest)
+            self.raw.setdefault(i, fresh)
         self.raw = {i: value for i, value in self.raw.items() if i >= self.population.visible.reached}
         masses = self.table.tree.masses
         places = np.flatnonzero(masses)
@@ -69,7 +73,7 @@ class Model:
             assert self.table.total_of(share) == pytest.approx(sum(want[i] for i in np.array(drawable)[mine].tolist()))
         assert self.table.tree.least == pytest.approx(min(want.values(), default=np.inf))
         assert self.table.ids(self.table.places(np.array(drawable, np.int64))).tolist() == drawable
-        assert self.table.largest == self.largest
+        assert self.table.largest == fresh
 
 
 class Prioritizing(RuleBasedStateMachine):

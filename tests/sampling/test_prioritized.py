@@ -40,13 +40,13 @@ def test_a_million_draws_follow_the_priorities_after_updates_growth_and_eviction
     population = population_of(store)
     distribution = Prioritized(alpha=0.6, eps=1e-3, stratified=False)
     raw: dict[int, float] = {}
-    largest = 1.0
+    given: set[int] = set()
 
     def look() -> np.ndarray:
         population.refresh(store.snapshot())
-        for i in everything(population).tolist():
-            raw.setdefault(i, largest)
-        return np.array([raw[i] for i in everything(population).tolist()])
+        ids = everything(population).tolist()
+        largest = max((raw[i] for i in given.intersection(ids)), default=1.0)
+        return np.array([raw.setdefault(i, largest) for i in ids])
 
     look()
     for change in ("updates", "growth", "eviction"):
@@ -62,7 +62,7 @@ def test_a_million_draws_follow_the_priorities_after_updates_growth_and_eviction
         errors = rng.normal(0, 2, len(some)) * (rng.random(len(some)) < 0.8)
         assert distribution.update(population, some, errors) == 0
         raw |= dict(zip(some.tolist(), (np.abs(errors) + 1e-3).tolist(), strict=True))
-        largest = max(largest, float(np.abs(errors).max()) + 1e-3)
+        given |= set(some.tolist())
         drawn, counts = frequencies(distribution, population, 1_000_000)
         want = np.array([raw[i] for i in drawn.tolist()]) ** 0.6
         assert goodness(counts, want) > 1e-4
@@ -130,7 +130,7 @@ def test_a_schedule_counts_delivered_batches() -> None:
         np.testing.assert_allclose(distribution.weigh(draw, None, batches), distribution.weigh(draw, beta), rtol=1e-6)
 
 
-def test_new_ids_have_the_largest_priority_so_far() -> None:
+def test_new_ids_enter_with_the_largest_priority_that_was_given() -> None:
     store = grown(1, [[4]])
     population = population_of(store)
     distribution = Prioritized(alpha=1.0, eps=0.5)
@@ -143,14 +143,71 @@ def test_new_ids_have_the_largest_priority_so_far() -> None:
     np.testing.assert_allclose(chances * (0.5 + 3.0 + 0.75 + 1.0 + 3.0 + 3.0), [0.5, 3.0, 0.75, 1.0, 3.0, 3.0])
 
 
-def test_small_errors_do_not_lower_what_new_ids_get() -> None:
-    store = grown(1, [[1]])
-    population = population_of(store)
-    distribution = Prioritized(alpha=1.0, eps=0.5)
-    distribution.update(population, everything(population), np.array([0.0]))
-    add_episodes(store, 0, [[1]], [0])
+def entered(distribution: Prioritized, store: FakeStore, population: Population) -> float:
+    """Add a step to a store of one lane, and return the priority with which it enters."""
+    add_episodes(store, len(store.lanes) - 1, [[1]], [0])
     population.refresh(store.snapshot())
-    np.testing.assert_allclose(distribution.chances(population, everything(population)), [1 / 3, 2 / 3])
+    return float(distribution.priorities(population, everything(population)[-1:])[0])
+
+
+def test_small_errors_count_however_many_ids_entered_with_one_and_were_never_drawn() -> None:
+    store = grown(1, [[10_000]])
+    population = population_of(store)
+    distribution = Prioritized(eps=1 / 1024)
+    assert distribution.priorities(population, everything(population)).tolist() == [1.0] * 10_000
+    assert entered(distribution, store, population) == 1.0
+    distribution.update(population, everything(population)[::500].copy(), np.arange(21) / 1024)
+    assert entered(distribution, store, population) == 21 / 1024
+    assert distribution.priorities(population, everything(population)).tolist().count(1.0) == 10_001 - 21
+
+
+def test_the_largest_falls_when_its_id_is_updated_or_goes() -> None:
+    store = grown(1, [[300]])
+    population = population_of(store)
+    distribution = Prioritized(eps=0.5)
+    ids = everything(population)
+    distribution.update(population, ids[:4], np.array([7.0, 5.0, 3.0, 2.0]))
+    assert entered(distribution, store, population) == 7.5
+    distribution.update(population, ids[:1], np.array([0.0]))
+    assert entered(distribution, store, population) == 5.5
+    distribution.update(population, ids[[1, 1]], np.array([9.0, 4.0]))  # the last one counts
+    assert entered(distribution, store, population) == 4.5
+    store.frontier = int(ids[2])
+    assert entered(distribution, store, population) == 3.5
+    store.frontier = int(ids[4])  # those that entered by the rule are left
+    assert entered(distribution, store, population) == 1.0
+    distribution.update(population, ids[-1:], np.array([-0.25]))
+    assert entered(distribution, store, population) == 0.75
+
+
+def test_ids_that_a_view_does_not_offer_count_when_it_does_again() -> None:
+    store = grown(1, [[5]], [3])
+    short, long = population_of(store), population_of(store, Transitions(3))
+    distribution = Prioritized(eps=0.5)
+    distribution.update(short, everything(short), np.arange(7.0))
+    assert long.size == 5
+    store.open[0][0] = 6
+    long.refresh(store.snapshot())
+    assert distribution.priorities(long, everything(long)).tolist() == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 6.5]
+    short.refresh(store.snapshot())
+    assert distribution.priorities(short, everything(short))[-3:].tolist() == [6.5] * 3
+
+
+@pytest.mark.parametrize("saved_before", [False, True])
+def test_a_loaded_table_knows_which_priorities_were_given(saved_before: bool) -> None:
+    store = grown(1, [[100]])
+    population = population_of(store)
+    distribution, other = Prioritized(eps=0.125), Prioritized(eps=0.125)
+    distribution.update(population, everything(population)[:50], np.full(50, 0.25))
+    state = distribution.state_dict()
+    if saved_before:  # by a version that did not know it, and saved the largest so far
+        del state['["transitions"]']["given"]
+        state['["transitions"]']["largest"] = 1.0
+    other.load_state_dict(state)
+    add_episodes(store, 0, [[5]], [0])
+    for one in (distribution, other):
+        population.refresh(store.snapshot())
+        assert one.priorities(population, everything(population)).tolist() == [0.375] * 50 + [1.0] * 50 + [0.375] * 5
 
 
 def test_alpha_may_change_through_zero_and_back() -> None:
@@ -335,7 +392,7 @@ def test_loading_drops_what_is_gone_and_takes_the_rest_for_new() -> None:
         {"first": np.array([1, 1])},
         {"stride": np.array([0, 2])},
         {"known": np.array([1, 1])},
-        {"largest": np.nan},
+        {"given": np.array([-1, -1])},
         {"first": "nonsense"},
     ],
     ids=repr,

@@ -68,7 +68,7 @@ class Writer(BaseWriter):
             Values of the whole episode, with the step that ends it.
         priority : float, optional
             The TD error of this step by the collector's own network, of either sign: `Prioritized` begins with it
-            (Horgan et al. 2018, section 3). None: it begins with the largest priority so far.
+            (Horgan et al. 2018, section 3). None: it begins with the largest priority given.
         **extra
             The schema's further fields of a step, all of them.
 

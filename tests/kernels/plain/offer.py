@@ -13,8 +13,8 @@ from tests.kernels.plain.sumtree import sumtree_set_plain
 
 def offer_plain(
     old: Ints, old_ended: int, old_left: int, old_origin: int, old_lanes: Ints,
-    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float, fresh: float,
-    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats,
+    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float,
+    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats, bounds: Floats,
     starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
 ) -> int:  # fmt: skip
     """Do what `offer` does."""
@@ -33,7 +33,9 @@ def offer_plain(
     gone, shown = np.setdiff1d(gone[gone >= 0], shown), shown[tree[shown] == 0]
     page, bit = shown >> PAGE_BITS, np.int64(1) << (shown & LAST_ROW)
     is_new = pages[page, KNOWN] & bit == 0
-    raw[shown[is_new]] = fresh
+    taken = np.setdiff1d(np.flatnonzero(tree[: len(raw)]), gone)
+    raw[shown[is_new]] = -1.0
+    raw[shown[is_new]] = -raw[np.append(taken, shown)].max(initial=0.0) or -1.0
     numbers = page[is_new]
     numbers = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
     pages[numbers, ENTERED] = 0
@@ -44,7 +46,7 @@ def offer_plain(
         np.bitwise_or.at(pages[:, column], page, bit)
     pages[:, WANTED] = pages[:, SHOWN]
     masses = np.zeros(len(shown) + len(gone))
-    powers_plain(raw[shown], alpha, SMALLEST, LARGEST, np.empty(len(shown)), masses[: len(shown)])
+    powers_plain(np.abs(raw[shown]), alpha, SMALLEST, LARGEST, np.empty(len(shown)), masses[: len(shown)])
     places = np.concatenate([shown, gone])
     sumtree_set_plain(places, masses, starts, tree, sums, least, places.copy())
     return 0

@@ -11,10 +11,10 @@ from tests.kernels.plain.sumtree import sumtree_set_plain
 
 def update_plain(
     ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, largest: Floats, drawn: Ints,
+    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, bounds: Floats, drawn: Ints,
     ints: Ints, floats: Floats,
 ) -> int:  # fmt: skip
-    """Do what `update` does, and find each id anew, drawn or not."""
+    """Do what `update` does to what can be drawn, and find each id anew, drawn or not; bounds stay as they are."""
     values = np.abs(errors)
     if not np.isfinite(values).all():
         return -1 - int(np.flatnonzero(~np.isfinite(values))[0])
@@ -22,7 +22,6 @@ def update_plain(
     found = ints[0] >= 0
     place, values = ints[0][found], values[found] + eps
     raw[place] = values
-    largest[0] = max(largest[0], values.max(initial=0.0))
     masses = np.empty(len(place))
     powers_plain(values, alpha, SMALLEST, LARGEST, floats[1], masses)
     sumtree_set_plain(place, masses, starts, tree, sums, least, ints[1])

@@ -1,0 +1,80 @@
+"""Prioritized replay: the largest priority that was given, of ids that can be drawn. See `pages`.
+
+`raw` has a number a place. It is positive if an update or a writer gave the id this priority, and negative if the id
+entered with it by the rule. The masks of the page say which ids can be drawn.
+
+`bounds` holds a number for each page, at least the largest priority given to its rows, and before those a number for
+each block of `BLOCK` successive pages, the largest of theirs. Updates only raise them, which takes a comparison.
+`largest_given` lowers the bounds that it finds too high: each at most once for each update that raised it.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.kernels import jit
+from diskreplay.kernels.pages import KNOWN, PAGE_BITS, WANTED
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+BLOCK_BITS = 6
+BLOCK = 1 << BLOCK_BITS
+
+# Makes an index that is not tested for being negative.
+_at = np.uint64
+
+
+def bounds_of(pages: int, before: Floats) -> Floats:
+    """Return the bounds of `pages` pages; `before` are the bounds of the first ones, empty for a new table."""
+    blocks, known = -(-pages // BLOCK), len(before) // (BLOCK + 1)
+    bounds = np.zeros(blocks * (BLOCK + 1))
+    bounds[:known] = before[:known]
+    bounds[blocks : blocks + known * BLOCK] = before[known:]
+    return bounds
+
+
+@jit.kernel("none", "int", "float", "out_floats", inner=True, inlined=True)
+def raise_bound(page: int, value: float, bounds: Floats) -> None:
+    """Make the bounds of a page at least the value, one that is not positive aside."""
+    at = bounds.size // (BLOCK + 1) + page
+    if value > bounds[_at(at)]:
+        bounds[_at(at)] = value
+        block = page >> BLOCK_BITS
+        if value > bounds[_at(block)]:
+            bounds[_at(block)] = value
+
+
+@jit.kernel("int", "floats", "int", "int", inner=True)
+def _first_largest(bounds: Floats, begin: int, end: int) -> int:
+    """Return where the largest of the bounds from one to before another is; the first of equal ones."""
+    most = np.int64(0)
+    for i in range(begin, end):  # positive numbers are in the order of their bits: this becomes vector code
+        bits = np.int64(jit.bits_of(bounds[_at(i)]))
+        most = bits if bits > most else most
+    at = begin
+    while jit.bits_of(bounds[_at(at)]) != most:
+        at += 1
+    return int(at)
+
+
+@jit.kernel("float", "ints2", "floats", "out_floats")
+def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
+    """Return the largest priority given to a wanted id, 0 if no wanted id was given one; lower bounds on the way."""
+    blocks = bounds.size // (BLOCK + 1)
+    while True:
+        block = _first_largest(bounds, 0, blocks)
+        first = blocks + (block << BLOCK_BITS)
+        at = _first_largest(bounds, first, first + BLOCK)
+        bound = bounds[_at(at)]
+        if bound == 0.0:
+            return 0.0
+        page = at - blocks
+        rows, most = pages[_at(page), WANTED] & pages[_at(page), KNOWN], 0.0
+        while rows != 0:
+            value = raw[_at((page << PAGE_BITS) + jit.lowest_bit(rows))]
+            most = value if value > most else most
+            rows &= rows - 1
+        if most == bound:
+            return most
+        bounds[_at(at)] = most
+        bounds[_at(block)] = bounds[_at(_first_largest(bounds, first, first + BLOCK))]

@@ -1,0 +1,10 @@
+"""Plain twins of the kernels of `kernels.largest`."""
+
+from diskreplay.kernels.largest import Floats, Ints
+from diskreplay.kernels.pages import KNOWN, PAGE, WANTED
+from diskreplay.sampling.saved_state import bits
+
+
+def largest_given_plain(pages: Ints, raw: Floats, bounds: Floats) -> float:
+    """Do what `largest_given` does, without bounds."""
+    return float(raw.reshape(-1, PAGE)[bits(pages[:, WANTED] & pages[:, KNOWN])].max(initial=0.0))
