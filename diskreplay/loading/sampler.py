@@ -111,8 +111,9 @@ class Sampler(IterableDataset[Batch]):
         `Sweep` draws.
     remover : {"oldest", "lowest_priority", "random"}
         Which id is removed for a new one, as in Reverb (Fifo, MinHeap, Uniform): the oldest by when steps were
-        published; that with the lowest priority, of equal ones the oldest; or one at random, which may be the new one,
-        so that every id that came has the same probability to be left: a reservoir (Vitter 1985, algorithm R).
+        published; the one with the lowest priority, of equal ones the oldest; or one at random, so that every id that
+        came has the same probability to be left: a reservoir (Vitter 1985, algorithm R). The latter two may remove the
+        new one.
     transform : callable or sequence of callables, or None
         What is done to each batch before it is delivered, one after the other: `Normalize`, `RandomShift`, `ToFloat`,
         or functions of a batch that return a batch, or a dict of the fields that are new. They see all fields of the

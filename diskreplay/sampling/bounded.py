@@ -25,9 +25,10 @@ class Index:
     """The ids of one kind that a sampler draws from, `most` at the most, in order: `ids`. Not thread-safe.
 
     `remover` says which one goes for a new one when it is full: the "oldest", by when steps were published; the one
-    with the "lowest_priority", of equal ones the oldest; or a "random" one of it and the new one, so that every id has
-    the same probability to be in it: Vitter's algorithm R (1985), and where steps of the store are evicted, random
-    pairing (Gemulla et al. 2008): new ids take the places of evicted ones with the probability that these were in it.
+    with the "lowest_priority", of equal ones the oldest; or a "random" one. The latter two may remove the new one. With
+    "random" every id has the same probability to be in it: Vitter's algorithm R (1985), and where steps of the store
+    are evicted, random pairing (Gemulla et al. 2008): new ids take the places of evicted ones with the probability that
+    these were in it.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
@@ -101,17 +102,15 @@ class Index:
         self.ids, self._came = np.delete(self.ids, which), np.delete(self._came, which)
 
     def _remove_least(self, values: NDArray[Any]) -> None:
-        """Remove all that are too many: those of the least values, and of equal ones the first that came.
+        """Remove all that are too many: the ids of the least values, and of equal ones the first that came.
 
-        Each id goes as one comes, so the last that came stays.
+        So does a table that takes each new id in, and then removes one, which may be the new one.
         """
-        many, last = len(self.ids) - self.most, int(self._came.argmax())
-        others = np.delete(np.arange(len(self.ids)), last)
-        values, came = values[others], self._came[others]
+        many = len(self.ids) - self.most
         bound = np.partition(values, many - 1)[many - 1]
         less, equal = np.flatnonzero(values < bound), np.flatnonzero(values == bound)
-        first = equal[np.argpartition(came[equal], many - len(less) - 1)[: many - len(less)]]
-        self._remove(others[np.append(less, first)])
+        first = equal[np.argpartition(self._came[equal], many - len(less) - 1)[: many - len(less)]]
+        self._remove(np.append(less, first))
 
     def _add_at_random(self, new: Ints, size: int) -> None:
         """Put new ids in so that each of the `size` ids that there are now has the same probability to be in."""

@@ -109,9 +109,9 @@ def test_steps_of_low_initial_priority_are_removed_for_new_ones(tmp_store: Path)
         sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(), batch_size=64, seed=0, **limits)
         for number, priority in enumerate(priorities):
             writer.append(number, number, 0.0, terminated=True, priority=priority)
-            if len(held) == 15:
-                held.remove(min(held))
             held.append(priority)
+            if len(held) > 15:
+                held.remove(min(held))  # which may be the new one
             if number % 7 == 0:  # some steps at a time
                 assert {priorities[i] for i in sampler.sample().action.tolist()} <= set(held)
                 assert sorted(priorities[int(i)] for i in sampler.gather(sampler.ids()).action) == sorted(held)

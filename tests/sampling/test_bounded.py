@@ -36,21 +36,22 @@ class Model:
         self.ids: list[int] = []
         self.seen: set[int] = set()
         self.priority: dict[int, float] = {}
-        self.largest = 1.0
+        self.given: set[int] = set()
 
     def follow(self, visible: list[int]) -> None:
         self.ids = [i for i in self.ids if i in set(visible)]
+        largest = max((self.priority[i] for i in self.given.intersection(visible)), default=1.0)
         for new in sorted(set(visible) - self.seen):
-            self.priority[new] = self.largest
-            if len(self.ids) == self.most:
-                self.ids.remove(min(self.ids, key=self.priority.__getitem__) if self.by_priority else self.ids[0])
+            self.priority[new] = largest
             self.ids.append(new)
+            if len(self.ids) > self.most:
+                self.ids.remove(min(self.ids, key=self.priority.__getitem__) if self.by_priority else self.ids[0])
         self.seen |= set(visible)
 
     def update(self, ids: list[int], errors: list[float], eps: float) -> None:
         for i, error in zip(ids, errors, strict=True):
             self.priority[i] = abs(error) + eps
-            self.largest = max(self.largest, self.priority[i])
+            self.given.add(i)
 
 
 @pytest.mark.slow
@@ -82,6 +83,24 @@ def test_it_holds_what_plain_lists_hold_while_the_store_grows(
             state = index.state_dict()
             index = Index.loaded(most, remover, np.random.default_rng(0), state)
     assert full > 5
+
+
+def test_the_lowest_priority_may_be_that_of_the_id_that_comes() -> None:
+    class ByNumber(Prioritized):
+        """Ids have the priorities that their steps were appended with: each less than the one before."""
+
+        def priorities(self, population: Population, ids: np.ndarray) -> np.ndarray:
+            return 1.0 / (1.0 + ids)
+
+    store = grown(1, [[5]])
+    index, population = index_of(5, "lowest_priority"), population_of(store)
+    index.follow(population, ByNumber())
+    held = index.ids.tolist()
+    for _ in range(3):
+        add_episodes(store, 0, [[1]], [0])
+        population.refresh(store.snapshot())
+        index.follow(population, ByNumber())
+        assert index.ids.tolist() == held
 
 
 # --- the reservoir ---------------------------------------------------------------------------------------------------
