@@ -121,7 +121,7 @@ class Batch(Mapping[str, Tree]):
         return [*super().__dir__(), *self._fields]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (self._tensors(), self._kind)
+        return Batch, (map_tree(_to_pickle, self._tensors()), self._kind)
 
     def __repr__(self) -> str:
         return f"Batch({', '.join(f'{name}={_describe(value)}' for name, value in self._tensors().items())})"
@@ -272,6 +272,13 @@ _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
+# torch neither fills nor pickles unsigned integers of more than a byte; their zeros have the bytes of these.
+_SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _to_pickle(tensor: torch.Tensor) -> Tree:
+    """Return what a tensor is pickled as: itself, or an array, which is a tensor again in the copy."""
+    return tensor.numpy() if tensor.dtype in _SAME_BYTES and tensor.device.type == "cpu" else tensor
 
 
 def kind_of(index: Any) -> Kind | None:
@@ -307,7 +314,7 @@ def _windows_of(flat: dict[str, Tree], windows: Windows, start_only: set[str]) -
 
     def padded(tensor: torch.Tensor) -> torch.Tensor:
         found = tensor[rows]
-        found[~mask] = 0
+        found.view(_SAME_BYTES.get(found.dtype, found.dtype))[~mask] = 0
         return found
 
     first = operator.itemgetter(rows[:, 0])
