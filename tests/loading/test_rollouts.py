@@ -393,6 +393,19 @@ def test_a_truncation_without_a_value_behind_it_is_refused_until_there_is_one(tm
         assert [call.tolist() for call in source.calls] == [[[3.0, 3.0], [4.0, 4.0]]]
 
 
+def test_a_truncation_without_a_final_observation_is_refused_or_bootstraps_from_the_field(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        append(writer, 0, 3, "truncated", known=False)
+        append(writer, 3, 4)
+        refused = Source(store, Rollouts(4, value_fn=lambda obs: obs[:, 0]))
+        with pytest.raises(dr.ReplayError, match="^step 2 was truncated, .* value_fn .* next_value$"):
+            refused.sample()
+        both = Source(store, Rollouts(4, 1.0, 0.0, value_fn=lambda obs: obs[:, 0], next_value="following"))
+        batch = both.sample()
+        assert given(batch) == [[0, 1, 2, 3]]
+        assert batch.ret[2].item() - 1 == -2.0
+
+
 def test_the_last_step_of_a_cut_that_nothing_is_known_behind_is_left_out(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 4, known=False)
