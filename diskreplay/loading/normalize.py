@@ -52,6 +52,10 @@ class Normalize(OneOwner, Transform):
     all that is there. They are part of the sampler's saved state. A batch is normalised by those of its draw, and what
     is in the store stays as it is. Padding, and observations that are not there, are zeros before they are normalised.
 
+    A step with NaN or an infinity is left out of the statistics of that leaf, or of returns, which the first time is a
+    warning; `Sampler.stats` counts such steps in `steps_not_finite`. A finite value that is so large that it alone
+    makes a deviation is a warning, too.
+
     It belongs to one sampler; ``copy.deepcopy`` makes one for another with the same statistics.
 
     Parameters
@@ -184,6 +188,10 @@ class Normalize(OneOwner, Transform):
         if self._reward and "reward" in batch:
             found["reward"] = self._scaled(batch["reward"], prepared)
         return found
+
+    def stats(self) -> dict[str, float]:
+        """Return `steps_not_finite`: how many steps have NaN or an infinity, and are left out of the statistics."""
+        return {"steps_not_finite": 0 if self._store is None else self._store.not_finite}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics, and which steps they count."""

@@ -619,13 +619,15 @@ class Sampler(IterableDataset[Batch]):
         batches that are made ahead, `seconds_elsewhere` between the calls: the trainer's own. In whichever thread:
         `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows), `seconds_copying` to a device that
         is no CUDA device, and `seconds_transforming`. `population` and `priority_sum` are what the fields of these
-        names are, as of now.
+        names are, as of now. `Normalize` adds `steps_not_finite`.
         """
         with self._lock:
             steps = self._steps_when_closed
             if steps is None:
                 steps = len(self._store.snapshot)
             found = self._statistics.report(steps, self._seconds())
+            for one in self._transforms:
+                found |= one.stats()
             return {**found, "population": self._planner.drawable(), "priority_sum": self._planner.priority_sum()}
 
     def close(self) -> None:

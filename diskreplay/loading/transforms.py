@@ -44,6 +44,10 @@ class Transform(ABC):
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
         """Belong to this sampler, where that matters: see `OneOwner`."""
 
+    def stats(self) -> dict[str, float]:
+        """Return numbers for `Sampler.stats`, by name."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what later batches depend on, beside the store: arrays, numbers, texts."""
         return {}

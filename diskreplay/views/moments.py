@@ -1,5 +1,6 @@
 """Means and variances of what a store's steps hold, kept up to date at the cost of what is new."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ RETURN = "return"
 """The name of the moments of returns, beside those of leaves by path."""
 # Of rows that are read at once.
 PIECE_BYTES = 8 << 20
+# A value this many times farther from the mean than the deviation of the others, or than 1, makes a deviation useless.
+_FAR = 1e6
 
 
 class Moments(NamedTuple):
@@ -45,6 +48,8 @@ class Moments(NamedTuple):
 
     def merged(self, other: "Moments") -> "Moments":
         """Return those of both together (Chan, Golub & LeVeque 1983, equation 2.1)."""
+        if not other.count:
+            return self
         total = self.count + other.count
         delta = other.mean - self.mean
         squares = self.var * self.count + other.var * other.count + delta**2 * (self.count * other.count / total)
@@ -95,6 +100,9 @@ class StoreMoments:
     ----------
     moments : dict of str to Moments
         By leaf, and `RETURN`. Replaced as a whole when steps come.
+    not_finite : int
+        Steps with NaN or an infinity in a leaf or a reward. The moments of that leaf, or of returns, leave them out;
+        such a reward counts as 0 in the returns of later steps.
     """
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
@@ -106,6 +114,8 @@ class StoreMoments:
             self.moments[RETURN] = Moments.none(())
         # By lane: the id of the newest step that was counted, -1 for none, and the return that it ended.
         self._newest, self._returns = np.zeros(0, np.int64), np.zeros(0)
+        self.not_finite = 0
+        self._warned: set[str] = set()
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -130,7 +140,7 @@ class StoreMoments:
         runs = self._new_runs(snapshot)
         if len(runs.place):
             try:
-                moments, returns = self._counted(snapshot, runs)
+                moments, returns, not_finite = self._counted(snapshot, runs)
             except SegmentGone:
                 return
             last = np.append(runs.place[1:] != runs.place[:-1], True)
@@ -138,6 +148,7 @@ class StoreMoments:
             self._newest[runs.place[last]] = (runs.first + (runs.steps - 1) * runs.stride)[last]
             self._returns[runs.place[last]] = returns[ends] if self._weights else 0.0
             self.moments = moments
+            self.not_finite += not_finite
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
@@ -171,9 +182,10 @@ class StoreMoments:
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)
 
-    def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats]:
-        """Return the moments with those of these steps, and the returns that these end."""
+    def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
+        """Return the moments with those of these steps, the returns that these end, and how many are not finite."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
+        is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:
             self._plan = row_plan(self._leaves)
         piece = max(1, PIECE_BYTES // self._row_bytes)
@@ -181,14 +193,51 @@ class StoreMoments:
             read = self._plan.rows(snapshot, place(snapshot, ids[start : start + piece]))
             values = [array[:, 0] for array in read]
             for leaf, column in zip(self._fields, values, strict=False):
-                moments[leaf] = moments[leaf].merged(Moments.of(column))
+                good = np.isfinite(column).reshape(len(column), -1).all(axis=1)
+                moments[leaf] = self._merged(leaf, moments[leaf], column if good.all() else column[good])
+                is_finite[start : start + piece] &= good
             summands = zip(self._weights, values[len(self._fields) :], strict=True)
             rewards.append(sum((weight * column.astype(np.float64) for weight, column in summands), np.zeros(1)))
         returns = np.zeros(len(ids))
         if self._weights:
-            chosen("discounted")(np.concatenate(rewards), runs.steps, runs.before, self._gamma, returns)
-            moments[RETURN] = moments[RETURN].merged(Moments.of(returns))
-        return moments, returns
+            reward = np.concatenate(rewards)
+            good = np.isfinite(reward)
+            chosen("discounted")(np.where(good, reward, 0.0), runs.steps, runs.before, self._gamma, returns)
+            moments[RETURN] = self._merged(RETURN, moments[RETURN], returns[good])
+            is_finite &= good
+        not_finite = int(np.count_nonzero(~is_finite))
+        if not_finite:
+            self._warn(
+                "not finite",
+                f"step {ids[~is_finite][0]} has NaN or an infinity: Normalize leaves such steps out of its statistics, "
+                "and stats() counts them in steps_not_finite",
+            )
+        return moments, returns, not_finite
+
+    def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
+        """Return moments with finite values, (n, *shape); warn if one is so large that it alone makes the deviation."""
+        if not len(values):
+            return known
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = known.merged(Moments.of(values))
+            flat = np.abs(values.reshape(len(values), -1))
+            at = np.unravel_index(int(flat.argmax()), flat.shape) if flat.size else (0, 0)
+            if flat.size and flat[at] >= _FAR and known.count + len(values) > 2:
+                column = values.reshape(len(values), -1)[:, at[1]].astype(np.float64)
+                mean, var = (np.asarray(each).reshape(-1)[at[1]] for each in known[1:])
+                others = Moments(known.count, mean, var).merged(Moments.of(np.delete(column, at[0])))
+                if abs(column[at[0]] - others.mean) > _FAR * max(1.0, float(np.sqrt(others.var))):
+                    self._warn(
+                        name,
+                        f"{name} has a value of {column[at[0]]:g} where its standard deviation is "
+                        f"{float(np.sqrt(others.var)):g}: normalised by all of them, the others become nearly equal",
+                    )
+        return found
+
+    def _warn(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, UserWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
         """Return moments, and which steps were counted: arrays and numbers."""
@@ -197,6 +246,7 @@ class StoreMoments:
             "moments": {name: found._asdict() for name, found in self.moments.items()},
             "newest": self._newest[known],
             "returns": self._returns[known],
+            "not_finite": self.not_finite,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -204,10 +254,12 @@ class StoreMoments:
         with state_of("the moments of a store"):
             moments = {str(name): loaded(found) for name, found in state["moments"].items()}
             newest, returns = np.array(state["newest"], np.int64), np.array(state["returns"], np.float64)
+            not_finite = int(state.get("not_finite", 0))
             if newest.ndim != 1 or newest.shape != returns.shape or (newest < 0).any():
                 raise ValueError("newest and returns are not one id and one number a lane")
         self.replace(moments)
         self._newest, self._returns = newest, returns
+        self.not_finite = not_finite
         self._start_afresh()
 
     def replace(self, moments: Mapping[str, Moments]) -> None:

@@ -338,3 +338,39 @@ def test_it_belongs_to_one_sampler_and_a_copy_to_another(store: dr.Store) -> Non
             assert torch.equal(other.sample().obs["state"][0], first.obs["state"][0])
         sampler.view = dr.Sequences(length=4, overlap=0)
         assert sampler.sample().obs["state"][0].mean().abs() < 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["obs", "reward"])
+def test_steps_that_are_not_finite_are_left_out_and_counted(tmp_store: Path, where: str, bad: float) -> None:
+    rng = np.random.default_rng(0)
+    obs, reward = rng.normal(50, 10, (101, 2)), rng.normal(0, 3, 100)
+    schema = dr.Schema(obs=dr.Field((2,), "float64"), action=dr.Field((), "int64"))
+    (obs[7] if where == "obs" else reward[7:8])[:1] = bad
+    with dr.create(tmp_store, schema) as store:
+        with store.writer() as writer:
+            writer.append_episode(obs, np.zeros(100, int), reward, terminated=True)
+        normal = dr.Normalize(reward=True)
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0, transform=normal)
+        with pytest.warns(UserWarning, match="^step 7 has NaN or an infinity: Normalize leaves such steps out"):
+            sampler.sample()
+        good = np.isfinite(obs[:100]).all(axis=1)
+        assert normal.moments["obs"].count == good.sum()
+        np.testing.assert_allclose(normal.moments["obs"].mean, obs[:100][good].mean(axis=0))
+        assert np.isfinite(normal.moments["return"].var)
+        assert sampler.stats()["steps_not_finite"] == 1
+        state = sampler.state_dict()
+        sampler.load_state_dict(state)
+        assert sampler.stats()["steps_not_finite"] == 1
+
+
+def test_a_value_that_alone_makes_the_deviation_is_a_warning(tmp_store: Path) -> None:
+    schema = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
+    obs = np.random.default_rng(0).normal(50, 10, (101, 2))
+    obs[7, 1] = 1e30
+    with dr.create(tmp_store, schema) as store:
+        with store.writer() as writer:
+            writer.append_episode(obs, np.zeros(100, int), np.zeros(100), terminated=True)
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0, transform=dr.Normalize())
+        with pytest.warns(UserWarning, match="^obs has a value of 1e\\+30 where its standard deviation is "):
+            sampler.sample()
