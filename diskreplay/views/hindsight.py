@@ -33,8 +33,9 @@ class Hindsight:
 
     An item of a batch is relabelled with probability `ratio`, independently of the others. Its goal becomes the
     ``achieved_goal`` of an observation that follows a step of the same episode, in ``obs`` and ``next_obs`` alike, and
-    its rewards are computed anew. Nothing else of it changes: terminated, truncated and discount stay those of the
-    episode as it was. Nothing is written to the store.
+    its rewards are computed anew; with `terminated_fn`, so are terminated and discount. Nothing else of it changes.
+    Without `terminated_fn`, terminated and discount stay as recorded: a step that reaches its new goal bootstraps.
+    Nothing is written to the store.
 
     Observations must be goal-conditioned, as those of gymnasium-robotics are: a dict with "observation",
     "achieved_goal" and "desired_goal", where the goals are single arrays of one dtype and shape.
@@ -54,6 +55,10 @@ class Hindsight:
         rewards of M steps: (M,), or what broadcasts to it. It is called once a batch, for all steps of all relabelled
         items. The achieved goal is that of the observation after the step. A function that needs a third argument,
         such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
+    terminated_fn : callable or None
+        ``terminated_fn(achieved_goal, desired_goal)``, called as `reward_fn` is, returns whether each of M steps
+        terminates, (M,) bool. An n-step window ends at its first such step: rewards behind it do not count, terminated
+        is true and discount 0. Else terminated is false, and the item bootstraps. `next_obs` and `n_steps` stay.
 
     Raises
     ------
@@ -72,6 +77,7 @@ class Hindsight:
     strategy: str = "future"
     ratio: float = 0.8
     reward_fn: Callable[..., Any] | None = None
+    terminated_fn: Callable[..., Any] | None = None
     _extra: tuple[Any, ...] = field(default=(), init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +85,10 @@ class Hindsight:
             raise ValueError(f'strategy must be "future", "final" or "episode", not {self.strategy!r}')
         check_fields(self, ratio=fraction)
         object.__setattr__(self, "_extra", _extra_arguments(self.reward_fn))
+        if self.terminated_fn is not None and not callable(self.terminated_fn):
+            raise ValueError(
+                f"terminated_fn must be None or a function of (achieved_goal, desired_goal), not {self.terminated_fn!r}"
+            )
 
     def __repr__(self) -> str:
         name = getattr(self.reward_fn, "__qualname__", None) or type(self.reward_fn).__qualname__
@@ -107,6 +117,17 @@ class Hindsight:
         if not finite.all():
             raise ValueError(f"{wanted}, and returned {rewards[~finite][0]} for {np.count_nonzero(~finite)} of them")
         return rewards
+
+    def terminations(self, achieved: NDArray[Any], desired: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return whether each of M steps terminates, (M,); ValueError where `terminated_fn` says something else."""
+        assert self.terminated_fn is not None
+        found = np.asarray(self.terminated_fn(achieved, desired))
+        if found.dtype.kind != "b" or found.shape not in ((), (len(achieved),)):
+            raise ValueError(
+                f"terminated_fn must return one bool for each of the {len(achieved)} steps that it is given, "
+                f"not {found.dtype}{list(found.shape)}"
+            )
+        return np.broadcast_to(found, (len(achieved),))
 
 
 def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
@@ -150,6 +171,7 @@ class HindsightReader(Reader):
         self._shown = [place[path] for path in shown if path in place]
         recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)
         self._reward = place.get(("reward",), -1) if recomputed else -1
+        self._terminated, self._discount = place.get(("terminated",), -1), place.get(("discount",), -1)
         others = [leaf for leaf, *_ in self._plain.weights if leaf != "reward"]
         if self._plain.discount is not None:
             others.append(self._plain.discount[0])
@@ -222,28 +244,43 @@ class HindsightReader(Reader):
             shown = block.arrays[place]
             frames = (1,) * (shown.ndim - goals.ndim)
             shown[items] = goals.reshape(len(items), *frames, *goals.shape[1:])
-        if self._reward >= 0:
-            block.arrays[self._reward].reshape(-1)[items] = self._returns(snapshot, windows, k, goals)
+        ends = self._hindsight.terminated_fn is not None
+        wanted = (self._reward, self._terminated, self._discount) if ends else (self._reward,)
+        if max(wanted) >= 0:
+            returns, terminated, discount = self._returns(snapshot, windows, k, goals)
+            for at, values in zip(wanted, (returns, terminated, discount), strict=False):
+                if at >= 0:
+                    block.arrays[at].reshape(-1)[items] = values
 
-    def _returns(self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the n-step returns under these goals."""
+    def _returns(
+        self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float64]]:
+        """Return n-step returns under these goals, and terminated and discount where they end windows."""
         size, width = len(k), int(k.max())
         inside = np.arange(width) < k[:, None]
         windows.own[:], windows.own_stop[:] = windows.row + k, windows.row + k + 1
         self._steps.set_lengths(width)
         achieved, *others = self._steps.rows(snapshot, windows)
-        rewards = self._hindsight.rewards(achieved[inside], np.repeat(goals, k, axis=0))
+        desired = np.repeat(goals, k, axis=0)
+        rewards = self._hindsight.rewards(achieved[inside], desired) if self._reward >= 0 else np.zeros(len(desired))
+        reached = np.zeros((size, width), np.bool_)
+        if self._hindsight.terminated_fn is not None:
+            reached[inside] = self._hindsight.terminations(achieved[inside], desired)
         r = np.zeros((size, width))
         for leaf, _, weight in self._plain.weights:
             if leaf == "reward":
                 r[inside] += rewards * weight
             else:
                 r += others.pop(0) * weight
+        terminated, discount = reached.any(axis=1), np.power(self._view.gamma, k.astype(np.float64))
         if self._plain.discount is not None:
-            r[:, 1:] *= np.cumprod(others.pop(0)[:, :-1], axis=1, dtype=np.float64)
+            given = np.cumprod(np.where(inside, others.pop(0), 1.0), axis=1, dtype=np.float64)
+            r[:, 1:] *= given[:, :-1]
+            discount *= given[:, -1]
+        r[:, 1:][np.logical_or.accumulate(reached, axis=1)[:, :-1]] = 0.0
         found = np.empty(size, np.float32)
         chosen("nstep")(r, k, self._view.gamma, found)
-        return found
+        return found, terminated, np.where(terminated, 0.0, discount)
 
 
 def _check_goals(schema: Schema) -> None:

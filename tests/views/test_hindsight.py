@@ -659,3 +659,37 @@ def test_nothing_on_disk_changes(goal_store: dr.Store) -> None:
                 batch = sampler.sample()
                 batch.obs["desired_goal"].zero_()
     assert digest(path) == before
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_terminated_fn_ends_windows_at_the_first_step_that_reaches_the_goal(tmp_store: Path, n_step: int) -> None:
+    field = dr.Field((1,), "float32")
+    obs = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), field)
+    line = np.arange(11.0)[:, None]
+    with dr.create(tmp_store, dr.Schema(obs=obs, action=dr.Field((), "int64"))) as store:
+        with store.writer() as writer:
+            writer.append_episode(
+                {"observation": line, "achieved_goal": line, "desired_goal": line - 100}, np.zeros(10, int),
+                np.zeros(10), terminated=True,
+            )  # fmt: skip
+        relabel = dr.Hindsight(
+            ratio=1.0, reward_fn=lambda a, d: (a == d)[:, 0] - 1.0, terminated_fn=lambda a, d: (a == d)[:, 0]
+        )
+        view = dr.Transitions(n_step=n_step, gamma=0.5, relabel=relabel)
+        batch = dr.Sampler(store, view, batch_size=200, seed=0).sample()
+        ends = 0
+        for i in range(200):
+            at, goal = int(batch.obs["observation"][i]), int(batch.obs["desired_goal"][i])
+            k = int(batch.n_steps[i])
+            reached = goal - at <= k
+            rewards = [0.5**j * (at + j + 1 == goal) - 0.5**j for j in range(min(k, goal - at))]
+            assert bool(batch.terminated[i]) is reached
+            assert batch.discount[i].item() == (0.0 if reached else 0.5**k)
+            assert batch.reward[i].item() == sum(rewards)
+            ends += reached
+        assert 20 < ends < 180
+        bad = dr.Hindsight(
+            reward_fn=lambda a, d: np.zeros(len(a)), terminated_fn=lambda a, d: np.zeros(len(a)), ratio=1.0
+        )
+        with pytest.raises(ValueError, match="^terminated_fn must return one bool for each of the "):
+            dr.Sampler(store, dr.Transitions(relabel=bad), batch_size=8, seed=0).sample()
