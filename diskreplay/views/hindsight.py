@@ -272,7 +272,8 @@ class HindsightReader(Reader):
                 r[inside] += rewards * weight
             else:
                 r += others.pop(0) * weight
-        terminated, discount = reached.any(axis=1), np.power(self._view.gamma, k.astype(np.float64))
+        terminated: NDArray[np.bool_] = np.asarray(reached.any(axis=1))
+        discount: NDArray[np.float64] = np.power(self._view.gamma, k.astype(np.float64))
         if self._plain.discount is not None:
             given = np.cumprod(np.where(inside, others.pop(0), 1.0), axis=1, dtype=np.float64)
             r[:, 1:] *= given[:, :-1]
