@@ -23,6 +23,7 @@ from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotF
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.foreign import foreign, new_file
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
@@ -90,9 +91,10 @@ def import_dataset(
         Something else is at ``path``.
     """
     folder = Path(source).absolute()
-    replay, side = _Replay(folder), find_side(folder)
-    schema = side.schema if side else replay.schema(action, extra)
-    paths = _keys(schema) if side else replay.paths(action, extra)
+    with foreign(folder):
+        replay, side = _Replay(folder), find_side(folder)
+        schema = side.schema if side else replay.schema(action, extra)
+        paths = _keys(schema) if side else replay.paths(action, extra)
     return import_into(
         path,
         Source(
@@ -377,7 +379,7 @@ class _Folder:
         rows[_DISCOUNT] = np.where(rows[_TERMINAL], 0, 1).astype(np.float32)
         target = self._folder / f"{_stem(self.episodes)}-{count}.npz"
         draft = target.with_suffix(".new")
-        with open(draft, "wb") as file:
+        with open(new_file(draft), "wb") as file:
             np.savez_compressed(file, **rows)  # type: ignore[arg-type]
         os.replace(draft, target)
         self.episodes += 1

@@ -22,6 +22,7 @@ from diskreplay import FormatError, Store
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.foreign import foreign, new_file
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 
@@ -55,7 +56,8 @@ def import_dataset(
         Something else is at ``path``.
     """
     folder = Path(source).absolute()
-    found = Description.read(folder, NAME)
+    with foreign(folder):
+        found = Description.read(folder, NAME)
     made = Source(
         NAME,
         str(folder),
@@ -140,7 +142,7 @@ class _Folder:
             values[_NOTES] = np.frombuffer(json.dumps(episode.notes).encode(), np.uint8)
         target = self._plan.path / _file(self.episodes)
         draft = target.with_name(f".{target.name}")
-        np.savez(draft, **values)
+        np.savez(new_file(draft), **values)
         os.replace(draft, target)
         self.episodes += 1
 

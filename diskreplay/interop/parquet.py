@@ -27,6 +27,7 @@ from diskreplay import Field, FormatError, MissingExtra, Schema, Store
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.foreign import foreign, new_file
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.read_ahead import read_ahead
 from diskreplay.interop.exchange.write_behind import WriteBehind
@@ -84,7 +85,8 @@ def import_dataset(
 def open_source(source: str | PathLike[str]) -> Source:
     """Return a folder of Parquet files as what `import_dataset` reads, which raises what this raises."""
     folder = Path(source).absolute()
-    found = Description.read(folder, NAME)
+    with foreign(folder):
+        found = Description.read(folder, NAME)
     return Source(
         NAME,
         str(folder),
@@ -180,7 +182,7 @@ class _Folder:
             target = self._plan.path / name / f"{first:08d}.parquet"
             draft = target.with_name(f".{target.name}")
             # Most values are floats, of which few are equal.
-            parquet.write_table(table, draft, compression=self._compression, use_dictionary=False)
+            parquet.write_table(table, new_file(draft), compression=self._compression, use_dictionary=False)
             os.replace(draft, target)
 
     def _steps(self, first: int, episodes: list[EpisodeData]) -> "Table":

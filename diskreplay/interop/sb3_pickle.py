@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import ACTION, OBS, PRIORITY, REWARD, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.foreign import foreign, new_file
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
@@ -104,8 +105,9 @@ def import_dataset(
         gymnasium is not installed.
     """
     file = Path(source).absolute()
-    buffer, side = _Buffer(file), find_side(file)
-    found = pieces(buffer.ended)
+    with foreign(file):
+        buffer, side = _Buffer(file), find_side(file)
+        found = pieces(buffer.ended)
     return import_into(
         path,
         Source(
@@ -381,7 +383,7 @@ class _Target:
     def finish(self) -> None:
         draft = self.path.with_name(f".{self.path.name}.new")
         try:
-            with open(draft, "wb") as file:
+            with open(new_file(draft), "wb") as file:
                 pickle.dump(self.buffer, file, pickle.HIGHEST_PROTOCOL)
             os.replace(draft, self.path)
         finally:

@@ -22,6 +22,7 @@ from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.foreign import check_memory, foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
 from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side, replace_file
@@ -90,10 +91,11 @@ def import_dataset(
         Something else is at ``path``.
     """
     folder = Path(source).absolute()
-    data, side = _Transitions(folder, obs, skip), find_side(folder)
-    if side is not None:
-        data.use_paths(_keys(side.schema))
-    schema = side.schema if side else data.schema()
+    with foreign(folder):
+        data, side = _Transitions(folder, obs, skip), find_side(folder)
+        if side is not None:
+            data.use_paths(_keys(side.schema))
+        schema = side.schema if side else data.schema()
     return import_into(
         path,
         Source(
@@ -187,7 +189,9 @@ class _Transitions:
         shape, leaves = _tensordict(root, folder, skip)
         if not shape:
             raise FormatError(f"{folder} has a tensordict without rows")
-        rows, lanes = shape[0], int(np.prod(shape[1:], dtype=np.int64))
+        rows, lanes = shape[0], math.prod(shape[1:])
+        # Flags, and which rows follow which: what is made of all rows before an episode is read.
+        check_memory(32 * rows * lanes, f"{folder}: what {rows} rows of {lanes} lanes need")
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
         self._flags = self._read_flags(rows, lanes)
@@ -333,7 +337,10 @@ def _tensordict(folder: Path, shown: Path, skip: Sequence[str], above: str = "")
         elif "dtype" in said and not said.get("is_nested"):
             leaves[f"{above}{key}"] = _tensor(folder / f"{key}.memmap", said)
     try:
-        return tuple(int(size) for size in meta["shape"]), leaves
+        shape = tuple(int(size) for size in meta["shape"])
+        if any(size < 0 for size in shape):
+            raise ValueError(shape)
+        return shape, leaves
     except (KeyError, TypeError, ValueError):
         raise FormatError(f"{folder / _META} does not tell the shape of a tensordict") from None
 
@@ -344,6 +351,8 @@ def _tensor(file: Path, said: Mapping[str, Any]) -> NDArray[Any]:
         raise SchemaError(f"{file} is of {said['dtype']}, which cannot be stored")
     try:
         shape = tuple(int(size) for size in said["shape"])
+        if any(size < 0 for size in shape):
+            raise ValueError(f"it has the shape {shape}")
         if 0 in shape:
             return np.empty(shape, dtype)
         mapped: NDArray[Any] = np.memmap(file, dtype, "r", shape=shape)

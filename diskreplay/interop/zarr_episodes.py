@@ -7,10 +7,11 @@ arrays with a row an episode. The attribute ``diskreplay`` of the root group say
 """
 
 import json
+import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +20,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.codecs import BloscCodec
-from zarr.storage import ZipStore
+from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
@@ -36,8 +37,10 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, new_file
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.side_folder import NOTES, find_side
+from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -47,6 +50,8 @@ _ENDS, _TERMINATED, _TRUNCATED = "episode_ends", "terminated", "truncated"
 _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
 _PRIORITIES = Field((), "float64")
+_DOCUMENTS = (".zarray", ".zattrs", ".zgroup", "zarr.json")
+_MOST_CONSTANT = 64 << 30  # bytes of an array that takes next to nothing on disk: chunks of zeros may be left out
 
 Rows = Mapping[str, NDArray[Any]]
 Ended = Literal["terminated", "truncated", "cut"]
@@ -88,7 +93,7 @@ def import_dataset(
     StoreNotFound
         There is no such data set.
     FormatError
-        It is damaged, or packed by a codec that is not installed.
+        It is damaged, or an array has a dtype or a codec that is not read, or not installed.
     SchemaError
         An array cannot be stored.
     StoreExists
@@ -97,9 +102,11 @@ def import_dataset(
     if ended not in ("terminated", "truncated", "cut"):
         raise SchemaError(f"ended must be terminated, truncated or cut, not {ended!r}")
     file = Path(source).absolute()
-    side = find_side(file)
-    with _opened(file) as root:
-        data = _DataSet(file, root, {ACTION: action, REWARD: reward}, extra, ended)
+    with ExitStack() as opened:
+        with foreign(file) as stored:
+            side = find_side(file)
+            root = opened.enter_context(_opened(file, stored))
+            data = _DataSet(file, root, {ACTION: action, REWARD: reward}, extra, ended)
         return import_into(
             path,
             Source(
@@ -178,21 +185,72 @@ def export_dataset(
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[zarr.Group]:
+def _opened(file: Path, stored: int) -> Iterator["_Group"]:
     if not file.exists():
         raise StoreNotFound(f"{file} is not a data set of zarr: there is no such folder or file")
-    store: Any = None
-    try:
-        if file.is_file():
-            store = ZipStore(file, mode="r")
-        root = zarr.open_group(file if store is None else store, mode="r")
-    except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{file} is not a group of zarr: {error}") from None
-    try:
-        yield root
-    finally:
-        if store is not None:
-            store.close()
+    with ExitStack() as opened:
+        try:
+            if file.is_file():
+                documents = Documents(file, opened.enter_context(zipfile.ZipFile(file)), stored)
+                store: Any = opened.enter_context(closing(ZipStore(file, mode="r")))
+            else:
+                documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
+            chunks = _BoundedStore(file, store)
+            # What is consolidated need not be what the arrays' own documents say, which are checked.
+            root = zarr.open_group(chunks, mode="r", use_consolidated=False)
+        except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"{file} is not a group of zarr: {error}") from None
+        yield _Group(file, root, documents, chunks, stored)
+
+
+class _BoundedStore(WrapperStore[Any]):
+    """A store of zarr whose chunks unpack to no more than the documents say.
+
+    Attributes
+    ----------
+    layouts : dict of str to Layout
+        Those of the arrays that were checked, by their names.
+    """
+
+    def __init__(self, file: Path, store: Any) -> None:
+        super().__init__(store)
+        self._file, self.layouts = file, dict[str, ArrayLayout]()
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        """Return the bytes of a key; FormatError where a chunk would unpack to more than it may."""
+        found = await super().get(key, prototype, byte_range)
+        layout = self.layouts.get("/".join(key.split("/")[:2]))
+        is_chunk = layout is not None and byte_range is None and not key.endswith(_DOCUMENTS)
+        if found is not None and layout is not None and is_chunk and not layout.may_unpack(found.to_bytes()):
+            raise FormatError(f"{self._file}: the chunk {key} unpacks to more than {layout.chunk_nbytes} bytes")
+        return found
+
+
+class _Group:
+    """The root group, whose arrays are checked before zarr opens them."""
+
+    def __init__(self, file: Path, root: zarr.Group, documents: Documents, chunks: _BoundedStore, stored: int) -> None:
+        self._file, self._root, self._documents, self._chunks, self.stored = file, root, documents, chunks, stored
+        self.attributes = root.attrs.asdict()
+
+    def names(self) -> list[str]:
+        """Return the names of what is in the group data."""
+        return self._documents.members("data")
+
+    def array(self, name: str) -> zarr.Array[Any]:
+        """Open an array; FormatError where there is none, or one that is not read."""
+        layout = self._documents.check(name)
+        try:
+            found = self._root[name]
+        except (KeyError, ValueError, TypeError) as error:
+            raise FormatError(f"{self._file} has no array {name}: {error}") from None
+        if not isinstance(found, zarr.Array) or not found.ndim or layout is None:
+            raise FormatError(f"{self._file}: {name} is not an array of rows")
+        self._chunks.layouts[name] = layout
+        check_claim(layout.nbytes, self.stored, f"{self._file}: {name}", _MOST_CONSTANT)
+        return found
 
 
 class _Layout(NamedTuple):
@@ -230,11 +288,11 @@ class _DataSet:
         What an export noted of the store's own import.
     """
 
-    def __init__(
-        self, file: Path, root: zarr.Group, roles: Mapping[str, str], extra: Sequence[str], ended: Ended
-    ) -> None:
+    def __init__(self, file: Path, root: _Group, roles: Mapping[str, str], extra: Sequence[str], ended: Ended) -> None:
         self._file, self._root, self._ended = file, root, ended
-        ends = np.asarray(self._array("meta/episode_ends")[...])
+        counts = root.array("meta/episode_ends")
+        check_claim(counts.size * counts.dtype.itemsize, root.stored, f"{file}: meta/episode_ends")
+        ends = np.asarray(counts[...])
         if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 0).any():
             raise FormatError(f"{file}: meta/episode_ends are not the numbers of steps up to the end of each episode")
         stops = [int(stop) for stop in ends]
@@ -242,32 +300,20 @@ class _DataSet:
         every = list(enumerate(zip([0, *stops[:-1]], stops, strict=True) if stops else []))
         self.bounds = [bounds for _, bounds in every if bounds[0] < bounds[1]]
         self._numbers = [number for number, (start, stop) in every if start < stop]
-        self._layout = _layout(file, root.attrs.get(_ATTRIBUTE))
-        self._columns = {path: _Column(self._array(f"data/{name}")) for path, name in self._paths(roles, extra).items()}
+        self._layout = _layout(file, root.attributes.get(_ATTRIBUTE))
+        self._columns = {path: _Column(root.array(f"data/{name}")) for path, name in self._paths(roles, extra).items()}
         for path, column in self._columns.items():
             if len(column) < self._rows:
                 raise FormatError(f"{file}: {path} has {len(column)} rows, and the episodes have {self._rows} steps")
         self.metadata = self._layout.metadata if self._layout else {}
         self.schema = self._schema()
-        self._meta = {name: _Column(self._array(f"meta/{name}")) for name in self._meta_names()}
+        self._meta = {name: _Column(root.array(f"meta/{name}")) for name in self._meta_names()}
         if short := [name for name, column in self._meta.items() if len(column) < len(ends)]:
             raise FormatError(f"{file}: meta/{short[0]} does not have a row for each of {len(ends)} episodes")
 
-    def _array(self, name: str) -> zarr.Array[Any]:
-        try:
-            found = self._root[name]
-        except (KeyError, ValueError, TypeError) as error:
-            raise FormatError(f"{self._file} has no array {name}: {error}") from None
-        if not isinstance(found, zarr.Array) or not found.ndim:
-            raise FormatError(f"{self._file}: {name} is not an array of rows")
-        return found
-
     def _paths(self, roles: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
         """Return the names of arrays by the paths of the leaves that they hold."""
-        try:
-            there = sorted(self._root["data"].keys())  # type: ignore[union-attr]
-        except (KeyError, AttributeError):
-            raise FormatError(f"{self._file} has no group data") from None
+        there = self._root.names()
         if self._layout:
             return dict(self._layout.names) | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
         if missing := [name for name in (roles[ACTION], *extra) if name not in there]:
@@ -296,7 +342,11 @@ class _DataSet:
 
     def read(self, first: int) -> Iterator[EpisodeData]:
         """Yield the episodes from number ``first`` on."""
+        row_bytes = sum(column.row_bytes for column in self._columns.values())
         for number, (start, stop) in zip(self._numbers[first:], self.bounds[first:], strict=True):
+            what = f"{self._file}: the episode of rows {start} to {stop}"
+            check_claim((stop - start) * row_bytes, self._root.stored, what)
+            check_memory((stop - start) * row_bytes, what)
             try:
                 steps = {path: column.read(start, stop) for path, column in self._columns.items()}
                 meta = {name: column.read(number, number + 1)[0] for name, column in self._meta.items()}
@@ -329,9 +379,9 @@ class _Column:
 
     def __init__(self, array: zarr.Array[Any]) -> None:
         self._array, self.shape, self.dtype = array, array.shape, np.dtype(array.dtype)
-        row_bytes = max(1, self.dtype.itemsize * int(np.prod(array.shape[1:])))
+        self.row_bytes = self.dtype.itemsize * math.prod(array.shape[1:])
         chunk = array.chunks[0]
-        self._chunk, self._block_rows = chunk, max(1, _BLOCK_BYTES // row_bytes // chunk) * chunk
+        self._chunk, self._block_rows = chunk, max(1, _BLOCK_BYTES // max(1, self.row_bytes) // chunk) * chunk
         self._start, self._rows = 0, np.empty((0, *self.shape[1:]), self.dtype)
 
     def __len__(self) -> int:
@@ -375,7 +425,7 @@ def _created(
         yield root, is_begun
         return
     draft = path.with_name(f".{path.name}.new")
-    store = ZipStore(draft, mode="w")
+    store = ZipStore(new_file(draft), mode="w")
     try:
         yield zarr.create_group(store, zarr_format=zarr_format, attributes=attributes), False
         store.close()

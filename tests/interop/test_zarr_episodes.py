@@ -1,11 +1,17 @@
 """Data sets of diffusion_policy: zarr of both versions, in folders and zip files, read and written."""
 
+import json
+import pickle
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import diskreplay as dr
 from diskreplay.interop import zarr_episodes
@@ -175,3 +181,190 @@ def test_a_damaged_chunk_and_a_damaged_attribute_are_named(tmp_path: Path) -> No
     zarr.open_group(tmp_path / "own", mode="a").attrs["diskreplay"] = {"version": 1}
     with pytest.raises(dr.FormatError, match="own: its attribute 'diskreplay' cannot be used: 'schema'$"):
         import_dataset(tmp_path / "own", tmp_path / "other")
+
+
+# --- files of somebody hostile ---------------------------------------------------------------------------------------
+
+PICKLE: dict[str, Any] = {"id": "pickle", "protocol": 4}
+HOSTILE_2: dict[str, tuple[dict[str, Any], str]] = {
+    "a pickle as filter": ({"dtype": "|O", "filters": [{"id": "vlen-utf8"}, PICKLE]}, "codec vlen-utf8, pickle"),
+    "a pickle as compressor": ({"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "compressor": PICKLE}, "pickle"),
+    "a pickle behind bytes": ({"dtype": "|O", "filters": [{"id": "vlen-bytes"}, PICKLE]}, "codec vlen-bytes, pickle"),
+    "a pickle of numbers": ({"compressor": PICKLE}, "codec pickle"),
+    "json": ({"dtype": "|O", "filters": [{"id": "json2"}]}, "codec json2"),
+    "objects": ({"dtype": "|O"}, r"dtype '\|O'"),
+    "texts": ({"dtype": "<U9"}, "dtype '<U9'"),
+    "records": ({"dtype": [["a", "<f4"]]}, "dtype"),
+    "a filter to objects": ({"filters": [{"id": "delta", "dtype": "<f4", "astype": "|O"}]}, r"dtype '\|O'"),
+    "packed twice": ({"filters": [{"id": "zlib", "level": 1}], "compressor": {"id": "zlib", "level": 1}}, "several"),
+    "chunks beyond all memory": ({"chunks": [1 << 40, 2]}, "claims|axes"),
+    "more chunks than axes": ({"chunks": [10, 2, 1]}, "axes"),
+    "a negative shape": ({"shape": [-1, 2]}, "shape"),
+    "chunks of text": ({"chunks": "10"}, "chunks"),
+}
+HOSTILE_3: dict[str, tuple[dict[str, Any], str]] = {
+    "a pickle": ({"codecs": [{"name": "bytes"}, {"name": "numcodecs.pickle", "configuration": {}}]}, "codec pickle"),
+    "texts": ({"data_type": "string", "codecs": [{"name": "vlen-utf8"}]}, "codec vlen-utf8"),
+    "objects": ({"data_type": {"name": "object", "configuration": {}}}, "dtype"),
+    "a pickle in a shard": (
+        {
+            "codecs": [
+                {
+                    "name": "sharding_indexed",
+                    "configuration": {
+                        "chunk_shape": [1, 2],
+                        "codecs": [{"name": "bytes"}, {"name": "numcodecs.pickle"}],
+                        "index_codecs": [{"name": "bytes"}, {"name": "crc32c"}],
+                    },
+                }
+            ]
+        },
+        "codec pickle",
+    ),
+    "another grid": ({"chunk_grid": {"name": "rectilinear", "configuration": {}}}, "chunks"),
+}
+HOSTILE = [
+    *(pytest.param(2, *case, id=f"2 {name}") for name, case in HOSTILE_2.items()),
+    *(pytest.param(3, *case, id=f"3 {name}") for name, case in HOSTILE_3.items()),
+]
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys that zarr reads of stores, chunks among them."""
+    keys: list[str] = []
+    for made in (zarr.storage.LocalStore, zarr.storage.ZipStore):
+
+        def get(store: Any, key: str, *rest: Any, get: Any = made.get, **more: Any) -> Any:
+            keys.append(key)
+            return get(store, key, *rest, **more)
+
+        monkeypatch.setattr(made, "get", get)
+    return keys
+
+
+def zipped(folder: Path) -> Path:
+    target = folder.with_suffix(".zip")
+    with zipfile.ZipFile(target, "w") as archive:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.relative_to(folder).as_posix())
+    return target
+
+
+@pytest.mark.parametrize("is_zip", [False, True])
+@pytest.mark.parametrize("name", ["meta/episode_ends", "data/action", "data/state"])
+@pytest.mark.parametrize(("zarr_format", "said", "message"), HOSTILE)
+def test_nothing_is_decoded_of_an_array_that_is_not_of_plain_numbers(
+    tmp_path: Path,
+    read_keys: list[str],
+    zarr_format: Any,
+    said: dict[str, Any],
+    message: str,
+    name: str,
+    is_zip: bool,
+) -> None:
+    folder = write(tmp_path / "set", [3, 10], zarr_format, action=np.ones((10, 2)), state=np.ones((10, 2)))
+    document = folder / name / (".zarray" if zarr_format == 2 else "zarr.json")
+    document.write_text(json.dumps(json.loads(document.read_text()) | said))
+    for chunk in (path for path in (folder / name).rglob("*") if path.is_file() and path != document):
+        chunk.write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
+    read_keys.clear()
+    with pytest.raises(dr.FormatError, match=f"{name} .*{message}") as caught:
+        import_dataset(zipped(folder) if is_zip else folder, tmp_path / "store")
+    assert "\n" not in str(caught.value)
+    assert not [key for key in read_keys if key.startswith(f"{name}/") and not key.endswith((".zarray", "zarr.json"))]
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "store").exists()
+
+
+def test_consolidated_documents_do_not_replace_those_of_the_arrays(tmp_path: Path, read_keys: list[str]) -> None:
+    folder = write(tmp_path / "set", [10], **push_t())
+    zarr.consolidate_metadata(str(folder), zarr_format=2)
+    consolidated = json.loads((folder / ".zmetadata").read_text())
+    consolidated["metadata"]["data/state/.zarray"]["compressor"] = PICKLE
+    (folder / ".zmetadata").write_text(json.dumps(consolidated))
+    assert import_dataset(folder, tmp_path / "store").steps == 10
+    assert "data/state/0.0" in read_keys
+
+
+def test_of_two_documents_of_one_name_in_a_zip_file_both_are_checked(tmp_path: Path) -> None:
+    folder = write(tmp_path / "set", [10], **push_t())
+    target = zipped(folder)
+    hostile = json.loads((folder / "data/state/.zarray").read_text()) | {"compressor": PICKLE}
+    with zipfile.ZipFile(target, "r") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    again = files.pop("data/state/.zarray")
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("data/state/.zarray", json.dumps(hostile))
+        for name, data in files.items():
+            archive.writestr(name, data)
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("data/state/.zarray", again)
+    with pytest.raises(dr.FormatError, match="data/state is packed by the codec pickle"):
+        import_dataset(target, tmp_path / "store")
+
+
+@pytest.mark.parametrize("codec", ["zlib", "gzip", "bz2", "zstd", "blosc"])
+def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(tmp_path: Path, codec: str) -> None:
+    bomb = numcodecs.get_codec({"id": codec}).encode(np.zeros(64 << 20, np.uint8))
+    folder = write(tmp_path / "set", [10], **push_t())
+    document = folder / "data/state/.zarray"
+    document.write_text(json.dumps(json.loads(document.read_text()) | {"compressor": {"id": codec}}))
+    for chunk in (folder / "data/state").glob("*.0"):
+        chunk.write_bytes(bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(dr.FormatError, match="the chunk data/state/..0 unpacks to more than 80 bytes"):
+            import_dataset(folder, tmp_path / "store")
+        assert tracemalloc.get_traced_memory()[1] < 48 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", ["zlib", "gzip", "bz2", "zstd", "blosc", "lz4", "shuffle", "delta"])
+def test_usual_codecs_are_read(tmp_path: Path, codec: str) -> None:
+    data = push_t()
+    root = zarr.create_group(tmp_path / "set", zarr_format=2)
+    for name, values in data.items():
+        filters = {"shuffle": [numcodecs.Shuffle(4)], "delta": [numcodecs.Delta("<f4")]}.get(codec)
+        options: Any = {"filters": filters, "compressors": numcodecs.get_codec({"id": "zlib" if filters else codec})}
+        root.create_array(f"data/{name}", data=values, chunks=(4, *values.shape[1:]), **options)
+    root.create_array("meta/episode_ends", data=np.array([10]))
+    import_dataset(tmp_path / "set", tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        np.testing.assert_allclose(store.episodes[0].obs["img"], data["img"], atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "blosc", "shards"])
+def test_usual_codecs_of_zarr_3_are_read(tmp_path: Path, codec: str) -> None:
+    data = push_t()
+    root = zarr.create_group(tmp_path / "set", zarr_format=3)
+    made = {"gzip": GzipCodec(), "zstd": ZstdCodec(checksum=True), "blosc": BloscCodec(), "shards": BloscCodec()}[codec]
+    for name, values in data.items():
+        shards = {"shards": (8, *values.shape[1:])} if codec == "shards" else {}
+        chunks = (4, *values.shape[1:])
+        root.create_array(f"data/{name}", data=values, chunks=chunks, compressors=[made, Crc32cCodec()], **shards)
+    root.create_array("meta/episode_ends", data=np.array([10]))
+    import_dataset(tmp_path / "set", tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        np.testing.assert_array_equal(store.episodes[0].obs["img"], data["img"])
+
+
+def test_an_episode_of_more_rows_than_the_files_can_hold_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "set", [1 << 36], **push_t())
+    for document in folder.glob("data/*/.zarray"):
+        said = json.loads(document.read_text())
+        document.write_text(json.dumps(said | {"shape": [1 << 36, *said["shape"][1:]]}))
+    with pytest.raises(dr.FormatError, match="claims .* bytes, which cannot come from"):
+        import_dataset(folder, tmp_path / "store")

@@ -15,6 +15,7 @@ from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.d4rl.names import NAME, array_of, schema_of
 from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, Json, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 
@@ -67,7 +68,7 @@ def import_dataset(
         There is no such file.
     FormatError
         It is not a file of D4RL, arrays differ in their numbers of rows, or one is of a dtype that a store cannot hold.
-    ValueError
+    SchemaError
         ``max_episode_steps`` is less than 1, or given for a file that has ``timeouts``.
     StoreExists
         Something else is at ``path``.
@@ -78,8 +79,9 @@ def import_dataset(
 def open_source(source: str | PathLike[str], max_episode_steps: int | None = None) -> Source:
     """Return a file of D4RL as what `import_dataset` reads, which raises what this raises."""
     file = Path(source).absolute()
-    side = find_side(file)
-    reader = Reader(file, max_episode_steps, None if side is None else side.schema)
+    with foreign(file):
+        side = find_side(file)
+        reader = Reader(file, max_episode_steps, None if side is None else side.schema)
     found = Source(NAME, str(file), reader.schema, reader.episodes, reader.steps, reader.read)
     return replace(found, metadata=reader.metadata, side=side, cut=reader.cut)
 

@@ -25,6 +25,8 @@ from diskreplay.interop.d4rl.names import (
     schema_of,
 )
 from diskreplay.interop.exchange.episode_data import REWARD, EpisodeData, Json, is_obs, is_part
+from diskreplay.interop.exchange.foreign import NUMBERS, check_memory
+from diskreplay.interop.exchange.hdf5_files import check_hdf5
 from diskreplay.interop.exchange.lanes import differ, with_final
 
 Array = NDArray[Any]
@@ -64,6 +66,7 @@ class Reader:
     def __init__(self, path: Path, max_episode_steps: int | None = None, schema: Schema | None = None) -> None:
         self._path = path
         with _opened(path) as file:
+            check_hdf5(path)
             self._arrays = _arrays(file)
             self._check(max_episode_steps)
             self.steps = self._arrays[REWARDS].shape[0]
@@ -90,6 +93,8 @@ class Reader:
             while first < self.episodes:
                 begin = self._bounds[first]
                 stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
+                nbytes = int(self._bounds[stop] - begin) * row_bytes
+                check_memory(nbytes, f"{self._path}: a block of rows from {begin}")
                 yield from self._read_block(file, self._bounds[first : stop + 1])
                 first = stop
 
@@ -114,9 +119,9 @@ class Reader:
             if not any(is_part(array, name) for array in self._arrays):
                 raise FormatError(f"{self._path} has no {name!r}: a file of D4RL has {', '.join(_NEEDED)}")
         if max_episode_steps is not None and max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps is 1 or more, and not {max_episode_steps}")
+            raise SchemaError(f"max_episode_steps is 1 or more, and not {max_episode_steps}")
         if max_episode_steps is not None and TIMEOUTS in self._arrays:
-            raise ValueError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
+            raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
         shape = self._arrays[REWARDS].shape
         if not shape or shape not in (shape[:1], (shape[0], 1)):
             raise FormatError(f"{self._path}: {REWARDS!r} is one number a step, and not of shape {shape}")
@@ -179,11 +184,12 @@ class Reader:
         return terminated, step % max_episode_steps == max_episode_steps - 1
 
     def _flags(self, file: h5py.File, name: str) -> Bools:
-        values = file[name][()]
-        if values.size != self.steps or values.dtype.kind not in "biuf" or not ((values == 0) | (values == 1)).all():
-            raise FormatError(
-                f"{self._path}: {name!r} is one flag a step, 0 or 1, and not {values.dtype} of shape {values.shape}"
-            )
+        array = self._arrays.get(name)
+        is_one_number = array is not None and math.prod(array.shape) == self.steps and array.dtype.kind in NUMBERS
+        values = file[name][()] if is_one_number else np.empty(0)
+        if not is_one_number or not ((values == 0) | (values == 1)).all():
+            found = f"{array.dtype} of shape {array.shape}" if array else "a group"
+            raise FormatError(f"{self._path}: {name!r} is one flag a step, 0 or 1, and not {found}")
         flags: Bools = values.reshape(self.steps) != 0
         return flags
 
@@ -225,11 +231,11 @@ class Reader:
         return {name: self._as_json(name, file[name]) for name in others}
 
     def _as_json(self, name: str, array: h5py.Dataset) -> Json:
-        value = np.asarray(array[()])
         if h5py.check_string_dtype(array.dtype) is not None:
-            return _as_texts(value.tolist())
-        if value.dtype.kind not in "biuf":
-            raise FormatError(f"{self._path}: {name!r} is of {value.dtype}, which a store's notes cannot hold")
+            return _as_texts(np.asarray(array[()]).tolist())
+        if array.dtype.kind not in NUMBERS:
+            raise FormatError(f"{self._path}: {name!r} is of {array.dtype}, which a store's notes cannot hold")
+        value = np.asarray(array[()])
         return {
             "dtype": value.dtype.str,
             "shape": list(value.shape),

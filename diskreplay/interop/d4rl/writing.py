@@ -11,9 +11,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay import FormatError
 from diskreplay.interop.d4rl.names import TERMINALS, TIMEOUTS, array_of, next_of
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Plan
+from diskreplay.interop.exchange.foreign import new_file
+from diskreplay.interop.exchange.hdf5_files import check_hdf5
 
 _BUFFER_BYTES = 1 << 20  # of each array
 # How many episodes and rows a draft has, written when HDF5 closes it: without this one it may be torn.
@@ -130,9 +133,12 @@ def _layout(plan: Plan, has_next: bool) -> dict[str, tuple[tuple[int, ...], Any]
 
 def _begun(draft: Path, layout: Mapping[str, tuple[tuple[int, ...], Any]]) -> h5py.File | None:
     """Open the draft of an interrupted export of these rows; None where there is none, or HDF5 was killed in it."""
+    if draft.is_symlink():
+        return None
     try:
+        check_hdf5(draft)  # else a draft that somebody put there could have other files written to
         file = h5py.File(draft, "r+")
-    except OSError:
+    except (OSError, FormatError):
         return None
     there = {name: file.get(name) for name in layout}
     if _DONE in file.attrs and all(
@@ -149,7 +155,7 @@ def _new(
     metadata: Mapping[str, Json],
     compression: str | None,
 ) -> h5py.File:
-    file = h5py.File(draft, "w")
+    file = h5py.File(new_file(draft), "w")
     for name, (shape, dtype) in layout.items():
         file.create_dataset(name, shape, dtype, compression=compression if shape[0] else None)
     for name, value in metadata.items():

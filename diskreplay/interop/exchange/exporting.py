@@ -13,6 +13,7 @@ import numpy as np
 
 from diskreplay import Episode, Schema, SegmentGone, Store, StoreExists, open as open_store
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
+from diskreplay.interop.exchange.foreign import check_files, reading
 from diskreplay.interop.exchange.importing import Progress, import_notes
 from diskreplay.interop.exchange.side_folder import (
     METADATA,
@@ -232,8 +233,15 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 
 
 def _check_free(target: Path, side: Path, store: Store, episodes: Sequence[Episode], chosen: Format) -> None:
-    """Raise StoreExists where something is at the path but an interrupted export of these episodes."""
-    document = read_document(side)
+    """Raise StoreExists where something is at the path but an interrupted export of these episodes.
+
+    Raises FormatError where that has links or other things through which files elsewhere would be written.
+    """
+    if side.is_symlink():
+        raise StoreExists(f"{side} is a link, and an export would write where it leads; give another path")
+    with reading(side):
+        check_files(side)
+        document = read_document(side)
     if document is None:
         if target.exists() or target.is_symlink():
             raise StoreExists(f"{target} exists already; give the path of a new data set")
@@ -246,6 +254,7 @@ def _check_free(target: Path, side: Path, store: Store, episodes: Sequence[Episo
         raise StoreExists(
             f"an export of other episodes to {target} was interrupted; delete it and {side}, or give another path"
         )
+    check_files(target)
 
 
 def _first_ids(episodes: Sequence[Episode]) -> np.ndarray:

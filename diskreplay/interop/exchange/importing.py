@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 
 from diskreplay import Episode, FormatError, Schema, Store, StoreExists, Writer, create
-from diskreplay.interop.exchange.episode_data import EpisodeData, Json
+from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.foreign import reading
 from diskreplay.interop.exchange.side_folder import Side
 
 Progress = Callable[[int, int], None]
@@ -96,7 +97,8 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
     SchemaError
         An episode does not fit the schema that the data set declares; those before it are in the store.
     FormatError
-        The side folder of the data set is one of another data set.
+        The side folder of the data set is one of another data set, or an episode cannot be read; those before it are in
+        the store.
     """
     if source.side is not None and source.side.episodes != source.episodes:
         raise FormatError(
@@ -148,9 +150,7 @@ def _append(store: Store, source: Source, begun: int, progress: Progress | None)
     done = sum(map(len, there[:first]))
     notes = _Notes(store)
     with store.writer(durability="none") as writer:
-        for number, episode in enumerate(source.read(first), first):
-            if source.side is not None:
-                episode = source.side.complete(number, episode)
+        for number, episode in _episodes(source, first):
             if number < begun:
                 _check_same(store, there[number], episode, number)
                 first_id = int(there[number].ids[0])
@@ -163,6 +163,33 @@ def _append(store: Store, source: Source, begun: int, progress: Progress | None)
                 progress(done, source.steps)
         notes.flush()
     return steps
+
+
+def _episodes(source: Source, first: int) -> Iterator[tuple[int, EpisodeData]]:
+    """Yield the episodes from number ``first`` on; whatever damage makes of reading them is a FormatError."""
+    with reading(source.name):
+        for number, episode in enumerate(source.read(first), first):
+            if source.side is not None:
+                episode = source.side.complete(number, episode)
+            _check_whole(source, number, episode)
+            yield number, episode
+
+
+def _check_whole(source: Source, number: int, episode: EpisodeData) -> None:
+    """Check that an episode has what the schema says: a format may have promised more than it holds."""
+    wanted = source.schema.step_leaves.keys()
+    if different := wanted ^ episode.steps.keys():
+        path = min(different)
+        raise FormatError(
+            f"episode {number} of {source.name} has {'no' if path in wanted else 'a superfluous'} {path}; its schema "
+            f"has {', '.join(wanted)}"
+        )
+    if unknown := [path for path in episode.fields if path not in source.schema.leaves]:
+        raise FormatError(f"episode {number} of {source.name} has {unknown[0]}, which is not in its schema")
+    count = len(episode)
+    for path, rows in episode.steps.items():
+        if len(rows) != count + (is_obs(path) and episode.has_final_obs):
+            raise FormatError(f"episode {number} of {source.name} has {len(rows)} rows of {path} and {count} of reward")
 
 
 def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int) -> None:

@@ -1,6 +1,8 @@
 """Reading pickles without running code: numbers, texts, containers, arrays, and records of known classes."""
 
+import mmap
 import pickle
+import pickletools
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +13,11 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+# Of tuples inside of tuples: the hash of more of them, as a key of a dict, overflows the stack.
+_MOST_DEEP = 64
+_MOST_ARGUMENTS = 64
+_TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
+_PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
 _OF_NUMPY = ("numpy._core", "numpy.core")  # the second is that of numpy 1
 
 
@@ -33,7 +40,9 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Keep the arguments."""
+        """Keep the arguments; UnpicklingError where a few bytes of a file would copy many of them."""
+        if len(args) > _MOST_ARGUMENTS:
+            raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
         record.args, record.state = args, None
         return record
@@ -80,12 +89,6 @@ class _Dtype:
             self.known = self.known.newbyteorder(state[1])
 
 
-class _Dict(dict[Any, Any]):
-    """An OrderedDict of a pickle."""
-
-    __slots__ = ()
-
-
 def _from_buffer(data: Any, dtype: _Dtype, shape: tuple[int, ...], order: str, axes: Any = None) -> PickledArray:
     array = PickledArray()
     array.fill(data, dtype, shape, "C" if order == "K" else order)
@@ -98,20 +101,16 @@ def _scalar(dtype: _Dtype, data: Any = b"") -> Any:
     return None if dtype.known is None else np.frombuffer(data, dtype.known)[0].item()
 
 
-def _latin1(text: str, _: str = "") -> bytes:
-    return text.encode("latin1")  # how protocol 2 writes bytes
-
-
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, classes: Collection[str]) -> None:
+    def __init__(self, file: Any, classes: Collection[str], nbytes: int) -> None:
         super().__init__(file)
-        self._classes = classes
+        self._classes, self._left = classes, 2 * nbytes
         # Made anew for each file: a pickle may change the attributes of what it is given here.
         self._known: dict[str, Any] = {
             "numpy.dtype": _subclass(_Dtype),
             "numpy.ndarray": _subclass(Record),
-            "collections.OrderedDict": _subclass(_Dict),
-            "_codecs.encode": _Function(_latin1),
+            "collections.OrderedDict": _Function(self._dict),
+            "_codecs.encode": _Function(self._latin1),
         }
         for package in _OF_NUMPY:
             self._known[f"{package}.multiarray._reconstruct"] = _subclass(PickledArray)
@@ -126,6 +125,20 @@ class _Unpickler(pickle.Unpickler):
                 raise pickle.UnpicklingError(f"it asks for {dotted!r:.120}, which is not loaded: it could run code")
             self._known[dotted] = type("Record", (Record,), {"__slots__": (), "class_name": dotted})
         return self._known[dotted]
+
+    def _latin1(self, text: str, _: str = "") -> bytes:
+        self._copy(len(text))
+        return text.encode("latin1")  # how protocol 2 writes bytes
+
+    def _dict(self, items: Any = ()) -> dict[Any, Any]:
+        self._copy(len(items))
+        return dict(items)
+
+    def _copy(self, items: int) -> None:
+        """Count what is copied: a file can name the same text or list again and again."""
+        self._left -= items
+        if self._left < 0:
+            raise pickle.UnpicklingError("it copies the same values many times")
 
 
 class _Function:
@@ -163,8 +176,9 @@ def load(path: Path, classes: Collection[str]) -> Any:
         The file is damaged, is no pickle, or asks for anything else; the message names what.
     """
     try:
-        with open(path, "rb") as file:
-            return _Unpickler(file, classes).load()
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            _check(mapped)
+            return _Unpickler(file, classes, len(mapped)).load()
     except pickle.UnpicklingError as error:
         raise FormatError(f"{path} is refused: {error}") from None
     except OSError:
@@ -173,6 +187,62 @@ def load(path: Path, classes: Collection[str]) -> Any:
         raise FormatError(f"{path} is damaged: it claims more than the memory holds") from None
     except Exception as error:  # whatever damaged bytes make of calls, items and states
         raise FormatError(f"{path} is damaged, or not a pickle: {type(error).__name__}: {error}") from None
+
+
+def _check(mapped: mmap.mmap) -> None:
+    """Check the opcodes of a pickle before they are followed: none claims more than the file has.
+
+    The place of a value in the memo is what memory is taken for, and so is the length of a value. Tuples are followed
+    on a stack of how deep each value is: Python hashes them without a limit.
+
+    Raises
+    ------
+    ValueError
+        An opcode is damaged or cut off.
+    UnpicklingError
+        One claims more than there is, or tuples are nested too deeply.
+    """
+    stack: list[int | None] = []  # None: a mark
+    memo: dict[int, int] = {}
+    opcodes = pickletools.genops(mapped)  # type: ignore[arg-type]  # a mapping has `read` and `readline`
+    for count, (opcode, argument, _) in enumerate(opcodes):
+        name, left = opcode.name, len(mapped) - mapped.tell()
+        number = argument if isinstance(argument, int) else 0
+        if name in _PUTS:
+            if number > count:
+                raise pickle.UnpicklingError(f"it has {count} values and names the place {number} for one")
+            memo[number] = _top(stack)
+        elif name == "MEMOIZE":
+            memo[len(memo)] = _top(stack)
+        elif name in _GETS:
+            stack.append(memo.get(number, 0))
+        elif name == "FRAME":
+            if number > left:
+                raise pickle.UnpicklingError(f"it claims {number} bytes where {left} are left")
+        elif name == "MARK":
+            stack.append(None)
+        else:
+            depth = max(_taken(stack, opcode), default=0) + (name in _TUPLES)
+            if depth > _MOST_DEEP:
+                raise pickle.UnpicklingError(f"its tuples are nested deeper than {_MOST_DEEP}")
+            stack += [depth] * len(opcode.stack_after)
+
+
+def _top(stack: list[int | None]) -> int:
+    return (stack[-1] if stack else 0) or 0
+
+
+def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]:
+    """Take what an opcode takes from the stack; return how deep each value is."""
+    found: list[int] = []
+    names = [each.name for each in opcode.stack_before]
+    if "mark" in names:
+        while stack and (depth := stack.pop()) is not None:
+            found.append(depth)
+        names = names[: names.index("mark")]
+    for _ in names:
+        found.append((stack.pop() if stack else 0) or 0)
+    return found
 
 
 def array(value: Any, name: str) -> NDArray[Any]:

@@ -1,5 +1,6 @@
 """Archives of NumPy, ``.npz``, whose damage is one of the errors that are named here."""
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -8,15 +9,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
+
+from diskreplay import FormatError
+from diskreplay.interop.exchange.foreign import check_claim, check_memory
 
 # What NumPy and zipfile raise of damaged files; a TypeError where it is a single array.
 UNREADABLE = OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error
 
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
 
 @contextmanager
 def opened_npz(path: Path) -> Iterator[NpzFile[Any]]:
-    """Have an archive open for a block, in which its arrays are read. Raises one of `UNREADABLE`, also in the block."""
+    """Have an archive open for a block, in which its arrays are read. Raises one of `UNREADABLE`, also in the block.
+
+    Each array has as many bytes as its header says, and is not one of objects.
+    """
     # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
-    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-        yield file
+    with open(path, "rb") as raw:
+        with zipfile.ZipFile(raw) as archive:
+            _check(archive, path)
+        raw.seek(0)
+        with np.load(raw, allow_pickle=False) as file:
+            yield file
+
+
+def _check(archive: zipfile.ZipFile, path: Path) -> None:
+    nbytes = sum(member.file_size for member in archive.infolist())
+    check_claim(nbytes, path.stat().st_size, str(path))
+    check_memory(nbytes, str(path))
+    for member in archive.infolist():
+        with archive.open(member) as opened:
+            read_header = _HEADERS.get(npy.read_magic(opened))
+            if read_header is None:
+                raise FormatError(f"{member.filename!r:.80} is no array of a version that is read")
+            shape, _, dtype = read_header(opened)
+            if dtype.hasobject:
+                raise FormatError(f"{member.filename!r:.80} is an array of Python objects, which could run code")
+            if math.prod(shape) * dtype.itemsize != member.file_size - opened.tell():
+                raise FormatError(f"{member.filename!r:.80} does not have the bytes of its shape {shape!s:.80}")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema
 from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.foreign import foreign, new_file, reading
 from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 
 FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
@@ -50,11 +51,14 @@ def find_side(target: Path) -> "Side | None":
         It is of an export that was not completed, or cannot be read.
     """
     for path in (side_path(target, is_folder) for is_folder in (True, False)):
-        document = read_document(path)
-        if document is not None:
-            if not document["complete"]:
-                raise FormatError(f"the export to {target} was interrupted; repeat it, which resumes it, or delete it")
-            return Side(path, document)
+        with foreign(path):
+            document = read_document(path)
+            if document is not None:
+                if not document["complete"]:
+                    raise FormatError(
+                        f"the export to {target} was interrupted; repeat it, which resumes it, or delete it"
+                    )
+                return Side(path, document)
     return None
 
 
@@ -80,13 +84,14 @@ def write_document(path: Path, document: Mapping[str, Json]) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file under a temporary name and give it its own."""
     draft = path.with_name(f".{path.name}.new")
-    draft.write_bytes(data)
+    new_file(draft).write_bytes(data)
     os.replace(draft, path)
 
 
 def read_ids(path: Path) -> NDArray[np.int64]:
     """Return the ids by which an interrupted export knows its episodes."""
-    ids: NDArray[np.int64] = np.load(path / _IDS)
+    with reading(path / _IDS):
+        ids: NDArray[np.int64] = np.load(path / _IDS, allow_pickle=False)
     return ids
 
 
@@ -94,7 +99,7 @@ def write_ids(path: Path, ids: NDArray[np.int64]) -> None:
     """Write the ids by which an export knows its episodes."""
     path.mkdir(parents=True, exist_ok=True)
     draft = path / f".{_IDS}"
-    np.save(draft, ids)
+    np.save(new_file(draft), ids)
     os.replace(draft, path / _IDS)
 
 
@@ -227,7 +232,7 @@ class SideWriter:
             target = self._path / _file(self._start)
             draft = target.with_name(f".{target.name}")  # which savez keeps, as it ends in .npz
             texts = np.frombuffer(json.dumps(self._texts).encode(), np.uint8)
-            np.savez(draft, **{**self._arrays, _TEXTS: texts})  # type: ignore[arg-type]
+            np.savez(new_file(draft), **{**self._arrays, _TEXTS: texts})  # type: ignore[arg-type]
             os.replace(draft, target)
         self._texts, self._arrays, self._start = [], {}, self.episodes
 

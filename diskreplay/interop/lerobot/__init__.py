@@ -14,6 +14,7 @@ from pathlib import Path
 from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.episode_data import PRIORITY, REWARD, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.side_folder import FINAL_OBS, METADATA, NOTES, SCHEMA, find_side
 from diskreplay.interop.lerobot.features import (
@@ -76,9 +77,10 @@ def import_dataset(
 def open_source(source: str | PathLike[str]) -> Source:
     """Return a data set of LeRobot as what `import_dataset` reads, which raises what this raises."""
     root = Path(source).absolute()
-    side = find_side(root)
-    noted = _own(side.metadata) if side is not None else {}
-    reader = Reader(root, None if side is None else side.schema, noted)
+    with foreign(root):
+        side = find_side(root)
+        noted = _own(side.metadata) if side is not None else {}
+        reader = Reader(root, None if side is None else side.schema, noted)
     found = Source(NAME, str(root), reader.schema, reader.episodes, reader.steps, reader.read)
     return replace(found, metadata=reader.metadata, side=side)
 

@@ -14,6 +14,7 @@ Bytes = NDArray[np.uint8]
 
 # The least that compresses: higher levels take twice the time for a few percent.
 _LEVEL = 1
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # others call programs, or are never of a data set
 
 
 def as_rows_first(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
@@ -45,21 +46,23 @@ def from_files(files: Iterable[bytes | None], shape: Sequence[int], what: str) -
     FormatError
         A file is missing, is no image, or has another shape.
     """
-    images = [_from_file(file, what) for file in files]
-    for image in images:
-        if image.shape != tuple(shape):
-            raise FormatError(f"{what} has an image of the shape {image.shape}, and info.json says {tuple(shape)}")
-    return np.stack(images)
+    return np.stack([_from_file(file, tuple(shape), what) for file in files])
 
 
-def _from_file(file: bytes | None, what: str) -> Bytes:
+def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
     if file is None:
         raise FormatError(f"{what} has a row without an image")
     try:
-        with Image.open(io.BytesIO(file)) as image:
+        with Image.open(io.BytesIO(file), formats=_FORMATS) as image:
+            if (image.height, image.width) != shape[:2]:  # before it is unpacked
+                found = (image.height, image.width, len(image.getbands()))
+                raise FormatError(f"{what} has an image of the shape {found}, and info.json says {shape}")
             pixels = np.asarray(image.convert("RGB") if image.mode == "P" else image)
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise FormatError(f"{what} has a row that is no image: {error}") from None
     if pixels.dtype != np.uint8:
         raise FormatError(f"{what} has images of {pixels.dtype}, which are not read")
-    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    if pixels.shape != shape:
+        raise FormatError(f"{what} has an image of the shape {pixels.shape}, and info.json says {shape}")
+    return pixels

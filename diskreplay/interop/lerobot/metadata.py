@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ Ints = NDArray[np.int64]
 
 INFO, STATS, TASKS, EPISODES = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/episodes"
 OLD_TASKS, OLD_EPISODES = "meta/tasks.jsonl", "meta/episodes.jsonl"
+_PART = re.compile(r"\{(?P<name>\w+)(?::0?(?P<width>\d{0,2})d)?\}")
 _OLD_DATA = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 _OLD_VIDEO = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
@@ -110,17 +112,21 @@ class Metadata:
         return self._file("data_path", DATA_PATH, chunk_index=chunk, file_index=file)
 
     def _old_file(self, name: str, usual: str, number: int, **names: str) -> Path:
-        chunk = number // int(self.info.get("chunks_size", 1000))
+        size = self.info.get("chunks_size", 1000)
+        if type(size) is not int or size < 1:
+            raise FormatError(f"{self.root / INFO}: chunks_size is 1 or more, and not {size!r:.80}")
+        chunk = number // size
         return self._file(name, usual, episode_chunk=chunk, episode_index=number, **names)
 
     def _file(self, name: str, usual: str, **parts: int | str) -> Path:
         pattern = self.info.get(name) or usual
         try:
-            path = Path(os.path.normpath(pattern.format(**parts)))
-        except (AttributeError, LookupError, ValueError) as error:
-            raise FormatError(f"{self.root / INFO}: {name!r} is {pattern!r}, which makes no path: {error}") from None
+            path = Path(os.path.normpath(_filled(pattern, parts)))
+        except (TypeError, LookupError, ValueError) as error:
+            said = f"{self.root / INFO}: {name!r} is {pattern!r:.200}"
+            raise FormatError(f"{said}, which makes no path: {error}") from None
         if path.is_absolute() or path.parts[:1] == ("..",):
-            raise FormatError(f"{self.root / INFO}: {name!r} is {pattern!r}, which leads out of the data set")
+            raise FormatError(f"{self.root / INFO}: {name!r} is {pattern!r:.200}, which leads out of the data set")
         return self.root / path
 
     def _of(self, name: str, number: int) -> Any:
@@ -234,6 +240,24 @@ def _read_lines(path: Path) -> list[dict[str, Json]]:
     if not all(isinstance(row, dict) for row in rows):
         raise FormatError(f"{path} has lines that are no objects")
     return rows
+
+
+def _filled(pattern: str, parts: Mapping[str, int | str]) -> str:
+    """Return a pattern with the parts that it names in braces, numbers padded with zeros: `{episode_index:06d}`.
+
+    Python's formatting would follow attributes, and pad to any width.
+    """
+
+    def part(found: re.Match[str]) -> str:
+        value, width = parts[found["name"]], int(found["width"] or 0)
+        if found["width"] and not isinstance(value, int):
+            raise ValueError(f"{found['name']} is no number")
+        return str(value).zfill(width)
+
+    text = _PART.sub(part, pattern)
+    if "{" in _PART.sub("", pattern) or "}" in _PART.sub("", pattern):
+        raise ValueError("a part in braces is not a name, with :03d or so behind a number's")
+    return text
 
 
 def _is_feature(feature: Json) -> bool:

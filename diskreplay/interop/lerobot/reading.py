@@ -33,6 +33,7 @@ from diskreplay.interop.lerobot.features import (
     columns_of,
     fields_of,
     schema_of,
+    sides_of,
 )
 from diskreplay.interop.lerobot.metadata import Metadata, open_table, read_schema, read_table, unreadable
 from diskreplay.interop.lerobot.video import VideoReader
@@ -255,7 +256,7 @@ class _Videos:
         if reader is None or path != clip.path:
             if reader is not None:
                 reader.close()
-            reader = VideoReader(clip.path)
+            reader = VideoReader(clip.path, sides_of(column.field.shape))
             self._open[column.key] = clip.path, reader
         found = reader.frames((clip.start + times.astype(np.float64)).tolist(), 0.5 / self._meta.fps)
         stored = images.as_stored(found, column.channels_first)

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import FormatError
+from diskreplay.interop.exchange.foreign import check_memory
 
 Bytes = NDArray[np.uint8]
 Size = tuple[int, ...]
 
 CODEC: Final = "libx264"
 # As LeRobot encodes: every second frame is one to start at, so that single frames are quickly found.
+_FORMATS = {".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
 _OPTIONS = {"g": "2", "crf": "18"}
 
 
@@ -26,23 +28,31 @@ class VideoReader:
     ----------
     path : Path
         The file.
+    size : (int, int)
+        Height and width that its frames must have.
 
     Raises
     ------
     FormatError
-        It is no video.
+        It is no video of this size.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: Size) -> None:
         self._path = path
         try:
-            self._container = av.open(str(path))
+            # By its name: a text that names other files, or addresses, would be taken for a playlist of them.
+            self._container = av.open(
+                str(path), format=_FORMATS.get(path.suffix, "mp4"), options={"protocol_whitelist": "file"}
+            )
         except (OSError, av.FFmpegError) as error:
             raise FormatError(f"{path} cannot be read as a video: {error}") from None
         if not self._container.streams.video:
             self._container.close()
             raise FormatError(f"{path} has no video")
         self._stream = self._container.streams.video[0]
+        if (found := (self._stream.height, self._stream.width)) != tuple(size):
+            self._container.close()
+            raise FormatError(f"{path} has frames of {found}, and info.json says {tuple(size)}")
         self._stream.thread_type = "AUTO"
         self._frames = self._decode()
         self._before: av.VideoFrame | None = None
@@ -66,6 +76,8 @@ class VideoReader:
         FormatError
             There is no frame as near as ``tolerance_s`` to one of them, or the file is damaged.
         """
+        nbytes = len(times) * self._stream.height * self._stream.width * 3
+        check_memory(nbytes, f"{self._path}: an episode of {len(times)} frames")
         if self._before is not None and _time(self._before) > times[0]:
             self._seek(times[0])
         return np.stack([self._nearest(time, tolerance_s).to_ndarray(format="rgb24") for time in times])

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from diskreplay import Field
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
+from diskreplay.interop.exchange.foreign import new_file
 from diskreplay.interop.exchange.side_folder import replace_file
 from diskreplay.interop.lerobot import images, statistics, video
 from diskreplay.interop.lerobot.columns import arrow_type, library_type, nested_lists, to_arrow
@@ -310,7 +311,7 @@ class _File:
         path = self._root / EPISODES / _file_name(self._number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.new")
-        pq.write_table(pa.table(columns), draft)
+        pq.write_table(pa.table(columns), new_file(draft))
         os.replace(draft, path)
         return found
 

@@ -17,6 +17,7 @@ from typing import Any
 from diskreplay import FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.side_folder import find_side
 from diskreplay.interop.exchange.spaces import space_of
@@ -66,23 +67,24 @@ def import_dataset(
 def open_source(source: str | PathLike[str]) -> Source:
     """Return a data set of Minari as what `import_dataset` reads, which raises what this raises."""
     folder = _found(source)
-    with _errors(folder):
-        storage = MinariStorage.read(folder)
+    with foreign(folder), _errors(folder):
         metadata = MinariStorage.read_raw_metadata(folder)
+        _check_spaces(folder, metadata)
+        _check_hdf5(folder)
+        storage = MinariStorage.read(folder)
         # A storage reads all of the metadata for each number, and the bounds of images are long.
         episodes, steps = metadata["total_episodes"], metadata["total_steps"]
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
-    texts = without_texts(storage.observation_space, "obs")[1]
-    side = find_side(folder.parent if folder.name == "data" else folder)
-    if side is None:
-        with _errors(folder):
+        texts = without_texts(storage.observation_space, "obs")[1]
+        side = find_side(folder.parent if folder.name == "data" else folder)
+        if side is None:
             first = next(read_episodes(storage, 0, 1), None)
             if first is None:
                 raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
-        layout = derive(storage.observation_space, storage.action_space, first)
-    else:
-        layout = Layout.of(side.schema, texts)
+            layout = derive(storage.observation_space, storage.action_space, first)
+        else:
+            layout = Layout.of(side.schema, texts)
 
     def read(first: int) -> Iterator[EpisodeData]:
         with _errors(folder):
@@ -160,6 +162,27 @@ def _found(source: str | PathLike[str]) -> Path:
     looked = " and ".join(map(str, places))
     advice = f"; `minari download {source}` gets one of this name" if len(places) > 1 else ""
     raise StoreNotFound(f"there is no data set of Minari at {looked}{advice}")
+
+
+def _check_spaces(folder: Path, metadata: Any) -> None:
+    """Check that the metadata has the spaces: without them Minari makes the environment that the data set names.
+
+    An environment's entry point is any function of any module, which would be called with arguments of the data set's.
+    """
+    for name in ("observation_space", "action_space"):
+        if not isinstance(metadata, dict) or not isinstance(metadata.get(name), str):
+            raise FormatError(
+                f"{folder / 'metadata.json'} has no {name}, and making the environment that it names could run code; "
+                f'add it: minari.serialization.serialize_space(space) returns the text of "{name}"'
+            )
+
+
+def _check_hdf5(folder: Path) -> None:
+    if files := sorted(folder.glob("*.hdf5")):
+        from diskreplay.interop.exchange.hdf5_files import check_hdf5  # Arrow and Parquet can do without h5py
+
+        for path in files:
+            check_hdf5(path)
 
 
 @contextmanager

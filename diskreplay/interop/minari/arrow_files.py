@@ -30,6 +30,8 @@ __all__ = ["ENDS", "INFOS", "read_file", "write_file"]
 
 INFOS, ENDS = "infos", ("terminations", "truncations")
 
+_IMAGES = ("JPEG", "PNG")
+
 Raw = dict[str, Any]  # an episode as Minari has it
 
 _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
@@ -69,7 +71,9 @@ def _read_table(folder: Path, data_format: str) -> Any:
         raise FileNotFoundError(f"there is no .{data_format} file in it")
     if data_format != "arrow":
         return arrow_dataset.dataset(files, format=data_format).to_table()
-    return pa.concat_tables([pa.ipc.open_file(pa.memory_map(file)).read_all() for file in files])
+    table = pa.concat_tables([pa.ipc.open_file(pa.memory_map(file)).read_all() for file in files])
+    table.validate(full=True)  # what is mapped has offsets as the file says, which lead anywhere
+    return table
 
 
 def _whole(column: Any) -> Any:
@@ -84,7 +88,7 @@ def _decode(space: AnySpace, column: Any, is_jpeg: bool) -> Any:
     if isinstance(space, spaces.Text):
         return column.to_pylist()
     if is_jpeg and pa.types.is_binary(column.type):
-        return np.stack([np.asarray(Image.open(io.BytesIO(frame))) for frame in column.to_pylist()])
+        return np.stack([np.asarray(Image.open(io.BytesIO(frame), formats=_IMAGES)) for frame in column.to_pylist()])
     rows = from_arrow(column, "of observations or actions")
     return rows.reshape(len(rows), *(space.shape or ()))
 

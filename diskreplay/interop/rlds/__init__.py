@@ -13,6 +13,7 @@ from typing import Literal
 from diskreplay import MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.episode_data import PRIORITY
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 from diskreplay.interop.rlds.names import NAME, feature_names
@@ -68,13 +69,15 @@ def import_dataset(
     if last not in ("final", "step"):
         raise SchemaError(f"last must be final or step, not {last!r}")
     folder = Path(source).absolute()
-    data, side = DataSet(folder, split, last), find_side(folder)
+    with foreign(folder):
+        data, side = DataSet(folder, split, last), find_side(folder)
+        schema = side.schema if side else data.schema()
     return import_into(
         path,
         Source(
             NAME,
             str(folder) if split is None else f"{folder} {split}",
-            side.schema if side else data.schema(),
+            schema,
             len(data.lengths),
             sum(data.lengths),
             lambda first: data.read(first, side.schema if side else None),

@@ -1,6 +1,7 @@
 """Features of TFDS: what features.json says of the values of a step, and how these are packed into an example."""
 
 import io
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diskreplay import Field, FormatError, SchemaError
+from diskreplay.interop.exchange.foreign import check_claim
 from diskreplay.interop.rlds.records import Values
 
 Json = Any
@@ -23,6 +25,7 @@ _DTYPES = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
 _PLAIN_INTEGERS = 16  # more of them in a value take less space as bytes
+_LEAST = 1 << 20
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -67,11 +70,19 @@ class Feature(NamedTuple):
 
     def _image(self, data: Any) -> NDArray[Any]:
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+            sides = self.shape[:2]
+            if -1 not in sides and (image.height, image.width) != sides:
+                raise ValueError(f"an image has the sides {image.height, image.width} and not {sides}")
+            check_claim(4 * image.height * image.width, len(data), "an image")
             pixels = np.asarray(image).astype(self.dtype)
         return pixels.reshape(self.shape if -1 not in self.shape else (*pixels.shape[:2], -1))
 
     def _unpacked(self, data: Any) -> NDArray[Any]:
-        raw = zlib.decompress(data) if self.encoding == "zlib" else data
+        raw = data
+        if self.encoding == "zlib":
+            is_any = -1 in self.shape
+            most = (len(data) << 10) + _LEAST if is_any else math.prod(self.shape) * self.dtype.itemsize
+            raw = zlib.decompressobj().decompress(data, most + 1)
         return np.frombuffer(raw, self.dtype).reshape(self.shape)
 
     def encode(self, rows: NDArray[Any]) -> Sequence[bytes] | NDArray[Any]:

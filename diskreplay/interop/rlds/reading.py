@@ -148,6 +148,8 @@ def _files(folder: Path, split: str | None) -> list[Path]:
         info = json.loads((folder / INFO).read_bytes())
         kind, splits = info.get("fileFormat", "tfrecord"), [each["name"] for each in info["splits"]]
         dataset = info["name"]
+        if any("/" in str(name) for name in (dataset, *splits)):
+            raise ValueError("a name has a slash")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{folder / INFO} cannot be used: {error}") from None
     if kind != "tfrecord":

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from diskreplay import FormatError
+from diskreplay.interop.exchange.foreign import check_memory
 
 # A feature is a list of bytes, or numbers, float32 or int64.
 Values = list[bytes] | NDArray[Any]
@@ -39,6 +40,7 @@ def records(file: Path) -> Iterator[bytes]:
             length = _LENGTH.unpack(header)[0]
             if length > size - start:
                 raise FormatError(f"{file} is damaged: the record at byte {start} goes beyond the end of the file")
+            check_memory(length, f"{file}: the record at byte {start}")
             data = opened.read(length)
             _check(file, start, data, opened.read(_SUM.size), length)
             yield data

@@ -1,5 +1,6 @@
 """What all formats share: imports and exports that resume, refusals, and the side folder of what a format lacks."""
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,7 +50,7 @@ class Lossy:
 
     def add(self, episode: EpisodeData) -> None:
         if len(self.whole) == self.fails_at:
-            raise OSError("the disk is gone")
+            raise OSError(errno.EIO, "the disk is gone")
         steps = {
             path: rows[: len(episode)] if "final_obs" in self.lacking else rows
             for path, rows in episode.steps.items()
@@ -87,7 +88,7 @@ def noted_source(episodes: int = 5, name: str = "made", fails_at: int | None = N
     def read(first: int) -> Iterator[EpisodeData]:
         for number in range(first, episodes):
             if number == fails_at:
-                raise OSError("the disk is gone")
+                raise OSError(errno.EIO, "the disk is gone")
             episode = random_episode(schema, np.random.default_rng(number), 1 + number % 4, "terminated", True)
             yield episode if number % 2 else replace(episode, notes={"text": f"episode {number}"})
 

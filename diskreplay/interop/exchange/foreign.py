@@ -1,0 +1,161 @@
+"""Data sets that others made: regular files alone, sizes that are bounded before they are believed, one class of error.
+
+Nothing in a data set is trusted. It may name files that block or never end, claim more than it holds, or make a library
+raise whatever its authors did not think of.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from diskreplay import FormatError, ReplayError
+
+__all__ = ["NUMBERS", "check_claim", "check_files", "check_memory", "foreign", "new_file", "reading"]
+
+NUMBERS = "biuf"
+"""The kinds of NumPy's dtypes whose values are bytes of a fixed size."""
+
+_DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+_DOCUMENT_BYTES = 64 << 20
+# Deflate packs at most 1032 bytes into one.
+_SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
+# Errors of the system that say nothing of the data: they pass as they are.
+_OF_THE_SYSTEM = {
+    *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR),
+}
+
+
+@contextmanager
+def foreign(place: Path) -> Iterator[int]:
+    """Have a data set opened in a block, which is given its size in bytes.
+
+    Raises
+    ------
+    FormatError
+        It has something other than regular files and folders, or the block met any error of damaged data.
+    """
+    with reading(place):
+        yield check_files(place)
+
+
+@contextmanager
+def reading(name: Path | str) -> Iterator[None]:
+    """Raise FormatError for every error that damaged data causes in a block; others as they are.
+
+    Errors of this package, missing libraries, and errors of the disk or of permissions are no fault of the data.
+    """
+    try:
+        yield
+    except (ReplayError, ImportError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+            raise
+        raise FormatError(f"{name} cannot be read: {_reason(error)}; get an undamaged copy of it") from error
+
+
+def _reason(error: Exception) -> str:
+    line = " ".join(str(error).split())
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply"
+    if isinstance(error, MemoryError):
+        return "it claims more than the memory holds"
+    return f"{type(error).__name__}: {line:.200}" if line else type(error).__name__
+
+
+def check_files(place: Path) -> int:
+    """Check that a data set is a regular file, or a folder of regular files; return how many bytes these have.
+
+    Links lead to files of the same data set, or to the blobs of the Hugging Face cache that the folder lies in. A place
+    where nothing is has 0 bytes.
+
+    Raises
+    ------
+    FormatError
+        It has a pipe, device or socket, a link that leads elsewhere, or a document of more than 64 MiB.
+    """
+    root = os.path.realpath(place)
+    try:
+        status = os.stat(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size
+    if not stat.S_ISDIR(status.st_mode):
+        raise FormatError(f"{place} is not a regular file or a folder; give the path of a data set")
+    total, folders, blobs = 0, [root], _blobs(root)
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    total += _linked(entry.path, root, blobs)
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    total += _checked(entry.path, entry.stat(follow_symlinks=False))
+                else:
+                    raise _irregular(entry.path)
+    return total
+
+
+def _blobs(root: str) -> str | None:
+    """Return the folder that links of a snapshot in the Hugging Face cache lead to; None elsewhere."""
+    above, snapshots = os.path.split(os.path.dirname(root))
+    return os.path.join(above, "blobs") if snapshots == "snapshots" else None
+
+
+def _linked(path: str, root: str, blobs: str | None) -> int:
+    target = os.path.realpath(path)
+    if target.startswith(f"{root}{os.sep}") and (os.path.isdir(target) or not os.path.lexists(target)):
+        return 0  # what is in the folder is checked where it lies
+    if os.path.dirname(target) == blobs or target.startswith(f"{root}{os.sep}"):
+        return _checked(path, os.stat(target))
+    raise FormatError(f"{path} is a link that leads out of the data set; copy the data set with `cp -rL` first")
+
+
+def _checked(path: str, status: os.stat_result) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        raise _irregular(path)
+    if status.st_size > _DOCUMENT_BYTES and path.endswith(_DOCUMENTS):
+        raise FormatError(
+            f"{path} has {status.st_size} bytes, and a document of a data set has at most {_DOCUMENT_BYTES}"
+        )
+    return status.st_size
+
+
+def _irregular(path: str) -> FormatError:
+    return FormatError(f"{path} is not a regular file; remove it from the data set")
+
+
+def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) -> None:
+    """Check that so many bytes can come from a file, or a data set, of ``stored`` bytes.
+
+    Up to ``small`` bytes are believed of any file: those that are constant take next to nothing.
+    Raises FormatError where no compression packs more than that.
+    """
+    if nbytes < 0 or nbytes > max(small, stored * _MOST_PACKED):
+        raise FormatError(f"{what} claims {nbytes} bytes, which cannot come from {stored} stored bytes; it is damaged")
+
+
+def check_memory(nbytes: int, what: str) -> None:
+    """Check that so many bytes may be held in memory at once.
+
+    Raises FormatError beyond half of the machine's memory.
+    """
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if nbytes > most:
+        raise FormatError(f"{what} takes {nbytes} bytes at once, and {most} are half of this machine's memory")
+
+
+def new_file(path: Path) -> Path:
+    """Make an empty file for a writer that takes a path, and return the path.
+
+    What a killed process has left there is removed, and so is a link, which a writer would follow.
+    """
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    return path
