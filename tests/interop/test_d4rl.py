@@ -336,3 +336,81 @@ def test_an_export_of_no_episode_is_a_file_of_no_row(tmp_path: Path) -> None:
     assert export_dataset(store, tmp_path / "set.hdf5").episodes == 0
     assert read(tmp_path / "set.hdf5")["observations"].shape == (0, 3)
     assert import_dataset(tmp_path / "set.hdf5", tmp_path / "back").episodes == 0
+
+
+# --- files of somebody hostile ---------------------------------------------------------------------------------------
+
+
+def put_external_storage(file: Any, secret: Path) -> None:
+    external = [(str(secret), 0, STEPS * 4)]
+    file.create_dataset("infos/secret", (STEPS,), "f4", external=external)
+
+
+def put_external_link(file: Any, secret: Path) -> None:
+    file["infos/secret"] = h5py.ExternalLink(str(secret), "/x")
+
+
+def put_virtual(file: Any, secret: Path) -> None:
+    layout = h5py.VirtualLayout((STEPS,), "f4")
+    layout[:] = h5py.VirtualSource(str(secret), "x", (STEPS,))
+    file.create_virtual_dataset("infos/secret", layout)
+
+
+def put_filters(file: Any, secret: Path) -> None:
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_chunk((STEPS,))
+    for _ in range(2):
+        plan.set_deflate(9)
+    space = h5py.h5s.create_simple((STEPS,))
+    h5py.h5d.create(file["infos"].id, b"secret", h5py.h5t.NATIVE_FLOAT, space, plan)
+
+
+def put_many_rows(file: Any, secret: Path) -> None:
+    file.create_dataset("infos/secret", (1 << 40,), "f4", chunks=(1 << 10,))
+
+
+def put_deep(file: Any, secret: Path) -> None:
+    file["infos"].create_group("/".join(["secret"] * 100))
+
+
+def put_texts(file: Any, secret: Path) -> None:
+    del file["terminals"]
+    file.create_dataset("terminals", data=["no"] * STEPS, dtype=h5py.string_dtype())
+
+
+HOSTILE = [
+    (put_external_storage, "infos/secret is kept in other files; copy its data into this file$"),
+    (put_virtual, "infos/secret is kept in other files; copy its data into this file$"),
+    (put_external_link, "infos/secret is a link to another file; copy its data into this file$"),
+    (put_filters, "infos/secret is packed by several filters"),
+    (put_many_rows, "infos/secret claims 4398046511104 bytes, which cannot come from"),
+    (put_deep, "is nested deeper than 64 groups"),
+    (put_texts, "'terminals' is one flag a step, 0 or 1, and not object of shape"),
+]
+
+
+@pytest.mark.parametrize(("put", "message"), HOSTILE)
+def test_a_file_has_its_arrays_inside_and_as_long_as_it_can_hold(tmp_path: Path, put: Any, message: str) -> None:
+    path, secret = write(tmp_path / "a.hdf5", arrays_of()), tmp_path / "secret"
+    write(secret, {"x": np.ones(STEPS, "f4")})
+    with h5py.File(path, "a") as file:
+        put(file, secret)
+    with pytest.raises(dr.FormatError, match=message):
+        import_dataset(path, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_draft_that_leads_to_other_files_is_begun_anew(tmp_path: Path) -> None:
+    store, victim = make_store(tmp_path / "store", "vectors", PLAIN), tmp_path / "victim"
+    export_dataset(store, tmp_path / "first.hdf5")
+    victim.write_bytes(bytes(1 << 16))
+    with h5py.File(tmp_path / "first.hdf5") as first, h5py.File(tmp_path / ".set.hdf5.part", "w") as file:
+        for name, array in first.items():
+            if isinstance(array, h5py.Dataset):
+                external = [(str(victim), 0, max(1, array.nbytes))]
+                file.create_dataset(name, array.shape, array.dtype, external=external)
+        file.attrs["diskreplay_done"] = 0, 0
+    export_dataset(store, tmp_path / "set.hdf5")
+    assert victim.read_bytes() == bytes(1 << 16)
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)

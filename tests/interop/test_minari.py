@@ -354,3 +354,29 @@ def test_what_cannot_be_imported_is_said(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='^data_format is "hdf5", "arrow" or "parquet", not \'csv\'$'):
         export_dataset(make_store(tmp_path / "a", "vectors"), tmp_path / "set", data_format="csv")  # type: ignore[arg-type]
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("lacking", ["observation_space", "action_space"])
+def test_no_environment_of_a_data_set_is_made(home: Path, tmp_path: Path, lacking: str) -> None:
+    """Its entry point is any function, called with arguments of the data set's."""
+    make_data_set("own-v0", "box", "hdf5")
+    file = home / "own-v0/data/metadata.json"
+    metadata = json.loads(file.read_text())
+    del metadata[lacking]
+    spec = json.loads(metadata["env_spec"])
+    spec |= {"entry_point": "pathlib:Path.touch", "kwargs": {"self": str(tmp_path / "ran")}}
+    file.write_text(json.dumps(metadata | {"env_spec": json.dumps(spec)}))
+    with pytest.raises(dr.FormatError, match=f"has no {lacking}, and making the environment .* could run code; add it"):
+        import_dataset("own-v0", tmp_path / "store")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_hdf5_file_that_leads_to_another_one_is_refused(home: Path, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="needs h5py")
+    make_data_set("own-v0", "box", "hdf5")
+    make_data_set("secret-v0", "box", "hdf5")
+    with h5py.File(home / "own-v0/data/main_data.hdf5", "a") as file:
+        del file["episode_1"]
+        file["episode_1"] = h5py.ExternalLink(str(home / "secret-v0/data/main_data.hdf5"), "/episode_0")
+    with pytest.raises(dr.FormatError, match="episode_1 is a link to another file; copy its data into this file$"):
+        import_dataset("own-v0", tmp_path / "store")

@@ -50,16 +50,24 @@ def reading(name: Path | str) -> Iterator[None]:
     """
     try:
         yield
-    except (ReplayError, ImportError):
+    except ImportError:
         raise
+    except ReplayError as error:
+        if "\n" not in str(error):
+            raise
+        raise type(error)(_line(error)) from error  # with the words of a library
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             raise
         raise FormatError(f"{name} cannot be read: {_reason(error)}; get an undamaged copy of it") from error
 
 
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _reason(error: Exception) -> str:
-    line = " ".join(str(error).split())
+    line = _line(error)
     if isinstance(error, RecursionError):
         return "its values are nested too deeply"
     if isinstance(error, MemoryError):

@@ -399,6 +399,10 @@ def other_feature(**changes: Any) -> Any:
             "'data_path' is '../{file_index}', which leads out of the data set$",
         ),
         (lambda d: d.update(data_path="{other}"), "'data_path' is '{other}', which makes no path: 'other'$"),
+        (lambda d: d.update(data_path="{file_index.__class__}"), "makes no path: a part in braces is not a name"),
+        (lambda d: d.update(data_path="{file_index:999999999d}"), "makes no path: a part in braces is not a name"),
+        (lambda d: d.update(data_path="{file_index!r:>9}"), "makes no path: a part in braces is not a name"),
+        (lambda d: d.update(data_path=["x"]), "'data_path' is .* which makes no path: expected string"),
         (lambda d: d.update(data_path="x.parquet"), "there is no file .*x.parquet, which the table of episodes names$"),
     ],
 )
