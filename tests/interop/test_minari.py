@@ -364,7 +364,7 @@ def test_no_environment_of_a_data_set_is_made(home: Path, tmp_path: Path, lackin
     metadata = json.loads(file.read_text())
     del metadata[lacking]
     spec = json.loads(metadata["env_spec"])
-    spec |= {"entry_point": "pathlib:Path.touch", "kwargs": {"self": str(tmp_path / "ran")}}
+    spec |= {"entry_point": "os:mkdir", "kwargs": {"path": str(tmp_path / "ran")}}
     file.write_text(json.dumps(metadata | {"env_spec": json.dumps(spec)}))
     with pytest.raises(dr.FormatError, match=f"has no {lacking}, and making the environment .* could run code; add it"):
         import_dataset("own-v0", tmp_path / "store")

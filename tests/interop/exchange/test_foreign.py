@@ -104,9 +104,9 @@ def test_a_document_of_gigabytes_is_refused(tmp_path: Path) -> None:
     ids=repr,
 )
 def test_what_damage_raises_is_one_error_of_one_line(error: Exception) -> None:
-    with pytest.raises(dr.FormatError, match="^set cannot be read: .*; get an undamaged copy of it$") as caught:
-        with reading("set"):
-            raise error
+    message = "^set cannot be read: .*; get an undamaged copy of it$"
+    with pytest.raises(dr.FormatError, match=message) as caught, reading("set"):
+        raise error
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
 
