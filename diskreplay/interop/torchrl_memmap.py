@@ -190,7 +190,7 @@ class _Transitions:
         if not shape:
             raise FormatError(f"{folder} has a tensordict without rows")
         rows, lanes = shape[0], math.prod(shape[1:])
-        # Flags, and which rows follow which: what is made of all rows before an episode is read.
+        # Flags and the order of rows are computed for all rows before an episode is read.
         check_memory(32 * rows * lanes, f"{folder}: what {rows} rows of {lanes} lanes need")
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}

@@ -196,7 +196,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # What is consolidated need not be what the arrays' own documents say, which are checked.
+            # Consolidated documents may differ from the arrays' own, which are checked.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -211,7 +211,7 @@ class _BoundedStore(WrapperStore[Any]):
     Attributes
     ----------
     layouts : dict of str to Layout
-        Those of the arrays that were checked, by their names.
+        The layouts of checked arrays, by their names.
     """
 
     def __init__(self, file: Path, store: Any) -> None:
@@ -236,11 +236,11 @@ class _Group:
         self.attributes = root.attrs.asdict()
 
     def names(self) -> list[str]:
-        """Return the names of what is in the group data."""
+        """Return the names of the members of the group data."""
         return self._documents.members("data")
 
     def array(self, name: str) -> zarr.Array[Any]:
-        """Open an array; FormatError where there is none, or one that is not read."""
+        """Open an array; FormatError if it is missing or of a kind that is not read."""
         layout = self._documents.check(name)
         try:
             found = self._root[name]

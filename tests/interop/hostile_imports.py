@@ -3,7 +3,7 @@
     python -m tests.interop.hostile_imports minari some/folder NAME 30
 
 The folder holds the data set NAME, as another library wrote it. Each mutation is imported, or refused by one error of
-the package, of one line. A crash, a hang or a large allocation ends the process with what was being imported.
+the package, of one line. A crash, a hang or a large allocation ends the process, which has printed the mutation.
 """
 
 import faulthandler
@@ -42,7 +42,7 @@ def check(format_name: str, folder: Path, name: str, examples: int) -> None:
             shutil.copytree(folder, copy)
             for change in planned:
                 apply(copy, change, Path(copies) / "outside")
-            # What a hang was about; no handler of Python's would run while a library waits.
+            # The alarm ends the process: no handler of Python's would run while a library waits.
             print(planned, flush=True)
             signal.alarm(MOST_S)
             said = None

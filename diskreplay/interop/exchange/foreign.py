@@ -119,7 +119,7 @@ def _blobs(root: str) -> str | None:
 def _linked(path: str, root: str, blobs: str | None) -> int:
     target = os.path.realpath(path)
     if target.startswith(f"{root}{os.sep}") and (os.path.isdir(target) or not os.path.lexists(target)):
-        return 0  # what is in the folder is checked where it lies
+        return 0  # the walk checks the files of that folder
     if os.path.dirname(target) == blobs or target.startswith(f"{root}{os.sep}"):
         return _checked(path, os.stat(target))
     raise FormatError(f"{path} is a link that leads out of the data set; copy the data set with `cp -rL` first")
@@ -142,7 +142,7 @@ def _irregular(path: str) -> FormatError:
 def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) -> None:
     """Check that so many bytes can come from a file, or a data set, of ``stored`` bytes.
 
-    Up to ``small`` bytes are believed of any file: those that are constant take next to nothing.
+    A claim of up to ``small`` bytes passes for any file: constant values take next to nothing.
     Raises FormatError where no compression packs more than that.
     """
     if nbytes < 0 or nbytes > max(small, stored * _MOST_PACKED):
@@ -162,7 +162,7 @@ def check_memory(nbytes: int, what: str) -> None:
 def new_file(path: Path) -> Path:
     """Make an empty file for a writer that takes a path, and return the path.
 
-    What a killed process has left there is removed, and so is a link, which a writer would follow.
+    A file that a killed process has left there is removed, and so is a link, which a writer would follow.
     """
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))

@@ -51,7 +51,7 @@ def _check_dataset(item: h5py.Dataset, what: str, stored: int) -> None:
 
 
 def _items(group: h5py.Group, path: Path) -> Iterator[tuple[str, h5py.Group | h5py.Dataset]]:
-    """Yield what the links of all groups lead to, each group once."""
+    """Yield the members of all groups, each group once."""
     waiting, seen = [(group, 0)], set()
     while waiting:
         group, depth = waiting.pop()
@@ -61,7 +61,7 @@ def _items(group: h5py.Group, path: Path) -> Iterator[tuple[str, h5py.Group | h5
             if isinstance(link, h5py.ExternalLink):
                 raise FormatError(f"{path}: {name} is a link to another file; copy its data into this file")
             if isinstance(link, h5py.SoftLink):
-                continue  # what it leads to in this file is found by its own name
+                continue  # its target in this file has a name of its own
             item = group[key]
             info = h5py.h5o.get_info(item.id)
             if isinstance(item, h5py.Group) and (info.fileno, info.addr) not in seen:

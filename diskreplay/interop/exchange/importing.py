@@ -176,7 +176,7 @@ def _episodes(source: Source, first: int) -> Iterator[tuple[int, EpisodeData]]:
 
 
 def _check_whole(source: Source, number: int, episode: EpisodeData) -> None:
-    """Check that an episode has what the schema says: a format may have promised more than it holds."""
+    """Check that an episode has the leaves of the schema: a data set may promise more than it holds."""
     wanted = source.schema.step_leaves.keys()
     if different := wanted ^ episode.steps.keys():
         path = min(different)

@@ -135,7 +135,7 @@ class _Unpickler(pickle.Unpickler):
         return dict(items)
 
     def _copy(self, items: int) -> None:
-        """Count what is copied: a file can name the same text or list again and again."""
+        """Count copied values: a file can name the same text or list again and again."""
         self._left -= items
         if self._left < 0:
             raise pickle.UnpicklingError("it copies the same values many times")
@@ -233,7 +233,7 @@ def _top(stack: list[int | None]) -> int:
 
 
 def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]:
-    """Take what an opcode takes from the stack; return how deep each value is."""
+    """Take an opcode's values from the stack; return how deep each value is."""
     found: list[int] = []
     names = [each.name for each in opcode.stack_before]
     if "mark" in names:

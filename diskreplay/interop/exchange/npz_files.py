@@ -25,7 +25,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 def opened_npz(path: Path) -> Iterator[NpzFile[Any]]:
     """Have an archive open for a block, in which its arrays are read. Raises one of `UNREADABLE`, also in the block.
 
-    Each array has as many bytes as its header says, and is not one of objects.
+    Each array has the bytes of its header's shape, and no array holds objects.
     """
     # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
     with open(path, "rb") as raw:

@@ -1,7 +1,7 @@
-"""What the documents of zarr arrays say, checked before zarr reads an array: dtypes, sizes and codecs.
+"""Checks of the documents of zarr arrays, before zarr reads an array: dtypes, sizes and codecs.
 
 zarr makes the codecs that a document names, and some of them run code, or call others that do: pickle is one. So dtypes
-and codecs are those of a list. The codecs of the list unpack numbers and nothing else.
+and codecs must be on a list. The codecs of the list unpack numbers and nothing else.
 """
 
 import bz2
@@ -32,24 +32,24 @@ _DTYPES_3 = {
 }
 _COMPRESSORS = {"blosc", "zstd", "lz4", "zlib", "gzip", "bz2"}
 _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
-# Of images. Only who has installed and registered that library can read them.
+# Codecs of images. A program can read them after it has registered that library's codecs.
 _IMAGES = "imagecodecs_"
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
-# A chunk takes no more than this beside twice its bytes, whatever a codec adds.
+# A packed chunk takes at most twice its bytes and this much.
 _OVERHEAD = 64 << 10
 _ZSTD_BLOCK, _CHECKSUMS = 128 << 10, 64
 
 
 class Layout(NamedTuple):
-    """What is known of an array before it is read.
+    """The sizes and the compressor of an array, known before it is read.
 
     Attributes
     ----------
     nbytes, chunk_nbytes : int
         Bytes of the whole array, and of a chunk.
     compressor : str, optional
-        The codec whose header or stream tells what a chunk unpacks to; None: there is none.
+        The codec whose header or stream gives the size of an unpacked chunk. None: no compressor.
     most : int
         To how many bytes a chunk may be unpacked by it: filters add a checksum, or change the dtype.
     """
@@ -102,7 +102,7 @@ class Documents:
         return sorted({part[1] for part in parts if len(part) == 3 and part[2] in _DOCUMENTS})
 
     def check(self, name: str) -> Layout | None:
-        """Check an array of a path such as "data/img" before it is opened; None where there is none.
+        """Check an array, by a path such as "data/img", before it is opened; None: no such array.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return a document; of a zip file all that have the name, as readers differ in which of them they take."""
+        """Return a document. A zip file may have several of one name, and readers differ in the one they take."""
         if self._archive is None:
             file = self._place / name
             if not file.is_file():
@@ -248,7 +248,7 @@ _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any
 
 
 def _stream_fits(make: Callable[[], _Stream], data: bytes, most: int) -> bool:
-    """Tell whether streams one behind the other unpack to so many bytes at most; zarr says what is damaged."""
+    """Tell whether consecutive streams unpack to ``most`` bytes or fewer. Damage is left to zarr, which names it."""
     left = most
     while data:
         stream = make()

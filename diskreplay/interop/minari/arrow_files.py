@@ -72,7 +72,7 @@ def _read_table(folder: Path, data_format: str) -> Any:
     if data_format != "arrow":
         return arrow_dataset.dataset(files, format=data_format).to_table()
     table = pa.concat_tables([pa.ipc.open_file(pa.memory_map(file)).read_all() for file in files])
-    table.validate(full=True)  # what is mapped has offsets as the file says, which lead anywhere
+    table.validate(full=True)  # offsets in a mapped file may lead anywhere
     return table
 
 
