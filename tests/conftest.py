@@ -39,6 +39,12 @@ def tmp_store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_turns(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have the stores of these tests wait for no others, which another process tests or somebody uses."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else changes the stores of these tests: to look again, the checker has no need to wait."""

@@ -28,9 +28,15 @@ class Lock:
 
     It ends with `release`, with this object, or with the process. It belongs to the process and not to a thread, and
     not to children that are forked from it: theirs is released at once, which changes nothing for the parent.
+
+    Attributes
+    ----------
+    fd : int
+        The descriptor of the file. A program that inherits it keeps the lock when this process dies.
     """
 
     def __init__(self, fd: int) -> None:
+        self.fd = fd
         self._end = weakref.finalize(self, _unlock, fd, os.getpid())
         self._end.atexit = False  # the end of the process frees it, after whatever still runs then
         _held.add(self)

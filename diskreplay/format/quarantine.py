@@ -305,8 +305,10 @@ def include_number(counters: StoreCounters, number: int) -> None:
         counters.set(layout.NEXT_SEGMENT, number + 1)
 
 
-def delete(root: Path, entry: Quarantined) -> None:
-    """Delete a segment that is in quarantine, for good. The caller holds the store lock.
+def take_out(root: Path, entry: Quarantined) -> str:
+    """Take a segment out of quarantine for good; return where it is now.
+
+    The caller holds the store lock, and deletes the folder when it is free.
 
     Its steps count as evicted from then on: what limiters count does not shrink. As with an eviction, the name of the
     folder that is being deleted tells the count.
@@ -321,7 +323,7 @@ def delete(root: Path, entry: Quarantined) -> None:
     sync_folder(path.parent)
     counters.set(layout.STEPS_EVICTED, evicted)
     note_change(root)
-    shutil.rmtree(gone, ignore_errors=True)
+    return gone
 
 
 # --- the steps of a segment that cannot be read ----------------------------------------------------------------------

@@ -35,6 +35,7 @@ from diskreplay.format.metadata import (
     seal_document,
     shaped,
 )
+from diskreplay.format.removals import discarded_path
 from diskreplay.format.root import Root
 
 _T = TypeVar("_T")
@@ -106,7 +107,7 @@ def delete_state(root: Root, name: str) -> None:
     with root.still_there():
         _check_saved(root, name)
         # The next opener deletes what is left of it if this process dies.
-        gone = root.counters_folder / f"old-{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
+        gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}")
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
             _check_saved(root, name)
@@ -148,20 +149,24 @@ def _place(root: Root, building: Path, target: Path) -> None:
         os.rename(target / str(other), building / str(other))  # gone at once for every reader
 
 
-def remove_stale(root: Root) -> None:
-    """Remove states that do not count, left by a process that died; the caller holds the store lock."""
+def take_stale(root: Root) -> list[str]:
+    """Take out states that do not count, left by a process that died; return where they are now.
+
+    The caller holds the store lock, and deletes them when it is free.
+    """
+    taken: list[str] = []
     for name in state_names(root):
         folder = root.folder / layout.SAMPLERS / name
         try:
             current = _current(folder)
             for number in _numbers(folder):
                 if number != current:
-                    gone = root.counters_folder / f"old-{DRAFT}{name}-{number}"
-                    shutil.rmtree(gone, ignore_errors=True)
+                    gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}-{number}")
                     os.rename(folder / str(number), gone)  # gone at once for every reader
-                    shutil.rmtree(gone, ignore_errors=True)
+                    taken.append(gone)
         except (OSError, FormatError):
             continue  # which one counts is not known: `read_state` raises for the caller
+    return taken
 
 
 def _group(root: Root) -> Document:

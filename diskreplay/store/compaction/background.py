@@ -1,14 +1,20 @@
-"""Compaction by itself: a process that writes has another one, of the lowest priority, merge small segments."""
+"""Compaction by itself: a process that writes has another one merge small segments; one at a time for all stores."""
 
+import errno
 import os
+import random
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.locks import Lock, try_lock
+from diskreplay.format.machine import boot_id
 from diskreplay.format.root import Root
 
 # With fewer segments there is nothing that pays; so much is worth being compressed.
@@ -19,6 +25,8 @@ _FIRST_S, _BETWEEN_S = 5.0, 1.0
 _BEGUN = 32
 # Seconds after which a process that goes on is told to stop once more.
 _ASK_AGAIN_S = 1.0
+# How a process ends that has merged segments: there may be more to merge.
+MERGED = 3
 _PROCESS = "diskreplay.store.compaction.process"
 
 
@@ -29,7 +37,8 @@ class _Stopped(Exception):
 class BackgroundCompaction:
     """Merges segments of one store, now and then, in a process that lives while there may be something to merge.
 
-    It is a process as a thread would wait for Python's lock after each file, and take it from those who collect.
+    It is a process as a thread would wait for Python's lock after each file, and take it from those who collect. All
+    stores of a user take turns: one of them is merged at a time. Chance decides which of those that wait is the next.
 
     Concurrency: any thread of the process that made it.
     """
@@ -89,13 +98,11 @@ class BackgroundCompaction:
             goes_on = True
             while goes_on:
                 self._pause(self._wait_s)
-                self._wait_s = _BETWEEN_S
-                self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
-                if not self._is_busy():
-                    with suppress(OSError):  # no process can be had: next time
-                        self._merge()
+                self._wait_s, has_merged = _BETWEEN_S, False
+                with suppress(OSError):  # no process can be had: next time
+                    has_merged = self._merge()
                 with self._condition:
-                    goes_on = self._has_new
+                    goes_on = has_merged or self._has_new
                     self._thread = self._thread if goes_on else None
 
     def _pause(self, seconds: float) -> None:
@@ -104,15 +111,32 @@ class BackgroundCompaction:
             if self._condition.wait_for(lambda: self._is_stopped, seconds):
                 raise _Stopped
 
-    def _merge(self) -> None:
-        """Have a process merge what is due, and wait for it. Raises _Stopped, and OSError where there can be none."""
-        with self._condition:
-            if self._is_stopped:
-                raise _Stopped
-            process = self._process = _begin(self._root)
-        process.wait()
-        with self._condition:
-            self._process = None
+    def _merge(self) -> bool:
+        """Have a process merge what is due when it is this store's turn; wait for it, and return whether it merged any.
+
+        Raises _Stopped, and OSError where there can be none.
+        """
+        since, turn = self._looked_at, None
+        while not self._is_busy():  # else another process has it merged
+            self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
+            has_turn, turn = _try_turn()
+            if has_turn:
+                break
+            self._pause(random.uniform(0.5, 1.5) * _BETWEEN_S)
+        else:
+            self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
+            return False
+        try:
+            with self._condition:
+                if self._is_stopped:
+                    raise _Stopped
+                process = self._process = _begin(self._root, self._looked_at if since is None else since, turn)
+            return process.wait() == MERGED
+        finally:
+            with self._condition:
+                self._process = None
+            if turn is not None:
+                turn.release()
 
 
 def _segments_between(root: Root) -> int:
@@ -124,10 +148,35 @@ def _segments_between(root: Root) -> int:
     return max(1, min(_BEGUN, MUCH_BYTES // (rows * root.step_bytes)))
 
 
-def _begin(root: Root) -> "subprocess.Popen[bytes]":
+def _try_turn() -> tuple[bool, Lock | None]:
+    """Return whether a store may be merged now, and the lock that keeps those of the same user from it meanwhile.
+
+    Where there can be no such lock, each store may be merged.
+    """
+    try:
+        turn = try_lock(f"{_private_folder()}/compaction-{boot_id()}")  # other machines may have the same folder
+    except OSError:
+        return True, None
+    return turn is not None, turn
+
+
+def _private_folder() -> str:
+    """Return a folder for processes of this user alone, made where it is missing. Raises OSError."""
+    folder = f"{os.environ.get('XDG_RUNTIME_DIR') or tempfile.gettempdir()}/diskreplay-{os.geteuid()}"
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "others may change this folder, or it is none", folder)
+    return folder
+
+
+def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes]":
     """Begin a process that merges what is due; it finds what this one imports from.
 
-    The store's folder is where it works, whatever becomes of the path.
+    ``since`` is the number that the next segment had when segments were looked at last. The process keeps the ``turn``
+    as long as it lives, whatever becomes of this one. The store's folder is where it works, whatever becomes of the
+    path.
     """
     from multiprocessing.spawn import get_executable  # the user's, where Python is part of another program
 
@@ -137,10 +186,11 @@ def _begin(root: Root) -> "subprocess.Popen[bytes]":
     # Others than strings are allowed there, and mean nothing.
     imported_from = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
     return subprocess.Popen(
-        [os.fsdecode(interpreter), "-P", "-m", _PROCESS, root.uuid, str(os.getpid())],
+        [os.fsdecode(interpreter), "-P", "-m", _PROCESS, root.uuid, str(os.getpid()), str(since)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd=root.folder,
         env={**os.environ, "PYTHONPATH": imported_from},
+        pass_fds=() if turn is None else (turn.fd,),
         process_group=0,  # what interrupts this one at a terminal does not interrupt that one
     )

@@ -1,5 +1,6 @@
 """Merges segments into packs: which ones, in what order, and one pack after the other."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ SHARE = 16
 _ENOUGH = 2
 # So many segments that are about as long are merged by themselves, or fewer that fill a pack.
 _MANY = 64
+# After so many seconds no more packs are begun: other stores wait for their turn.
+_TURN_S = 30.0
 
 
 def _at_once() -> None:
@@ -98,8 +101,13 @@ class Compaction:
             for group in self.groups(candidates)
             if self._pays(group, is_new=is_new)
         ]
-        # All of them, as to look at all segments takes long where they are many.
-        return any([self.merge(group, pace) is not None for group in due])
+        # Some of them, as to look at all segments takes long where they are many.
+        until, has_merged = time.monotonic() + _TURN_S, False
+        for group in due:
+            has_merged = self.merge(group, pace) is not None or has_merged
+            if time.monotonic() > until:
+                break
+        return has_merged
 
     def _pays(self, group: Sequence[Candidate], *, is_new: bool) -> bool:
         rows = sum(one.rows for one in group)

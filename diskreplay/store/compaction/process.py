@@ -1,4 +1,8 @@
-"""The process that merges what is due of a store, and keeps out of the way; see `BackgroundCompaction`."""
+"""The process that merges what is due of a store, and keeps out of the way; see `BackgroundCompaction`.
+
+It has the priority of everybody else, and rests. With a low one, it would get hold of the store lock, or of a file
+system's own locks, and no processor to come to the end of that while others use all of them.
+"""
 
 import os
 import signal
@@ -11,6 +15,7 @@ from diskreplay.errors import ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.root import read_root
+from diskreplay.store.compaction.background import MERGED
 from diskreplay.store.compaction.compaction import Compaction
 from diskreplay.store.retention.retention import Retention
 
@@ -18,9 +23,8 @@ from diskreplay.store.retention.retention import Retention
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
 # Seconds after which one that rests looks whether it has to stop.
 _SLICE_S = 0.05
-# It rests less, and at last not at all, as so many segments are begun since it looked: else it would fall behind.
+# It rests less, and at last not at all, as so many segments were begun since the last look: else it would fall behind.
 _BEHIND = 1024
-_LOWEST = 19
 
 
 class Stopped(Exception):
@@ -28,16 +32,14 @@ class Stopped(Exception):
 
 
 class Pace:
-    """How fast a process works: call it often. It rests; it raises Stopped after `stop`, or when ``parent`` is gone."""
+    """How fast a process works: call it often. It rests; it raises Stopped after `stop`, or when ``parent`` is gone.
 
-    def __init__(self, counters: StoreCounters, parent: int) -> None:
+    ``since`` is the number that the next segment had when segments were looked at last.
+    """
+
+    def __init__(self, counters: StoreCounters, parent: int, since: int) -> None:
         self._is_stopped = False
-        self._counters, self._parent = counters, parent
-        self.look()
-
-    def look(self) -> None:
-        """Note that segments are looked at now."""
-        self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
+        self._counters, self._parent, self._since = counters, parent, since
         self._begin_work()
 
     def stop(self, *_: object) -> None:
@@ -51,7 +53,7 @@ class Pace:
         """Rest, if it is time for it, at least as long as the work took with its waiting; less if it falls behind."""
         worked = time.process_time() - self._cpu_s
         if worked >= _WORK_S:
-            begun = self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at
+            begun = self._counters.peek(layout.NEXT_SEGMENT) - self._since
             rest = max(worked * _REST, time.monotonic() - self._wall_s)
             self._rest(min(rest, _MOST_S) * max(0.0, 1.0 - begun / _BEHIND))
             self._begin_work()
@@ -67,26 +69,27 @@ class Pace:
         return self._is_stopped or os.getppid() != self._parent
 
 
-def main(uuid: str, parent: str) -> None:
-    """Merge segments of the store that is the working directory, until nothing is due or a process is gone.
+def main(uuid: str, parent: str, since: str) -> bool:
+    """Merge what is due of the store that is the working directory; return whether that was anything.
 
-    That is the one with the number ``parent``. Another store than that with this ``uuid`` is left alone.
+    It stops when the process with the number ``parent`` is gone. Another store than that with this ``uuid`` is left
+    alone. For ``since`` see `Pace`.
     """
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     root = read_root(Path.cwd())
     if root.uuid != uuid or not root.compacts:
-        return
+        return False
     counters = root.counters(writable=True)
-    pace = Pace(counters, int(parent))
+    pace = Pace(counters, int(parent), int(since))
     signal.signal(signal.SIGTERM, pace.stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as the parent's, it may be blocked
-    # One at a time makes a compaction: what it knows of segments is of one look.
-    while Compaction(root, counters, Retention(root, counters), root.compression).run_due(pace):
-        pace.look()
+    retention = Retention(root, counters)
+    retention.look(pace)
+    return Compaction(root, counters, retention, root.compression).run_due(pace)
 
 
 if __name__ == "__main__":
+    has_merged = False
     # A full disk, another process, a store that is gone: the next one has more luck.
     with suppress(Stopped, ReplayError, OSError):
-        main(*sys.argv[1:])
+        has_merged = main(*sys.argv[1:])
+    sys.exit(MERGED if has_merged else 0)

@@ -16,6 +16,7 @@ from diskreplay.format.locks import held_lock, is_locked, try_lock
 from diskreplay.format.packs import read_tables
 from diskreplay.format.quarantine import QUARANTINE, move_aside, note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.rebuild import build_copy, finish_replacements, put_in_place
+from diskreplay.format.removals import destroy
 from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, is_never_written, read_segment
@@ -550,14 +551,16 @@ class _Repair:
                         self._set_aside(where, f"cannot be sealed: {error}")
 
     def _submit_foreign(self, retention: Retention, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
+        gone: list[str] = []
         with held_lock(self._store.lock_path):
             for info in unsealed:
                 if may_seal(info) or (lock := try_lock(info.lock_path)) is None:
                     continue
-                if retention.has_to_be_sealed(info):
+                if retention.has_to_be_sealed(info, gone):
                     sealer.submit(info, lock)
                 else:
                     lock.release()
+        destroy(self._store, gone)
 
 
 def _summary(problems: list[Problem], where: str) -> str:

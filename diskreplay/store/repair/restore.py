@@ -1,6 +1,7 @@
 """Takes segments out of quarantine: back to their place, or deleted for good."""
 
 import os
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from diskreplay.folders import OpenFolder, is_folder, shown, shown_paths
 from diskreplay.format import layout
 from diskreplay.format.locks import held_lock
 from diskreplay.format.packs import read_packs, read_tables
-from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, delete, read_quarantine
+from diskreplay.format.quarantine import QUARANTINE, Quarantined, bring_back, read_quarantine, take_out
 from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.segment import read_segment
 from diskreplay.store.repair.repaired import Action, Repaired, without
@@ -107,5 +108,6 @@ def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantin
         return entry
     with held_lock(root / layout.COUNTERS / layout.LOCK):
         entry = find_segment(root, number)
-        delete(root, entry)
+        gone = take_out(root, entry)
+    shutil.rmtree(gone, ignore_errors=True)
     return entry

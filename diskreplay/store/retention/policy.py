@@ -4,10 +4,13 @@ import heapq
 import os
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
@@ -126,6 +129,7 @@ class RetentionPolicy:
         self._hidden: dict[int, int] = {}  # steps evicted by hand, by the number of their segment
         self._packs: dict[int, list[int]] = {}  # which segments are in each pack
         self._merged: set[int] = set()  # segments, and packs, that may still be beside the packs that have their rows
+        self._durable: set[int] = set()  # of these: those whose pack has a name on the disk
         self._evicted = 0
         self.has_more = False
 
@@ -136,31 +140,35 @@ class RetentionPolicy:
             self._root.follow_limits()
         return not self._root.limits.are_set and not self._counters.peek(layout.HIDDEN_ENTRIES)
 
+    def sync_packs(self) -> None:
+        """Make the packs durable beside which `due` found what they have the rows of: who made one may have died.
+
+        Without the store lock, by any thread: others need not wait for the disk.
+        """
+        found = self._merged.copy()
+        if not found <= self._durable:
+            sync_folder(self._root.segments_folder)
+            self._durable.update(found)
+
+    def look(self, pace: Callable[[], None]) -> None:
+        """Read what is there, and call ``pace`` often; `due` reads what is new.
+
+        Without the store lock, before any other thread uses this.
+        """
+        if not self.is_idle:
+            self._look(self._counters.read(), again=True, pace=pace)
+
     def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
         """Yield number and steps of segments that are due; each is forgotten when the next one is asked for.
 
         They are ``most`` at most; `has_more` tells whether more are due.
 
         Moves the horizon first. ``again``: read known segments that were not sealed, too. Without it their steps may
-        be too few, which only makes the horizon move later.
+        be too few, which only makes the horizon move later. What is beside a pack with its rows is due after
+        `sync_packs`.
         """
         words = self._counters.read()
-        if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
-            self._changes = int(words[layout.CHANGES])
-            self._begin()  # some may have been replaced by what was whole in them
-        first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
-        if self._evicted != words[layout.STEPS_EVICTED] and (
-            self._root.limits.max_age_s or words[layout.HIDDEN_ENTRIES]
-        ):
-            self._forget_gone()
-        for number in segment_numbers(self._root, first, end):
-            self._accounts[number] = _Account()
-            self._unsealed.add(number)
-        self._next = max(end, self._next)
-        self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
-        for number in [n for n in self._unsealed if again or n >= first]:
-            self._read(number)
-        self._forget_merged()
+        end = self._look(words, again=again)
         self._move_horizon(int(words[layout.HORIZON]))
         for number in self._left_by_merges(most):
             yield number, 0
@@ -177,6 +185,27 @@ class RetentionPolicy:
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
+
+    def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
+        """Read what is new; return the number that no segment has yet."""
+        if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
+            self._changes = int(words[layout.CHANGES])
+            self._begin()  # some may have been replaced by what was whole in them
+        first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
+        if self._evicted != words[layout.STEPS_EVICTED] and (
+            self._root.limits.max_age_s or words[layout.HIDDEN_ENTRIES]
+        ):
+            self._forget_gone()
+        for number in segment_numbers(self._root, first, end):
+            self._accounts[number] = _Account()
+            self._unsealed.add(number)
+        self._next = max(end, self._next)
+        self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+        for number in [n for n in self._unsealed if again or n >= first]:
+            self._read(number)
+            pace()
+        self._forget_merged()
+        return end
 
     def _candidates(self) -> list[int]:
         if self._root.limits.max_age_s is not None:
@@ -300,11 +329,10 @@ class RetentionPolicy:
                 self._merged.add(number)
 
     def _left_by_merges(self, most: int) -> list[int]:
-        """Return segments, and packs, that are still there though their rows are in packs, which are durable then."""
+        """Return segments, and packs, that are still there though their rows are in packs, which are durable."""
         self._merged = {number for number in self._merged if os.path.lexists(self._root.segment_path(number))}
-        if self._merged:
-            sync_folder(self._root.segments_folder)  # who made the pack may have died before it did
-        return sorted(self._merged)[:most]
+        self._durable &= self._merged
+        return sorted(self._durable)[:most]
 
     def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
         self._unsealed.discard(number)

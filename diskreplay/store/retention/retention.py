@@ -1,4 +1,4 @@
-"""Places new segments and removes old ones, under the store lock."""
+"""Places new segments under the store lock, and renames old ones out of sight; their files are deleted after it."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ from diskreplay.format.quarantine import (
     remove_stale_records,
 )
 from diskreplay.format.rebuild import finish_replacements
-from diskreplay.format.removals import PREFIX, evicted_by_removals, removed_path
+from diskreplay.format.removals import PREFIX, destroy, discarded_path, evicted_by_removals, removed_path
 from diskreplay.format.root import Limits, Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import (
@@ -53,9 +53,9 @@ from diskreplay.store.retention.policy import RetentionPolicy
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # The newest segments, in which the clock of this boot is searched: some may be damaged, or gone.
 _NEIGHBOURS = 16
-# Each dead segment that waits to be sealed holds a descriptor, and each that is deleted keeps others from the lock.
+# Each dead segment that waits to be sealed holds a descriptor, and each that is renamed keeps others from the lock.
 _AT_ONCE = 64
-# Of segments whose rows are in a pack nobody waits for the deletion.
+# Whoever needs room deletes what others have taken out, too: of segments whose rows are in a pack that is little.
 _MERGED_AT_ONCE = 8
 # So many segments at most are there that no counter knows: their makers died before they were counted.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
@@ -77,7 +77,8 @@ def _members_of(pack: SegmentInfo) -> set[int]:
 class Retention:
     """Makes and removes segments of one store.
 
-    Concurrency: any thread and process; each call takes the store lock. Segment locks are only tried under it.
+    Concurrency: any thread and process; each call takes the store lock. Segment locks are only tried under it. Files
+    are deleted when the lock is free again.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -89,11 +90,18 @@ class Retention:
         self._clock: Clock | None = None
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the store lock and make counters whole; StoreNotFound where the store was deleted or replaced."""
-        with self._root.still_there(), held_lock(self._root.lock_path):
-            self._counters.restore_complements()
-            yield
+    def _locked(self) -> Iterator[list[str]]:
+        """Hold the store lock and make counters whole; StoreNotFound where the store was deleted or replaced.
+
+        The folders that a block adds to the list are deleted as soon as the lock is free, also if the block raises.
+        """
+        gone: list[str] = []
+        try:
+            with self._root.still_there(), held_lock(self._root.lock_path):
+                self._counters.restore_complements()
+                yield gone
+        finally:
+            destroy(self._root, gone)
 
     def new_segment(
         self, writer: int | None, lanes: Sequence[int], size: Size, has_priority: bool = False
@@ -103,10 +111,12 @@ class Retention:
         Raises StorageFull where there is no room for it, StoreNotFound where the store was deleted or replaced since it
         was opened, StoreLocked where the store lock was not free for a minute.
         """
-        with self._locked():
+        if not self._policy.is_idle:
             # With a segment an episode, many wait to be sealed: they are read again when that is done.
-            if not self._policy.is_idle:
-                self._remove_old(again=self._root.segment_steps != "episode")
+            again = self._root.segment_steps != "episode"
+            if self._remove_some(again=again):  # and found what is due now that its pack is durable, it may be
+                self._remove_some(again=again)
+        with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
             # What a writer that died here left is in the way; under the store lock nobody else can be building.
@@ -159,6 +169,10 @@ class Retention:
         """Whether a process makes a pack now."""
         return is_held(f"{pack_draft(self._root)}/{LOCK_OF_DRAFT[DRAFT]}") is True
 
+    def look(self, pace: Callable[[], None]) -> None:
+        """Read what is there before any other thread uses this. Else the first removal does, under the store lock."""
+        self._policy.look(pace)
+
     @contextmanager
     def making_pack(self, nbytes: int) -> Iterator[str]:
         """Have a block make a pack in the folder that is given to it. One at a time does, of all processes.
@@ -167,8 +181,8 @@ class Retention:
         Raises StoreLocked where another one is at it, StorageFull where there is no room.
         """
         building = pack_draft(self._root)
-        with self._locked():
-            _remove_dead_draft(building, LOCK_OF_DRAFT[DRAFT])
+        with self._locked() as gone:
+            gone += [*_finish_removals(self._root, self._counters), *_take_dead_draft(building, LOCK_OF_DRAFT[DRAFT])]
             if os.path.lexists(building):
                 raise StoreLocked(f"another process merges segments of {self._root.path}; try again when it is done")
             with drafted(building):
@@ -194,39 +208,33 @@ class Retention:
         Readers leave these out as soon as the pack is there; whoever opens the store next deletes what is left of them.
         Raises SegmentGone where one of them is not what was read any more: the pack is of no use.
         """
+        made = _Pack(identify(draft.path / layout.METADATA), _members_of(draft))
+        merged = {source.number: _Pack(source.document, _members_of(source)) for source in sources if source.packed}
         with self._locked():
             for source in sources:
                 if identify(source.path / layout.METADATA) != source.document:
                     raise SegmentGone(f"segment {source.number} was evicted, repaired or merged meanwhile")
             info = self._place(draft, next_number(self._root, self._counters))
-            self._packs[info.number] = _Pack(identify(info.path / layout.METADATA), _members_of(info))
-            self._packs |= {s.number: _Pack(s.document, _members_of(s)) for s in sources if s.packed is not None}
+        self._packs |= {info.number: made, **merged}
         self._remove_merged(pace)
         return info
 
     def _remove_merged(self, pace: Callable[[], None] = lambda: None) -> None:
         """Delete the segments, and the packs, whose rows are in packs that came later; no step of these is evicted."""
-        left, is_durable = self._find_merged(), False
+        left = self._find_merged()
+        if left:
+            # The names of packs, and the number up to which readers look for them: who made one may have died before.
+            with self._root.still_there(), storage_errors(self._root.counters_folder):
+                sync_folder(self._root.segments_folder)
+                self._counters.sync()
         while left:
-            with self._locked():  # some at a time: others get the lock in between
-                # A pack that was set aside or replaced since it was read may not have their rows.
-                there = [number for number, pack in left[:_MERGED_AT_ONCE] if self._is_same(pack)]
-                there = [number for number in there if os.path.lexists(self._root.segment_path(number))]
-                if there and not is_durable:
-                    self._sync_packs()
-                    is_durable = True
-                _destroy(self._root, [_take_out(self._root, self._counters, number, 0) for number in there])
+            with self._locked() as gone:  # some at a time: others get the lock in between
+                for number, pack in left[:_MERGED_AT_ONCE]:
+                    # A pack that was set aside or replaced since it was read may not have their rows.
+                    if self._is_same(pack) and os.path.lexists(self._root.segment_path(number)):
+                        gone.append(_take_out(self._root, self._counters, number, 0))
             del left[:_MERGED_AT_ONCE]
             pace()
-
-    def _sync_packs(self) -> None:
-        """Make the names of packs durable, and the number up to which readers look for them.
-
-        Who made one may have died before it did. Raises StorageFull.
-        """
-        with storage_errors(self._root.counters_folder):
-            sync_folder(self._root.segments_folder)
-            self._counters.sync()
 
     def _find_merged(self) -> list[tuple[int, int]]:
         """Return what is there beside a pack that has its rows, each with the number of that."""
@@ -284,8 +292,7 @@ class Retention:
         """Remove segments that are due; nothing else has to succeed first."""
         left = not self._policy.is_idle
         while left:  # others get the lock in between
-            with self._locked():
-                left = self._remove_old(again=True)
+            left = self._remove_some(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
         """Hide episodes of sealed segments, all or, where that fails, none; return the first ids of those that were.
@@ -335,47 +342,48 @@ class Retention:
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
-        with self._locked():
-            self._clean_up()
+        with self._locked() as gone:
+            self._clean_up(gone)
             for info in self._live():
                 if len(dead) == _AT_ONCE:
                     break
                 # One that is damaged is left as it is: readers warn of it, and repair is run by hand.
                 with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                    if (taken := self._take_over(info)) is not None:
+                    if (taken := self._take_over(info, gone)) is not None:
                         dead.append(taken)
         with suppress(StorageFull, StoreLocked):  # next time; until then, readers ignore what is left
             self._remove_merged()
         return dead
 
-    def _take_over(self, info: SegmentInfo) -> tuple[SegmentInfo, Lock] | None:
+    def _take_over(self, info: SegmentInfo, gone: list[str]) -> tuple[SegmentInfo, Lock] | None:
         """Lock a segment that has to be sealed, if its writer is gone and this machine may seal it."""
         if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
             return None
         try:
             lock = try_lock(info.lock_path)
         except FileNotFoundError:  # the folder of its lock was lost with the power
-            self.has_to_be_sealed(info)
+            self.has_to_be_sealed(info, gone)
             return None
         if lock is None:
             return None
         with ExitStack() as undo:
             undo.callback(lock.release)
             info = read_segment(self._root, info.number)
-            if not info.sealed and self.has_to_be_sealed(info):  # a sealer may just have finished
+            if not info.sealed and self.has_to_be_sealed(info, gone):  # a sealer may just have finished
                 self._tried.add(info.number)
                 undo.pop_all()
                 return info, lock
         return None
 
-    def has_to_be_sealed(self, info: SegmentInfo) -> bool:
-        """Delete a segment to which nothing was ever written, set aside one of which files are missing.
+    def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
+        """Take out a segment to which nothing was ever written, set aside one of which files are missing.
 
-        Tell whether there is anything left to seal. The caller holds the store lock, and the segment's.
+        Tell whether there is anything left to seal. The caller holds the store lock, and the segment's, and deletes
+        what is added to ``gone`` when the store lock is free.
         """
         fate = fate_of(info)
         if fate is Fate.REMOVED:
-            _destroy(self._root, [_take_out(self._root, self._counters, info.number, 0)])
+            gone.append(_take_out(self._root, self._counters, info.number, 0))
         elif fate is Fate.SET_ASIDE:
             self._set_aside(info.number, WHY[fate])
         elif fate is Fate.COPIED:
@@ -393,20 +401,21 @@ class Retention:
             return True
         return False
 
-    def _clean_up(self) -> None:
-        """Remove what processes that died left half removed or half made; the caller holds the store lock."""
-        _finish_removals(self._root, self._counters)
+    def _clean_up(self, gone: list[str]) -> None:
+        """Take out what processes that died left half removed or half made; the caller holds the store lock."""
+        gone += _finish_removals(self._root, self._counters)
         finish_replacements(self._root)
         for name in os.listdir(self._root.counters_folder):
+            path = f"{self._root.counters_folder}/{name}"
             if name.startswith("new-"):
-                shutil.rmtree(self._root.counters_folder / name, ignore_errors=True)
+                gone += _take_draft(path)
             for beginning, lock in LOCK_OF_DRAFT.items():
                 if name.startswith(beginning):
-                    _remove_dead_draft(f"{self._root.counters_folder}/{name}", lock)
-        state_files.remove_stale(self._root)
-        self._find_returned()
+                    gone += _take_dead_draft(path, lock)
+        gone += state_files.take_stale(self._root)
+        self._find_returned(gone)
 
-    def _find_returned(self) -> None:
+    def _find_returned(self, gone: list[str]) -> None:
         """Count the segments that are there and that the counters leave out; the caller holds the store lock.
 
         Somebody moved one back by hand, or its maker died before it was counted, or power was lost before its name
@@ -424,7 +433,7 @@ class Retention:
                 returned |= number in from_quarantine
             elif number < first and self._is_below_horizon(number):
                 steps = from_quarantine.get(number, 0)
-                _destroy(self._root, [_take_out(self._root, self._counters, number, steps)])
+                gone.append(_take_out(self._root, self._counters, number, steps))
             elif number < following + _UNCOUNTED:
                 include_number(self._counters, number)
                 returned |= number < first
@@ -438,7 +447,7 @@ class Retention:
         if returned:
             note_change(self._root.folder)
             if not self._policy.is_idle:
-                self._remove_old(again=True)
+                self._remove_old(gone, again=True)
 
     def _is_in_place(self, number: int) -> bool:
         """Whether a folder is a segment by its name, and no process is writing to it."""
@@ -490,15 +499,21 @@ class Retention:
                 continue  # evicted, or damaged: readers warn of it, and repair is run by hand
         return found
 
-    def _remove_old(self, *, again: bool) -> bool:
-        """Remove segments that are due, some at a time; return whether more are."""
-        _finish_removals(self._root, self._counters)
-        due = self._policy.due(_AT_ONCE, again=again)
-        _destroy(self._root, [_take_out(self._root, self._counters, number, steps) for number, steps in due])
+    def _remove_some(self, *, again: bool) -> bool:
+        """Remove segments that are due, some at a time; return whether more are. There is room then."""
+        self._policy.sync_packs()
+        with self._locked() as gone:
+            return self._remove_old(gone, again=again)
+
+    def _remove_old(self, gone: list[str], *, again: bool) -> bool:
+        """Take out segments that are due, some at a time; return whether more are."""
+        gone += _finish_removals(self._root, self._counters)
+        for number, steps in self._policy.due(_AT_ONCE, again=again):
+            gone.append(_take_out(self._root, self._counters, number, steps))
         return self._policy.has_more
 
 
-# --- deleting, out of sight in one step -------------------------------------------------------------------------------
+# --- taken out of sight, in one step ----------------------------------------------------------------------------------
 
 
 def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
@@ -516,35 +531,40 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
     return gone
 
 
-def _destroy(root: Root, gone: Sequence[str]) -> None:
-    """Delete what was taken out."""
-    if not gone:
-        return
-    # After a loss of power a segment must not be back in its place without some of its files. Where the disk refuses
-    # to sync, it needs the room all the more.
-    with suppress(OSError):
-        sync_folder(root.segments_folder)
-    for path in gone:
-        shutil.rmtree(path, ignore_errors=True)
+def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
+    """Count the steps of what was taken out; return what is left of it. The caller holds the store lock.
 
-
-def _finish_removals(root: Root, counters: StoreCounters) -> None:
-    """Delete what was left half deleted, and count its steps; the caller holds the store lock."""
+    Its process died, or is deleting it now: whoever needs the room does not wait for that.
+    """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
         counters.set(layout.STEPS_EVICTED, max(int(counters.read()[layout.STEPS_EVICTED]), evicted))
-    for name in names:
-        shutil.rmtree(root.counters_folder / name, ignore_errors=True)
+    return [f"{root.counters_folder}/{name}" for name in names]
 
 
-def _remove_dead_draft(path: str, lock_path: str) -> None:
-    """Remove what a process was making at ``path`` if that is gone; in it lies the lock which it held.
+def _take_draft(path: str) -> list[str]:
+    """Take out what a process was making; return where it is now. The caller holds the store lock.
 
-    The caller holds the store lock.
+    Another process may make something at the same path as soon as the lock is free.
+    """
+    if not is_folder(path):
+        return []  # no process made that
+    gone = discarded_path(path)
+    try:
+        os.rename(path, gone)
+    except OSError:  # no room for the name
+        shutil.rmtree(path, ignore_errors=True)
+    return [gone]
+
+
+def _take_dead_draft(path: str, lock_path: str) -> list[str]:
+    """Take out what a process was making at ``path`` if that is gone; in it lies the lock which it held.
+
+    Return where it is now. The caller holds the store lock.
     """
     *inside, _ = lock_path.split("/")
     if any(os.path.islink("/".join([path, *inside[:depth]])) for depth in range(len(inside) + 1)):
-        return  # no process made that, and what is behind it is not ours
+        return []  # no process made that, and what is behind it is not ours
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:
@@ -553,8 +573,11 @@ def _remove_dead_draft(path: str, lock_path: str) -> None:
             os.rmdir(path)
         # Or it had one until the power went: a place for the lock is made before anything else.
         if os.path.isdir(path) and lock_path.split("/")[0] not in (names := os.listdir(path)) and names:
-            shutil.rmtree(path, ignore_errors=True)
-        return
-    if lock is not None:
-        shutil.rmtree(path, ignore_errors=True)
+            return _take_draft(path)
+        return []
+    if lock is None:
+        return []
+    try:
+        return _take_draft(path)
+    finally:
         lock.release()

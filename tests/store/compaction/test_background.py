@@ -6,13 +6,14 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import spawn
 from pathlib import Path
 
 import pytest
 
 import diskreplay as dr
+from diskreplay.format.locks import try_lock
 from diskreplay.format.root import read_root
 from diskreplay.store.compaction import background
 from diskreplay.store.compaction.background import BackgroundCompaction
@@ -124,6 +125,19 @@ def resume_when_store_closes(store: dr.Store, process: int) -> None:
     threading.Thread(target=wait).start()
 
 
+def turn_file() -> Path:
+    """Return the file whose lock a process holds that merges."""
+    (file,) = Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"diskreplay-{os.geteuid()}/compaction-*")
+    return file
+
+
+def is_nobodys_turn() -> bool:
+    turn = try_lock(turn_file())
+    if turn is not None:
+        turn.release()
+    return turn is not None
+
+
 def exists(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -140,16 +154,18 @@ def write_and_stay(path: Path, started: "multiprocessing.SimpleQueue[int]") -> N
         time.sleep(60)  # until it is killed
 
 
-def test_who_merges_ends_with_the_process_that_wanted_it(tmp_store: Path) -> None:
+def test_who_merges_ends_with_the_process_that_wanted_it_and_keeps_its_turn_till_then(tmp_store: Path) -> None:
     context = multiprocessing.get_context("spawn")
     started = context.SimpleQueue()
     writer = context.Process(target=write_and_stay, args=(tmp_store, started))
     writer.start()
     process = started.get()
+    assert str(turn_file()) in [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
     writer.kill()
     writer.join()
     resume(process)
     assert ends(lambda: not exists(process))
+    assert ends(is_nobodys_turn)
     with dr.open(tmp_store, "a") as store:
         assert serials(store) == SERIALS
     assert not list(tmp_store.glob("counters/next-*"))
@@ -223,6 +239,69 @@ def test_where_no_process_can_be_had_nothing_is_merged(
         assert ends(lambda: not is_working())
         assert len(folders(tmp_store)) == MANY
         assert serials(store) == SERIALS
+
+
+@pytest.mark.slow
+def test_stores_take_turns_until_all_are_merged(tmp_path: Path) -> None:
+    with ExitStack() as stores:
+        every = [
+            stores.enter_context(dr.create(tmp_path / str(n), serial_schema(), segment_steps="episode"))
+            for n in range(6)
+        ]
+        for store in every:
+            write(store, MANY)
+        most = 0
+
+        def are_merged() -> bool:
+            nonlocal most
+            most = max(most, sum(process_of(store) is not None for store in every))
+            return all(len(folders(Path(store.path))) == 1 for store in every)
+
+        assert ends(are_merged, 120.0)
+        assert most == 1
+        assert all(serials(store) == SERIALS for store in every)
+
+
+def test_a_store_that_waits_for_its_turn_starts_no_process_and_can_be_closed(tmp_path: Path) -> None:
+    with dr.create(tmp_path / "first", serial_schema(), segment_steps="episode") as first:
+        write(first, MANY)
+        process = stop_who_merges(first)
+        with dr.create(tmp_path / "second", serial_schema(), segment_steps="episode") as second:
+            write(second, MANY)
+            assert ends(lambda: second._compaction._looked_at is not None)
+            assert process_of(second) is None
+        assert len(folders(tmp_path / "second")) == MANY
+        resume_when_store_closes(first, process)
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "others may write it", "no place"])
+def test_where_there_is_no_private_folder_each_store_is_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    folder, elsewhere = tmp_path / f"diskreplay-{os.geteuid()}", tmp_path / "elsewhere"
+    elsewhere.mkdir(0o700)
+    if kind == "a file":
+        folder.touch()
+    elif kind == "a link":
+        folder.symlink_to(elsewhere)
+    elif kind == "others may write it":
+        folder.mkdir()
+        folder.chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("nowhere" if kind == "no place" else "")))
+    with dr.create(tmp_path / "store", serial_schema(), segment_steps="episode") as store:
+        write(store, MANY)
+        assert ends(lambda: len(folders(tmp_path / "store")) < 12)
+    assert not list(elsewhere.iterdir())
+    assert kind != "others may write it" or not list(folder.iterdir())
+
+
+def test_the_process_has_the_priority_of_its_parent(tmp_store: Path) -> None:
+    """One of a lower priority holds the store lock as long as others use all processors."""
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        write(store, MANY)
+        process = stop_who_merges(store)
+        assert os.getpriority(os.PRIO_PROCESS, process) == os.getpriority(os.PRIO_PROCESS, 0)
+        resume_when_store_closes(store, process)
 
 
 def test_no_process_is_begun_beside_another_one_that_merges(tmp_store: Path) -> None:

@@ -1,6 +1,7 @@
-"""The process that merges: how it rests, and when it ends."""
+"""The process that merges: how it rests, what it does while it keeps others waiting, and when it ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,16 +11,20 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import layout
-from diskreplay.store.compaction import process
+from diskreplay.format.locks import is_held
+from diskreplay.store.compaction import background, compaction, process
+from diskreplay.store.compaction.background import MERGED
 from diskreplay.store.compaction.process import Pace, Stopped
+from tests.crash.injection import Point, intercepted
 from tests.store.compaction.test_background import MANY, write
+from tests.testing.merged import folders
 from tests.testing.support import serial_schema
 
 
 @pytest.fixture
 def pace(tmp_store: Path) -> Pace:
     with dr.create(tmp_store, serial_schema()) as store:
-        return Pace(store._root.counters(writable=False), os.getppid())
+        return Pace(store._root.counters(writable=False), os.getppid(), 0)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +46,8 @@ def test_it_rests_as_long_as_others_and_the_disk_need_but_keeps_up(
     monkeypatch.setattr(pace, "_rest", pauses.append)
     monkeypatch.setattr(process.time, "process_time", lambda: 5.0)
     monkeypatch.setattr(process.time, "monotonic", lambda: 10.0)
-    pace.look()
-    pace._looked_at = pace._counters.peek(layout.NEXT_SEGMENT) - segments
+    pace._begin_work()
+    pace._since = pace._counters.peek(layout.NEXT_SEGMENT) - segments
     monkeypatch.setattr(process.time, "process_time", lambda: 5.0 + cpu)
     monkeypatch.setattr(process.time, "monotonic", lambda: 10.0 + cpu + waited)
     pace()
@@ -59,7 +64,7 @@ def test_it_stops_when_told_and_when_its_parent_is_gone(pace: Pace) -> None:
     with pytest.raises(Stopped):
         pace()
     with pytest.raises(Stopped):
-        Pace(pace._counters, parent=-1)()
+        Pace(pace._counters, parent=-1, since=0)()
 
 
 @pytest.mark.parametrize("kind", ["no store", "another store", "manual"])
@@ -73,8 +78,72 @@ def test_it_leaves_alone_what_is_not_its_store(tmp_store: Path, kind: str) -> No
             uuid = store.uuid if kind == "manual" else uuid
             write(store, MANY)
     before = sorted(tmp_store.rglob("*"))
-    command = [sys.executable, "-m", process.__name__, uuid, str(os.getpid())]
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_store, env=path)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert merge(tmp_store, uuid) == 0
     assert sorted(tmp_store.rglob("*")) == before
+
+
+def merge(path: Path, uuid: str) -> int:
+    """Run such a process, which says nothing; return how it ended."""
+    command = [sys.executable, "-m", process.__name__, uuid, str(os.getpid()), "0"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=path, env=env)
+    assert (ended.stdout, ended.stderr) == ("", "")
+    return ended.returncode
+
+
+@pytest.fixture
+def unmerged(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> dr.Store:
+    """A store that is closed, with so many segments that they would soon be merged, of limited bytes."""
+    monkeypatch.setattr(background, "_FIRST_S", 3600.0)
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode", capacity_bytes=1 << 30) as store:
+        write(store, MANY)
+    return store
+
+
+def test_it_looks_once_and_tells_whether_it_merged_any(unmerged: dr.Store) -> None:
+    path = Path(unmerged.path)
+    assert merge(path, unmerged.uuid) == MERGED
+    assert len(folders(path)) == 1
+    assert merge(path, unmerged.uuid) == 0
+
+
+def run_here(store: dr.Store, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Do what the process does in this one, without a rest."""
+    monkeypatch.setattr(Pace, "_rest", lambda self, seconds: None)
+    monkeypatch.chdir(store.path)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        return process.main(store.uuid, str(os.getppid()), "0")
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def test_it_does_no_more_than_renames_and_counters_under_the_store_lock(
+    unmerged: dr.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits for the disk, or for the processor, everybody who needs the lock would wait for it, too."""
+    path = Path(unmerged.path)
+    lock, done = path / "counters/lock", {True: set[str](), False: set[str]()}
+
+    def note(point: Point) -> None:
+        is_elsewhere = point.name == "open" and "segments/" not in str(point.args[0])
+        is_nothing = point.name == "rmdir" and not point.kwargs and not os.path.lexists(point.args[0])
+        if not is_elsewhere and not is_nothing:
+            done[bool(is_held(lock))].add(point.name)
+
+    with intercepted(note):
+        assert run_here(unmerged, monkeypatch)
+    assert len(folders(path)) == 1
+    assert {"open", "fsync", "unlink", "rmdir"} <= done[False]
+    assert "rename" in done[True]
+    assert not done[True] & {"open", "fsync", "fdatasync", "syncfs", "unlink", "rmdir", "write", "pwrite"}
+
+
+def test_it_begins_no_further_pack_when_its_turn_is_over(unmerged: dr.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "_MANY", 8)
+    monkeypatch.setattr(compaction, "_TURN_S", 0.0)
+    monkeypatch.setattr(compaction, "most_rows", lambda *_: 100)
+    left = [MANY]
+    while run_here(unmerged, monkeypatch):
+        left.append(len(folders(Path(unmerged.path))))
+    assert left == [70, 55, 40, 25, 10]
