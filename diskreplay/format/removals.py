@@ -1,8 +1,8 @@
 """Folders on their way out: moved beside the counters, so that nobody sees one half deleted.
 
 A segment's folder is renamed first, and the counter of evicted steps set next. What the counter has to be is part of
-the new name: the next opener sets it if the process dies in between, and whoever counts steps sees that they are about
-to be. All this is done under the store lock. The files are deleted when it is free again.
+the new name: the next opener sets it if the process dies in between, and other processes that count steps read the
+name. All this is done under the store lock. The files are deleted when it is free again.
 """
 
 import os
@@ -27,7 +27,7 @@ def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
 
 
 def discarded_path(path: str) -> str:
-    """Return where a folder beside the counters goes that nobody has seen, and whose steps count nowhere."""
+    """Return the new path of a folder, in the same one, whose steps count nowhere."""
     folder, name = os.path.split(path)
     return f"{folder}/{PREFIX}{name}-{os.getpid()}-{time.monotonic_ns()}"
 
@@ -46,11 +46,11 @@ def evicted_by_removals(root: Root) -> int:
 
 
 def destroy(root: Root, gone: Sequence[str]) -> None:
-    """Delete what was taken out. Nobody holds the store lock for it, and several processes may delete the same."""
+    """Delete folders, without the store lock. Several processes may delete the same folder."""
     if not gone:
         return
-    # After a loss of power a segment must not be back in its place without some of its files. Where the disk refuses
-    # to sync, it needs the room all the more.
+    # After a loss of power a segment must not be back in its place without some of its files. A disk that refuses to
+    # sync needs the room all the more.
     with suppress(OSError):
         sync_folder(root.segments_folder)
     for path in gone:

@@ -163,6 +163,73 @@ def merging(path: str, seconds: str, episode_steps: str, appends: str, first_s: 
         return {"steps": count / taken, "seconds": taken}
 
 
+def collecting_slowly(path: str, seconds: str, compaction: str) -> dict[str, float]:
+    """Append 250 steps a second at most to a new store, each ten a segment; tell the slowest append's time."""
+    import time
+
+    import numpy as np
+
+    import diskreplay as dr
+
+    names = [f"value {number}" for number in range(8)]
+    schema = dr.Schema(
+        obs=dr.Field((8,), "float32"),
+        action=dr.Field((), "int64"),
+        reward=dr.Field((), "float32"),
+        extra={name: dr.Field((), "float32") for name in names},
+    )
+    how = "manual" if compaction == "manual" else "auto"
+    obs, extra, taken = np.zeros(8, np.float32), dict.fromkeys(names, 0.0), list[float]()
+    with dr.create(path, schema, segment_steps="episode", compaction=how) as store, store.writer() as writer:
+        until = perf_counter() + float(seconds)
+        while (began := perf_counter()) < until:
+            writer.append(obs, 0, 0.0, len(taken) % 10 == 9, next_obs=obs, **extra)
+            taken.append(perf_counter() - began)
+            time.sleep(0.004)
+    return {"slowest": max(taken), "p99": float(np.percentile(taken, 99)), "appends": len(taken)}
+
+
+def many_writing(folder: str, stores: str, segments: str, seconds: str) -> dict[str, float]:
+    """Write to many stores in one process; tell how many processes merge them at once, and what memory these take.
+
+    It ends after so many seconds, or when all were merged.
+    """
+    import os
+    import time
+    from contextlib import ExitStack, suppress
+
+    import numpy as np
+
+    import diskreplay as dr
+    from diskreplay.store.compaction import background
+
+    background._FIRST_S = 0.1
+    schema = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"), reward=dr.Field((), "float32"))
+    block = np.zeros((11, 4), np.float32), np.zeros(10, np.int64), np.zeros(10, np.float32)
+    most = nbytes = merged = 0
+    with ExitStack() as stack:
+        paths = [f"{folder}/{number}" for number in range(int(stores))]
+        every = [stack.enter_context(dr.create(path, schema, segment_steps="episode")) for path in paths]
+        for store in every:
+            with store.writer() as writer:
+                for _ in range(int(segments)):
+                    writer.append_episode(*block, terminated=True)
+        until = perf_counter() + float(seconds)
+        while perf_counter() < until and merged < len(paths):
+            found = []
+            for task in os.listdir("/proc/self/task"):
+                with suppress(OSError), open(f"/proc/self/task/{task}/children") as children:
+                    found += children.read().split()
+            taken = 0
+            for child in found:
+                with suppress(OSError), open(f"/proc/{child}/statm") as statm:
+                    taken += int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+            most, nbytes = max(most, len(found)), max(nbytes, taken)
+            merged = sum(len(os.listdir(f"{path}/segments")) < int(segments) // 2 for path in paths)
+            time.sleep(0.01)
+    return {"most": most, "bytes": nbytes, "merged": merged}
+
+
 def sampling(path: str, seconds: str, kept: str) -> dict[str, float]:
     """Draw batches of what others append; tell when the first was there, and of the rest how many come a second."""
     import os
@@ -274,6 +341,8 @@ MEASURES = {
     "starting": starting,
     "appending": appending,
     "merging": merging,
+    "collecting_slowly": collecting_slowly,
+    "many_writing": many_writing,
     "sampling": sampling,
     "first_batch": first_batch,
 }

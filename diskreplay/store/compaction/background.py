@@ -38,7 +38,7 @@ class BackgroundCompaction:
     """Merges segments of one store, now and then, in a process that lives while there may be something to merge.
 
     It is a process as a thread would wait for Python's lock after each file, and take it from those who collect. All
-    stores of a user take turns: one of them is merged at a time. Chance decides which of those that wait is the next.
+    stores of a user take turns: one of them is merged at a time. Chance decides which of the waiting stores is next.
 
     Concurrency: any thread of the process that made it.
     """
@@ -112,7 +112,7 @@ class BackgroundCompaction:
                 raise _Stopped
 
     def _merge(self) -> bool:
-        """Have a process merge what is due when it is this store's turn; wait for it, and return whether it merged any.
+        """Have a process merge segments when it is this store's turn; wait for it, and return whether it merged any.
 
         Raises _Stopped, and OSError where there can be none.
         """
@@ -149,9 +149,9 @@ def _segments_between(root: Root) -> int:
 
 
 def _try_turn() -> tuple[bool, Lock | None]:
-    """Return whether a store may be merged now, and the lock that keeps those of the same user from it meanwhile.
+    """Return whether a store may be merged now, and the lock that keeps other stores of the user waiting meanwhile.
 
-    Where there can be no such lock, each store may be merged.
+    Without a private folder there is no lock, and each store may be merged.
     """
     try:
         turn = try_lock(f"{_private_folder()}/compaction-{boot_id()}")  # other machines may have the same folder
@@ -167,7 +167,7 @@ def _private_folder() -> str:
         os.mkdir(folder, 0o700)
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, "others may change this folder, or it is none", folder)
+        raise PermissionError(errno.EPERM, "not a private folder of this user", folder)
     return folder
 
 

@@ -1,7 +1,7 @@
 """The process that merges what is due of a store, and keeps out of the way; see `BackgroundCompaction`.
 
-It has the priority of everybody else, and rests. With a low one, it would get hold of the store lock, or of a file
-system's own locks, and no processor to come to the end of that while others use all of them.
+It has the priority of its parent, and rests. A process of low priority gets no processor time on a busy machine. While
+it holds the store lock, or a lock of the file system, every writer would wait.
 """
 
 import os
@@ -70,7 +70,7 @@ class Pace:
 
 
 def main(uuid: str, parent: str, since: str) -> bool:
-    """Merge what is due of the store that is the working directory; return whether that was anything.
+    """Merge segments of the store in the working directory, if that pays; return whether it merged any.
 
     It stops when the process with the number ``parent`` is gone. Another store than that with this ``uuid`` is left
     alone. For ``since`` see `Pace`.

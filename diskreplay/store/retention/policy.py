@@ -129,7 +129,7 @@ class RetentionPolicy:
         self._hidden: dict[int, int] = {}  # steps evicted by hand, by the number of their segment
         self._packs: dict[int, list[int]] = {}  # which segments are in each pack
         self._merged: set[int] = set()  # segments, and packs, that may still be beside the packs that have their rows
-        self._durable: set[int] = set()  # of these: those whose pack has a name on the disk
+        self._durable: set[int] = set()  # of these: the ones whose pack is durable
         self._evicted = 0
         self.has_more = False
 
@@ -141,9 +141,9 @@ class RetentionPolicy:
         return not self._root.limits.are_set and not self._counters.peek(layout.HIDDEN_ENTRIES)
 
     def sync_packs(self) -> None:
-        """Make the packs durable beside which `due` found what they have the rows of: who made one may have died.
+        """Make packs durable whose members `due` found in their old places: the packs' maker may have died.
 
-        Without the store lock, by any thread: others need not wait for the disk.
+        The caller does not hold the store lock, so that others need not wait for the disk. Any thread may call it.
         """
         found = self._merged.copy()
         if not found <= self._durable:
@@ -151,9 +151,9 @@ class RetentionPolicy:
             self._durable.update(found)
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read what is there, and call ``pace`` often; `due` reads what is new.
+        """Read all segments, and call ``pace`` often; `due` reads only later ones then.
 
-        Without the store lock, before any other thread uses this.
+        The caller does not hold the store lock. No other thread uses this object yet.
         """
         if not self.is_idle:
             self._look(self._counters.read(), again=True, pace=pace)
@@ -164,8 +164,8 @@ class RetentionPolicy:
         They are ``most`` at most; `has_more` tells whether more are due.
 
         Moves the horizon first. ``again``: read known segments that were not sealed, too. Without it their steps may
-        be too few, which only makes the horizon move later. What is beside a pack with its rows is due after
-        `sync_packs`.
+        be too few, which only makes the horizon move later. A segment whose rows are in a pack is due
+        after `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)
@@ -187,7 +187,7 @@ class RetentionPolicy:
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
     def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
-        """Read what is new; return the number that no segment has yet."""
+        """Read new segments; return the number of the next one."""
         if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
             self._changes = int(words[layout.CHANGES])
             self._begin()  # some may have been replaced by what was whole in them

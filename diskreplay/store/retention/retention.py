@@ -55,7 +55,7 @@ LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: 
 _NEIGHBOURS = 16
 # Each dead segment that waits to be sealed holds a descriptor, and each that is renamed keeps others from the lock.
 _AT_ONCE = 64
-# Whoever needs room deletes what others have taken out, too: of segments whose rows are in a pack that is little.
+# A process that needs room also deletes the folders that others are deleting: few, while segments are merged.
 _MERGED_AT_ONCE = 8
 # So many segments at most are there that no counter knows: their makers died before they were counted.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
@@ -114,7 +114,9 @@ class Retention:
         if not self._policy.is_idle:
             # With a segment an episode, many wait to be sealed: they are read again when that is done.
             again = self._root.segment_steps != "episode"
-            if self._remove_some(again=again):  # and found what is due now that its pack is durable, it may be
+            if self._remove_some(
+                again=again
+            ):  # the first call may have found members of packs, which have to be durable
                 self._remove_some(again=again)
         with self._locked():
             number = next_number(self._root, self._counters)
@@ -170,7 +172,7 @@ class Retention:
         return is_held(f"{pack_draft(self._root)}/{LOCK_OF_DRAFT[DRAFT]}") is True
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read what is there before any other thread uses this. Else the first removal does, under the store lock."""
+        """Read all segments before any other thread uses this. Else the first removal does, under the store lock."""
         self._policy.look(pace)
 
     @contextmanager
@@ -223,7 +225,7 @@ class Retention:
         """Delete the segments, and the packs, whose rows are in packs that came later; no step of these is evicted."""
         left = self._find_merged()
         if left:
-            # The names of packs, and the number up to which readers look for them: who made one may have died before.
+            # The names of packs, and the number up to which readers look for them: a pack's maker may have died before.
             with self._root.still_there(), storage_errors(self._root.counters_folder):
                 sync_folder(self._root.segments_folder)
                 self._counters.sync()
@@ -378,8 +380,8 @@ class Retention:
     def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
         """Take out a segment to which nothing was ever written, set aside one of which files are missing.
 
-        Tell whether there is anything left to seal. The caller holds the store lock, and the segment's, and deletes
-        what is added to ``gone`` when the store lock is free.
+        Tell whether there is anything left to seal. The caller holds the store lock, and the segment's. It deletes the
+        folders in ``gone`` when the store lock is free.
         """
         fate = fate_of(info)
         if fate is Fate.REMOVED:
@@ -532,9 +534,9 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 
 
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
-    """Count the steps of what was taken out; return what is left of it. The caller holds the store lock.
+    """Count the steps of folders that were taken out; return the folders. The caller holds the store lock.
 
-    Its process died, or is deleting it now: whoever needs the room does not wait for that.
+    Their process died, or is deleting them now. A caller that needs the room does not wait for that.
     """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
@@ -543,9 +545,9 @@ def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
 
 
 def _take_draft(path: str) -> list[str]:
-    """Take out what a process was making; return where it is now. The caller holds the store lock.
+    """Take out an unfinished folder; return its new path. The caller holds the store lock.
 
-    Another process may make something at the same path as soon as the lock is free.
+    Another process may make one at the same path as soon as the lock is free.
     """
     if not is_folder(path):
         return []  # no process made that
@@ -558,9 +560,9 @@ def _take_draft(path: str) -> list[str]:
 
 
 def _take_dead_draft(path: str, lock_path: str) -> list[str]:
-    """Take out what a process was making at ``path`` if that is gone; in it lies the lock which it held.
+    """Take out an unfinished folder if its process is gone, which held the lock in it; return its new path.
 
-    Return where it is now. The caller holds the store lock.
+    The caller holds the store lock.
     """
     *inside, _ = lock_path.split("/")
     if any(os.path.islink("/".join([path, *inside[:depth]])) for depth in range(len(inside) + 1)):

@@ -1,4 +1,4 @@
-"""The process that merges: how it rests, what it does while it keeps others waiting, and when it ends."""
+"""The process that merges: how it rests, how short it holds the store lock, and when it ends."""
 
 import os
 import signal
@@ -93,7 +93,7 @@ def merge(path: Path, uuid: str) -> int:
 
 @pytest.fixture
 def unmerged(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> dr.Store:
-    """A store that is closed, with so many segments that they would soon be merged, of limited bytes."""
+    """A closed store of limited bytes, with enough segments to be merged."""
     monkeypatch.setattr(background, "_FIRST_S", 3600.0)
     with dr.create(tmp_store, serial_schema(), segment_steps="episode", capacity_bytes=1 << 30) as store:
         write(store, MANY)
@@ -108,7 +108,7 @@ def test_it_looks_once_and_tells_whether_it_merged_any(unmerged: dr.Store) -> No
 
 
 def run_here(store: dr.Store, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Do what the process does in this one, without a rest."""
+    """Do the work of such a process in this one, without a rest."""
     monkeypatch.setattr(Pace, "_rest", lambda self, seconds: None)
     monkeypatch.chdir(store.path)
     handler = signal.getsignal(signal.SIGTERM)
