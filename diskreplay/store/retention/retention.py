@@ -114,10 +114,8 @@ class Retention:
         if not self._policy.is_idle:
             # With a segment an episode, many wait to be sealed: they are read again when that is done.
             again = self._root.segment_steps != "episode"
-            if self._remove_some(
-                again=again
-            ):  # the first call may have found members of packs, which have to be durable
-                self._remove_some(again=again)
+            if self._remove_some(again=again):
+                self._remove_some(again=again)  # the first call may have found members of packs, to be made durable
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"

@@ -266,12 +266,12 @@ def test_a_store_that_waits_for_its_turn_starts_no_process_and_can_be_closed(tmp
     with dr.create(tmp_path / "first", serial_schema(), segment_steps="episode") as first:
         write(first, MANY)
         process = stop_who_merges(first)
+        resume_when_store_closes(first, process)
         with dr.create(tmp_path / "second", serial_schema(), segment_steps="episode") as second:
             write(second, MANY)
             assert ends(lambda: second._compaction._looked_at is not None)
             assert process_of(second) is None
         assert len(folders(tmp_path / "second")) == MANY
-        resume_when_store_closes(first, process)
 
 
 @pytest.mark.parametrize("kind", ["a file", "a link", "others may write it", "no place"])
