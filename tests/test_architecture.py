@@ -23,15 +23,16 @@ LAYERS = {
     "pictures": {"errors", "format.spaces"},
     "errors": {"folders"},
     "kernels": {"errors", "ids"},
-    "format": {"errors", "folders", "ids", "markup"},
+    "workers": set(),
+    "format": {"errors", "folders", "ids", "markup", "workers"},
     "verify": {"errors", "folders", "format", "ids"},
-    "store": {"errors", "folders", "format", "ids", "kernels", "markup", "pictures", "verify"},
+    "store": {"errors", "folders", "format", "ids", "kernels", "markup", "pictures", "verify", "workers"},
     "sampling": {"errors", "ids", "kernels"},
-    "views": {"errors", "format.schema", "ids", "kernels", "sampling", "store"},
-    "loading": {"errors", "folders", "format.schema", "ids", "markup", "sampling", "store", "views"},
+    "views": {"errors", "format.schema", "ids", "kernels", "sampling", "store", "workers"},
+    "loading": {"errors", "folders", "format.schema", "ids", "markup", "sampling", "store", "views", "workers"},
     "buffers": {"closing", "errors", "ids", "format", "loading", "sampling", "store", "views"},
     "testing": {"format.schema", "ids"},
-    "interop": {"closing", "errors"},
+    "interop": {"closing", "errors", "workers"},
     "__main__": {"cli"},
     "cli": {
         *(
@@ -65,7 +66,7 @@ SHARED_WITH_VERIFY = {
 PUBLIC_NAMES_ONLY = {"interop"}
 
 # what these share with others all the same: modules that know nothing of a store
-KNOWS_NO_STORE = {"closing"}
+KNOWS_NO_STORE = {"closing", "workers"}
 
 # library -> the parts and modules that may import it; a library that is not named here is free
 LIBRARIES = {

@@ -9,8 +9,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +40,7 @@ from diskreplay.format.segment import (
 from diskreplay.format.times import time_bounds
 from diskreplay.format.unproven import forget_claims, keep_proven_rows
 from diskreplay.ids import NO_STEP
+from diskreplay.workers import Job, Workers
 
 Salvaged = Mapping[int, NDArray[np.int64]]
 
@@ -210,20 +210,23 @@ def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> Non
     arrays = segment.info.arrays.values()
     places = [(array, chunk) for array in arrays for chunk in range(_chunk_count(segment, array))]
     may_share = sum(segment.info.chunk_nbytes(array.path) for array, _ in places) > _SHARED_BYTES
-    left, helper = iter(places), None
+    left = iter(places)
 
     def finish() -> None:
         for array, chunk in left:
             _finish_chunk(segment, array, chunk)
 
-    with ThreadPoolExecutor(1, "diskreplay-checksums") as thread:
-        for array, chunk in left:
-            if may_share and helper is None and is_waited_for():
-                with suppress(RuntimeError):  # there are no threads left, or the interpreter is ending
-                    helper = thread.submit(finish)
-            _finish_chunk(segment, array, chunk)
-    if helper is not None:
-        helper.result()
+    helper = Job(finish)
+    with closing(Workers(1, "diskreplay-checksums")) as thread:
+        try:
+            for array, chunk in left:
+                if may_share and is_waited_for():
+                    may_share = False
+                    thread.begin(helper)
+                _finish_chunk(segment, array, chunk)
+        finally:
+            helper.withdraw()
+    helper.result()
 
 
 def _chunk_count(segment: _Finished, array: RowArray) -> int:

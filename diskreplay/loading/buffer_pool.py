@@ -40,10 +40,6 @@ class Slot:
         self.memory = memory
         self.poisoned = True
         self.event: torch.cuda.Event | None = None  # after which the device has what it was sent
-        self.lay_out(leaves, size)
-
-    def lay_out(self, leaves: Sequence[Leaf], size: int) -> None:
-        """Divide the memory anew; only while the slot is free."""
         self.block = Block(leaves, size, self.memory)
         names = [leaf.path if len(leaf.path) > 1 else leaf.path[0] for leaf in leaves]
         self.fields: Fields = dict(zip(names, self.block.arrays, strict=True))
@@ -112,10 +108,12 @@ class BufferPool:
     def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
         """Return a new slot, in the memory of a free one where it is large enough."""
         _, nbytes = offsets(leaves, size)
-        for slot in free:
-            if nbytes <= len(slot.memory) <= 2 * nbytes:
-                slot.lay_out(leaves, size)
-                return slot
+        for place, slot in enumerate(self._slots):
+            if nbytes <= len(slot.memory) <= 2 * nbytes and slot in free:
+                # Another slot in its place at once: an interrupt must not leave one that is half laid out.
+                self._slots[place] = laid_out = Slot(slot.memory, leaves, size)
+                free.remove(slot)
+                return laid_out
         slot = Slot(self._allocate(max(nbytes, 1)), leaves, size)
         self._slots.append(slot)
         return slot

@@ -94,13 +94,14 @@ class Gatherer:
         was asked for, None if it was not.
         InvalidIndex where an id is not one of the view's, SegmentGone where a segment was evicted since the snapshot.
         """
+        if self._threads is not None:
+            self._threads.settle()
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        if entropy is not None:
-            reader.seed(entropy)
+        reader.seed(entropy)  # also with None: a call that was interrupted may have left its own
         reader.fill(snapshot, ids, slot.block)
         if told is not None:
             for name, at in self.drawn.items():

@@ -62,6 +62,11 @@ class Planner:
     the plans that are drawn ahead. `tells` names the fields of batches that say how they were drawn.
     """
 
+    _view: View
+    _random: bool
+    _errors: ItemErrors
+    population: Population
+
     def __init__(
         self,
         store: Store,
@@ -84,38 +89,40 @@ class Planner:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
         self._share, self.tells, self._transforms_random = share, tells, random
         self.queue: deque[Plan] = deque()
-        self._refused: dict[int, Plan] = {}  # by the size asked for, which is another than of those drawn ahead
+        # Not delivered, by the size asked for, which is another than of those drawn ahead.
+        self._apart: dict[int, Plan] = {}
         self._returned = _NONE  # what was drawn, not delivered and does not come again by itself
         self._priorities: Prioritized | None = None
-        self._own: Distribution | None = None  # the view's
-        self._cursors: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
         self._times = None if max_times_sampled is None else TimesSampled(max_times_sampled)
         self._bounded: Bounded | None = None
         self._indices: Indices | None = None
         if max_size is not None:
             self._indices = Indices(max_size, remover, int(self.rng.integers(1 << 62)))
         self._check_times(view, distribution)
-        self._follow(view)
+        self._own: Distribution | None = None  # the view's
+        self._cursors: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
+        vars(self).update(self._follow(view))
         self.distribution = self._claim(distribution)
-        self.active = self._choose()
+        self.active = self._choose(self.distribution, self._own, self.population)
 
     def set_target(self, view: View, distribution: Distribution) -> None:
-        """Draw from now on with this view and distribution; what was drawn ahead is dropped."""
+        """Draw from now on with this view and distribution; what was drawn ahead is dropped.
+
+        An interrupt leaves all as it was, or all changed; it may be repeated.
+        """
         self._check_times(view, distribution)
         claimed = self._claim(distribution)
-        self.active.rewind()
-        plans = [*self.queue, *self._refused.values()]
-        for plan in plans:
-            self.active.forget(self.population, plan.draw)
+        plans, before, population = [*self.queue, *self._apart.values()], self.active, self.population
         goes_on = distribution is self.distribution and view.kind == self._view.kind
         returned = self._once(plan.draw for plan in plans) if goes_on else _NONE
-        if view is not self._view:
-            self._follow(view)
-        self.distribution = claimed
-        self.active = self._choose()
-        self.queue.clear()
-        self._refused.clear()
-        self._returned = returned
+        follows = {} if view is self._view else self._follow(view)
+        active = self._choose(claimed, follows.get("_own", self._own), follows.get("population", population))
+        target = {**follows, "distribution": claimed, "active": active}
+        target |= {"queue": deque[Plan](), "_apart": dict[int, Plan](), "_returned": returned}
+        vars(self).update(target)  # one operation, in the middle of which no interrupt comes
+        before.rewind()
+        for plan in plans:
+            before.forget(population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
         """Return what has to be drawn again of these and of what was returned before, where it comes but once."""
@@ -139,23 +146,24 @@ class Planner:
         if self._indices is not None and not distribution.tells_chances:
             raise ValueError(f"max_size needs the chances of ids, and {distribution} does not tell them")
 
-    def _choose(self) -> Distribution:
-        """Return what draws from now on."""
-        if self._own is not None:
-            return self._own
-        active: Distribution = self.distribution
-        kind = self.population.kind
+    def _choose(self, distribution: Distribution, own: Distribution | None, population: Population) -> Distribution:
+        """Return what draws from a population: a view's own distribution if it has one, else the sampler's."""
+        if own is not None:
+            return own
+        active, kind = distribution, population.kind
         if self._indices is not None:
             active = self._bounded = Bounded(active, self._indices.of(kind))
         return active if self._times is None else AtMost(active, self._times, kind)
 
-    def _follow(self, view: View) -> None:
+    def _follow(self, view: View) -> dict[str, Any]:
+        """Return the attributes that belong to a view which is drawn from now on."""
         episode_filter = EpisodeFilter(self._where)
         cursors = self._cursors if self._own is None else {**self._cursors, self._own.key: self._own.state_dict()}
-        self._own = _own_distribution(view, episode_filter, cursors)
-        self._view, self._cursors, self._random = view, cursors, view.random or self._transforms_random
-        self._errors = ItemErrors(view, self._store.schema)
-        self.population = Population(view, episode_filter, self._share, self._errors.initial)
+        own, errors = _own_distribution(view, episode_filter, cursors), ItemErrors(view, self._store.schema)
+        population = Population(view, episode_filter, self._share, errors.initial)
+        random = view.random or self._transforms_random
+        found = {"_view": view, "_own": own, "_cursors": cursors, "_random": random}
+        return {**found, "_errors": errors, "population": population}
 
     def _claim(self, distribution: Distribution) -> Distribution:
         """Claim a distribution; a new `Prioritized` goes on with the priorities of the one before."""
@@ -172,9 +180,10 @@ class Planner:
         return distribution
 
     def next(self, sizes: Sequence[int], refresh: bool) -> Plan:
-        """Return the plan of a batch of the first of these sizes, after drawing those of the others ahead."""
-        if len(sizes) == 1 and not self.queue:
-            return self.draw(sizes[0], refresh)
+        """Return the plan of a batch of the first of these sizes, after drawing those of the others ahead.
+
+        It stays the first in the queue until it is `delivered`, or dropped.
+        """
         if self.queue and self.queue[0].asked != sizes[0]:
             self.set_target(self._view, self.distribution)
         while len(self.queue) < len(sizes):
@@ -187,7 +196,7 @@ class Planner:
             if not len(plan.draw.ids) and self.queue:
                 break
             self.queue.append(plan)
-        return self.queue.popleft()
+        return self.queue[0]
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
         """Draw one batch from the store's snapshot; in place of one that has `lost` ids, if that is given."""
@@ -261,36 +270,51 @@ class Planner:
         return len(self.queue) + -(-(returned + self.active.count_left(self.population)) // size)
 
     def draw_apart(self, size: int, refresh: bool) -> Plan:
-        """Draw one batch of another size than those that are drawn ahead, or return the one that was refused."""
-        return self._refused.pop(size, None) or self.draw(size, refresh)
+        """Draw one batch of another size than those that are drawn ahead, or return the one that was not delivered."""
+        if size not in self._apart:
+            self._apart[size] = self.draw(size, refresh)
+        return self._apart[size]
 
     def draw_again(self, plan: Plan, size: int) -> Plan:
         """Draw a batch in place of one of which segments are gone."""
-        self._rewind()
-        return self.draw(size, refresh=True, lost=plan.draw)
+        self.rewind()
+        again = self.draw(size, refresh=True, lost=plan.draw)
+        self._replace(plan, again)
+        return again
 
-    def put_back(self, plan: Plan, apart: int | None) -> None:
-        """Take back a plan that was not delivered yet: it is the next one of its size.
-
-        `apart` is the size that `draw_apart` was asked for, which may be more than it has ids; None: it is of `next`.
-        """
-        if self._rewind():
-            return
-        if apart is not None:
-            self._refused[apart] = plan
-        else:
-            self.queue.appendleft(plan)
+    def delivered(self, plan: Plan) -> None:
+        """Take note that a batch is delivered; after an interrupt, it is once more, or is the next one again."""
+        if self.active.gives_once:
+            self.active.delivered(plan.draw)
+        self._replace(plan, None)
 
     def drop(self, plan: Plan) -> None:
-        """Give up a batch that was drawn, unless it was refused."""
-        if not self._rewind() and plan not in self.queue and plan not in self._refused.values():
+        """Give up a batch that was drawn."""
+        if not self.rewind():
+            self._replace(plan, None)
             self.active.forget(self.population, plan.draw)
 
-    def _rewind(self) -> bool:
+    def _replace(self, plan: Plan, other: Plan | None) -> None:
+        """Have another plan, or none, in place of one that was not delivered, by one operation."""
+        if self.queue and self.queue[0] is plan:
+            if other is None:
+                self.queue.popleft()
+            else:
+                self.queue[0] = other
+        for size, apart in self._apart.items():
+            if apart is plan:
+                if other is None:
+                    del self._apart[size]
+                else:
+                    self._apart[size] = other
+                break
+
+    def rewind(self) -> bool:
         """Have all that was not delivered drawn again, where draws depend on each other; tell whether they do."""
         if not self.active.rewind():
             return False
         self.queue.clear()
+        self._apart.clear()
         return True
 
     def count(self, refresh: bool) -> int:
@@ -339,7 +363,7 @@ class Planner:
             "indices": None if self._indices is None else self._indices.state_dict(),
             "returned": self._returned,
             "plans": [plan.state_dict() for plan in self.queue],
-            "refused": [plan.state_dict() for plan in self._refused.values()],
+            "refused": [plan.state_dict() for plan in self._apart.values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], refresh: bool) -> None:
@@ -370,11 +394,11 @@ class Planner:
         self.rng = np.random.Generator(saved.generator)
         self._own, self._cursors, self._times, self._indices = own, saved.cursors, times, indices
         self.population = population
-        self.active = self._choose()
+        self.active = self._choose(self.distribution, own, population)
         self._returned = saved.returned
         self.queue = self._accepted(saved.plans, snapshot)
         refused = [plan for saved_plan in saved.refused for plan in self._accepted([saved_plan], snapshot)]
-        self._refused = {plan.asked: plan for plan in refused}
+        self._apart = {plan.asked: plan for plan in refused}
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
         """Return batches drawn ahead, up to the first that has lost an id since; what is left of others is returned."""

@@ -1,7 +1,8 @@
 """Large batches made ahead by threads, while the trainer computes."""
 
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Lock
 from time import perf_counter
 
 from diskreplay.loading.batch import Batch
@@ -9,6 +10,7 @@ from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
 from diskreplay.views.base import offsets
 from diskreplay.views.page_ranges import Pages
+from diskreplay.workers import Job, Workers
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.
 LEAST_FOR_A_THREAD = 256 << 10
@@ -19,14 +21,15 @@ class Prefetcher:
 
     They are made in the order of their plans, and no more of them are in memory than there are plans. There are two
     threads, which start with the first plan: one has the disk read what a plan needs as soon as there is the plan, the
-    other waits for that and copies, with the gatherer's own threads. Nobody else uses the gatherer: it is not
-    thread-safe.
+    other waits for that and copies, with the gatherer's own threads. Where the system has no room for these, the caller
+    makes a batch when it waits for it. The gatherer is not thread-safe: it makes one batch at a time, under a lock.
     """
 
     def __init__(self, gatherer: Gatherer) -> None:
         self.gatherer = gatherer
-        self._asking = ThreadPoolExecutor(1, "diskreplay-read")
-        self._making = ThreadPoolExecutor(1, "diskreplay-gather")
+        self._asking = Workers(1, "diskreplay-read")
+        self._making = Workers(1, "diskreplay-gather")
+        self._gathering = Lock()
         self.seconds_waiting = 0.0
 
     def begin(self, plans: Iterable[Plan]) -> None:
@@ -34,10 +37,14 @@ class Prefetcher:
         for plan in plans:
             if plan.gathered is None:
                 disk = self.gatherer.disk
-                asked = self._asking.submit(disk.ask, plan.snapshot, plan.draw.ids) if disk.cold else None
-                plan.gathered = self._making.submit(_make, self.gatherer, plan, asked)
+                asked = None
+                if disk.cold:
+                    asked = self._asking.begin(Job(partial(disk.ask, plan.snapshot, plan.draw.ids)))
+                make = partial(_make, self._gathering, self.gatherer, plan, asked)
+                # Last: what an interrupt keeps from being noted here is made, and made again.
+                plan.gathered = self._making.begin(Job(make))
 
-    def wait(self, gathered: Future[Gathered | Batch]) -> Gathered | Batch:
+    def wait(self, gathered: Job[Gathered | Batch]) -> Gathered | Batch:
         """Return the batch of a plan that was begun, a `Batch` if transforms are done, or raise what the thread did."""
         started = perf_counter()
         found = gathered.result()
@@ -46,9 +53,8 @@ class Prefetcher:
 
     def close(self) -> None:
         """End the threads; what they have not begun is dropped."""
-        for thread in (self._asking, self._making):
-            thread.shutdown(wait=True, cancel_futures=True)
-        self.gatherer.close()
+        for threads in (self._making, self._asking, self.gatherer):
+            threads.close()
 
 
 def is_large(gatherer: Gatherer, size: int) -> bool:
@@ -59,10 +65,11 @@ def is_large(gatherer: Gatherer, size: int) -> bool:
     return offsets(reader.leaves, size)[1] >= LEAST_FOR_A_THREAD
 
 
-def _make(gatherer: Gatherer, plan: Plan, asked: Future[Pages] | None) -> Gathered | Batch:
+def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | None) -> Gathered | Batch:
     pages = None if asked is None else asked.result()
-    gathered = gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.told, pages)
-    # What computes on a CUDA device does so on the stream of the call that delivers.
-    if plan.prepared is None or gatherer.device_copy is not None:
-        return gathered
-    return gatherer.transformed(gathered, plan.prepared, plan.entropy)
+    with gathering:
+        gathered = gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.told, pages)
+        # What computes on a CUDA device does so on the stream of the call that delivers.
+        if plan.prepared is None or gatherer.device_copy is not None:
+            return gathered
+        return gatherer.transformed(gathered, plan.prepared, plan.entropy)

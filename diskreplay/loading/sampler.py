@@ -168,6 +168,7 @@ class Sampler(IterableDataset[Batch]):
         self._statistics = Statistics()
         self._closed = False
         self._paid = 0
+        self._change: tuple[View, Gatherer, Prefetcher | None] | None = None
         self._destination = Destination(device, 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
@@ -255,18 +256,31 @@ class Sampler(IterableDataset[Batch]):
     @property
     def view(self) -> View:
         """What an id means. Setting it changes what the next batch holds; batches drawn ahead are drawn again."""
-        return self._view
+        return self._view if self._change is None else self._change[0]
 
     @view.setter
     def view(self, view: View) -> None:
-        gatherer, prefetcher = self._make_gatherers(view_argument(view))
+        made = self._make_gatherers(view_argument(view))
         with self._lock:
+            self._change = (view, *made)
+            self._complete_change()
+
+    def _complete_change(self) -> None:
+        """Set the view that was given last, where an interrupt came before it was set."""
+        if self._change is None:
+            return
+        view, gatherer, prefetcher = self._change
+        try:
             self._planner.set_target(view, self._planner.distribution)
-            self._statistics.keep(self._seconds())
-            self._end_threads()
-            self._view = view
-            self._set_gatherers(gatherer, prefetcher)
-            _logger.info("%s", self)
+        except Exception:
+            self._change = None
+            raise
+        self._statistics.keep(self._seconds())
+        self._end_threads()
+        self._view = view
+        self._set_gatherers(gatherer, prefetcher)
+        self._change = None
+        _logger.info("%s", self)
 
     @property
     def distribution(self) -> Distribution:
@@ -280,6 +294,7 @@ class Sampler(IterableDataset[Batch]):
     @distribution.setter
     def distribution(self, distribution: Distribution) -> None:
         with self._lock:
+            self._complete_change()
             self._planner.set_target(self._view, distribution_argument(distribution))
             _logger.info("%s", self)
 
@@ -341,6 +356,7 @@ class Sampler(IterableDataset[Batch]):
     def _deliver(self, plan: Plan, size: int, apart: int | None, beta: float | None, started: float) -> Batch:
         """Pay for the batch of a plan and gather it, another one if its segments have gone."""
         planner, active = self._planner, self._planner.active
+        is_refused = False
         for attempt in range(ATTEMPTS):
             try:
                 if attempt:
@@ -355,16 +371,19 @@ class Sampler(IterableDataset[Batch]):
                 else:
                     steps = item_steps * len(ids)
                 if self._limiter is not None:
-                    self._pay_for(plan, steps, apart)
+                    is_refused = True
+                    self._pay_for(plan, steps)
+                    is_refused = False
                 planned = perf_counter()
                 weights = active.weigh(plan.draw, beta, self._statistics.batches) if active.weighted else None
                 if self._prefetcher is not None and apart is None and not attempt:
-                    self._prefetcher.begin(planner.queue)
+                    self._prefetcher.begin(ahead for ahead in planner.queue if ahead is not plan)
                 gathered = plan.gathered
                 if gathered is None:
                     gathered = self._gatherer.gather(plan.snapshot, ids, plan.entropy, plan.told)
                 elif self._prefetcher is not None:
                     gathered = self._prefetcher.wait(gathered)
+                    plan.gathered = None  # what is made of it now may change it: an interrupt has it gathered again
                 if not self._transforms:
                     batch = self._gatherer.to_batch(gathered, weights)
                 else:
@@ -374,15 +393,13 @@ class Sampler(IterableDataset[Batch]):
             except Exception:
                 # Not the next one again: a row that is damaged would be read by every call. Unless the next one would
                 # not be what it is with this one left out.
-                planner.drop(plan)
+                if not is_refused:
+                    planner.drop(plan)
                 raise
             except BaseException:
-                # An interrupt: the batch was not given, and of some distributions its ids would not come again.
+                # An interrupt: the batch was not given, and is the next one of its size.
                 plan.gathered = None
-                planner.put_back(plan, apart)
                 raise
-            if active.gives_once:
-                active.delivered(plan.draw)
             self._paid = 0
             counts = self._statistics
             if not counts.first:
@@ -392,8 +409,9 @@ class Sampler(IterableDataset[Batch]):
             counts.planning += planned - started
             counts.elsewhere += started - counts.last
             counts.last = perf_counter()
+            planner.delivered(plan)
             return batch
-        planner.put_back(plan, apart)
+        planner.rewind()
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def _prepare(self, plan: Plan) -> None:
@@ -451,7 +469,7 @@ class Sampler(IterableDataset[Batch]):
             self._limiter.draw(steps - self._paid)
             self._paid = steps
 
-    def _pay_for(self, plan: Plan, steps: int, apart: int | None) -> None:
+    def _pay_for(self, plan: Plan, steps: int) -> None:
         """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
         if self._planner.active.sized and self._item_steps is not None:
             return  # it was paid for before
@@ -462,11 +480,12 @@ class Sampler(IterableDataset[Batch]):
             # Those very types: what a damaged store raises is a ValueError, too.
             is_refusal = type(error) in (RateLimited, ValueError) and self._planner.active.sized
             if is_refusal and limiter is not None and not limiter.limiter.fits(due):
+                self._planner.drop(plan)
                 raise type(error)(
                     f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "
                     "might wait for ever and is dropped: the next call draws another one"
                 ) from error
-            self._planner.put_back(plan, apart)
+            self._planner.rewind()
             raise
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
@@ -653,6 +672,8 @@ class Sampler(IterableDataset[Batch]):
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("this sampler is closed; make another")
+        if self._change is not None:
+            self._complete_change()
 
 
 class _ForeignLock:

@@ -99,7 +99,7 @@ class Reader:
         """Return how many steps of the environment the items of these ids count for; of views without `item_steps`."""
         raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
-    def seed(self, entropy: int) -> None:
+    def seed(self, entropy: int | None) -> None:
         """Say what the next `fill`, and no later one, draws from, where the view draws something itself."""
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:

@@ -16,7 +16,7 @@ from diskreplay.store.reading.chunk_table import Addresses, Held, unseen
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.parallel_copy import CopyThreads, in_parts
+from diskreplay.views.parallel_copy import CopyThreads
 from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, map_rows, refuse
 
 LONGEST = 1 << 40
@@ -92,8 +92,9 @@ class GatherPlan:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
             else:
                 arguments = ids, block.addresses, snapshot.record, self._record
-                parts = threads.parts(block.nbytes)
-                bad = in_parts(threads, parts, self.windows.size, partial(self._kernel, *arguments))
+                # A thread that an interrupt leaves copying holds what the kernel has addresses of.
+                work = partial(_call, (self, snapshot, held, *block.arrays), self._kernel, *arguments)
+                bad = threads.copy(threads.parts(block.nbytes), self.windows.size, work)
             if bad < 0:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
@@ -200,6 +201,11 @@ class GatherPlan:
             f"{self.windows.table[copy.begin, bad]} of lane {self.windows.lane[bad]}; "
             "run `diskreplay verify` on the store"
         )
+
+
+def _call(held: tuple[object, ...], call: Kernel, *arguments: Any) -> int:
+    """Call a kernel, with references to what it has addresses of."""
+    return int(call(*arguments))
 
 
 def row_plan(leaves: Sequence[str], begin: int = kernel.ROW, stop: int = kernel.AFTER) -> GatherPlan:

@@ -184,7 +184,7 @@ class HindsightReader(Reader):
         )
         self._entropy: int | None = None
 
-    def seed(self, entropy: int) -> None:
+    def seed(self, entropy: int | None) -> None:
         """Say what the next `fill`, and no later one, draws goals from."""
         self._entropy = entropy
 
@@ -193,6 +193,7 @@ class HindsightReader(Reader):
         entropy, self._entropy = self._entropy, None
         self._plain.threads = self.threads
         if entropy is None:
+            self._plain.seed(None)
             self._plain.fill(snapshot, ids, block)
             return
         # Drawn for every item, wanted or not: what becomes of one does not depend on the others.

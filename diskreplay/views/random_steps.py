@@ -34,9 +34,10 @@ class RandomSteps(GatherPlan):
         super().__init__(copies, view, bounds, summands, gamma, discount, computed)
         self._least, self._most = least, bounds.n
         self._entropy: int | None = None
+        self._limits = np.zeros(0, np.int64)
 
-    def seed(self, entropy: int) -> None:
-        """Say what the next `gather`, and no later one, draws from."""
+    def seed(self, entropy: int | None) -> None:
+        """Say what the next `gather`, and no later one, draws from; None: it draws nothing."""
         self._entropy = entropy
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
@@ -46,7 +47,7 @@ class RandomSteps(GatherPlan):
         if entropy is not None:
             generator = np.random.Generator(np.random.PCG64(entropy))
             limits = generator.integers(self._least, self._most, len(ids), endpoint=True)
-            self._record[kernel.LIMITS] = limits.ctypes.data
+            self._record[kernel.LIMITS], self._limits = limits.ctypes.data, limits
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:

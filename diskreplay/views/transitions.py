@@ -193,7 +193,7 @@ class TransitionsReader(Reader):
         """The windows of the last batch."""
         return self._plan.windows
 
-    def seed(self, entropy: int) -> None:
+    def seed(self, entropy: int | None) -> None:
         """Say what the next `fill`, and no later one, draws numbers of steps from, if any."""
         if isinstance(self._plan, RandomSteps):
             self._plan.seed(entropy)
@@ -311,7 +311,7 @@ class DeviceFrameStack(Reader):
         """Return the shape of the frames of a stack and of the steps behind it."""
         return stack.shape[0] + self._steps, *stack.shape[1:]
 
-    def seed(self, entropy: int) -> None:
+    def seed(self, entropy: int | None) -> None:
         """Say what the next `fill`, and no later one, draws numbers of steps from, if any."""
         self._rest.seed(entropy)
 

@@ -5,6 +5,8 @@ that changes or syncs files, or a line of the code that writes rows and publishe
 built `die_at` (a process that is killed at its nth point), `failing` (a call that fails as on a full disk), and the
 recording of what a loss of power could leave, in `tests.crash.power`.
 
+`interrupted_at` raises at any line of the package in one thread, as the handler of a signal does.
+
     for point in itertools.count():
         death = die_at(work, point)          # work(tell) runs in a child process; tell(x) sends x to this one
         check(death.told)                    # whatever it told before it died must be there
@@ -15,6 +17,8 @@ recording of what a loss of power could leave, in `tests.crash.power`.
 from __future__ import annotations
 
 import builtins
+import contextlib
+import dis
 import errno
 import io
 import json
@@ -23,6 +27,7 @@ import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial, wraps
@@ -30,6 +35,7 @@ from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
+import diskreplay
 from diskreplay.folders import shown
 from diskreplay.format import commit, durable, mapping, segment_column, segment_writer
 from diskreplay.store.writing import append_cursor
@@ -290,3 +296,58 @@ def needs_room(point: Point, below: Path | str = "/") -> bool:
 def file_of(point: Point) -> str:
     """Return the path of the file that a call's first argument, a descriptor, is open on."""
     return os.readlink(f"/proc/self/fd/{int(point.args[0])}")
+
+
+# --- interrupting ----------------------------------------------------------------------------------------------------
+
+
+class Interrupt(KeyboardInterrupt):
+    """What is raised in place of a signal's handler."""
+
+
+_PACKAGE = os.path.dirname(diskreplay.__file__)
+_CALLED = {module.__file__ for module in (threading, contextlib, weakref)}
+
+
+@contextmanager
+def interrupted_at(line: int) -> Iterator[None]:
+    """Raise `Interrupt` before the nth line that this thread runs of the package, counted from 0.
+
+    Lines of `threading`, `contextlib` and `weakref` count, too. Where a ``with`` statement leaves its lock, no signal's
+    handler can run before that is done, though a tracer sees a line: it does not count.
+    """
+    left = line
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        file = frame.f_code.co_filename
+        return count if file.startswith(_PACKAGE) or file in _CALLED else None
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if event == "line" and frame.f_lasti not in _exits(frame.f_code):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise Interrupt
+        return count
+
+    traced = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(traced)
+
+
+@cache
+def _exits(code: CodeType) -> frozenset[int]:
+    """Return where ``with`` statements are left: the call of `__exit__` with three times None, and what prepares it."""
+    found, steps = set[int](), [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
+    for at in range(len(steps) - 3):
+        nones = [step.opname.startswith("LOAD_CONST") and step.argval is None for step in steps[at : at + 3]]
+        if all(nones) and (steps[at + 3].opname, steps[at + 3].arg) in (("CALL", 2), ("CALL", 3)):
+            found.add(steps[at].offset)
+            while at and steps[at - 1].opname in ("SWAP", "NOP"):
+                at -= 1
+                found.add(steps[at].offset)
+    return frozenset(found)

@@ -100,10 +100,11 @@ def test_the_ring_grows_with_the_batches_alive_and_shrinks_to_a_few_spare_ones()
 
 def test_memory_serves_another_layout_of_about_its_size_only() -> None:
     ring = BufferPool()
-    large = ring.acquire(LEAVES, 1000)[0]
-    assert ring.acquire(LEAVES, 900)[0] is large
-    assert ring.acquire(LEAVES, 10)[0] is not large
-    assert large.block.size == 900
+    large = ring.acquire(LEAVES, 1000)[0].memory
+    smaller = ring.acquire(LEAVES, 900)[0]
+    assert smaller.memory is large
+    assert ring.acquire(LEAVES, 10)[0].memory is not large
+    assert smaller.block.size == 900
 
 
 def test_memory_comes_from_the_function_given() -> None:

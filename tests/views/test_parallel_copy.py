@@ -4,10 +4,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
-from diskreplay.views.parallel_copy import PART, CopyThreads, copy_threads, in_parts
+from diskreplay import workers
+from diskreplay.views.parallel_copy import PART, CopyThreads, copy_threads
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def three() -> Iterator[CopyThreads]:
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 9])
 def test_every_item_is_done_once(three: CopyThreads, size: int, parts: int) -> None:
     done: list[tuple[int, int]] = []
-    assert in_parts(three, three.parts(parts * PART), size, lambda first, stop: done.append((first, stop)) or -1) == -1
+    assert three.copy(three.parts(parts * PART), size, lambda first, stop: done.append((first, stop)) or -1) == -1
     assert sorted(item for first, stop in done for item in range(first, stop)) == list(range(size))
     assert len(done) == min(parts, 4)  # no thread copies less than is worth it
 
@@ -37,19 +39,16 @@ def test_every_item_is_done_once(three: CopyThreads, size: int, parts: int) -> N
 @pytest.mark.parametrize("count", [2, 4])
 def test_all_parts_are_done_at_once(count: int) -> None:
     threads, every = CopyThreads(count - 1), threading.Barrier(count, timeout=60)
-    assert in_parts(threads, threads.parts(count * PART), 4, lambda first, stop: -1 - 0 * every.wait()) == -1
+    assert threads.copy(threads.parts(count * PART), 4, lambda first, stop: -1 - 0 * every.wait()) == -1
     threads.close()
 
 
-def test_what_other_threads_do_not_get_to_is_done_here(three: CopyThreads) -> None:
-    done, free = [], threading.Event()
-    for _ in range(3):
-        three.begin(free.wait)
-    assert in_parts(three, 4, 9, lambda first, stop: done.append((first, stop)) or -1) == -1
+def test_what_other_threads_do_not_get_to_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, done = CopyThreads(3), list[tuple[int, int]]()
+    monkeypatch.setattr(workers, "start_new_thread", lambda *_: None)  # they never begin
+    assert threads.copy(4, 9, lambda first, stop: done.append((first, stop)) or -1) == -1
     assert done == [(0, 2), (2, 4), (4, 6), (6, 9)]
-    free.set()
-    three.close()
-    assert len(done) == 4
+    threads.close()
 
 
 def test_as_many_processors_are_left_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,29 +61,14 @@ def test_as_many_processors_are_left_as_are_asked_for(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("bad", "found"), [({1, 2, 5}, 1), ({3, 7}, 3), ({5, 6}, 5), ({6}, 6), (set(), -1)])
 def test_the_first_item_that_could_not_be_done_is_returned(three: CopyThreads, bad: set[int], found: int) -> None:
-    assert in_parts(three, 4, 8, lambda first, stop: min(bad & {*range(first, stop)}, default=-1)) == found
+    assert three.copy(4, 8, lambda first, stop: min(bad & {*range(first, stop)}, default=-1)) == found
 
 
 def test_a_helper_that_has_been_sent_home_is_not_waited_for() -> None:
     helper, done = CopyThreads(1), []
     helper.close()
-    assert in_parts(helper, 2, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
+    assert helper.copy(2, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
     assert done == [(0, 2), (2, 5)]
-
-
-def test_a_thread_that_cannot_be_started_leaves_nothing_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    helper, done, found = CopyThreads(1), list[tuple[int, int]](), threading.Event()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        assert in_parts(helper, 2, 5, lambda first, stop: done.append((first, stop)) or -1) == -1
-    helper.begin(found.set)  # starts the thread, which finds what was left in the queue
-    assert found.wait(60)
-    helper.close()
-    assert done == [(0, 2), (2, 5)]
-
-
-def fail(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -95,7 +79,7 @@ def test_errors_of_all_parts_are_raised(helper: CopyThreads, failing: int) -> No
         return -1
 
     with pytest.raises(LookupError, match=f"^{failing}$"):
-        in_parts(helper, 2, 4, work)
+        helper.copy(2, 4, work)
 
 
 class Interrupt(BaseException):
@@ -104,9 +88,9 @@ class Interrupt(BaseException):
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("count", [2, 4])
-def test_after_an_interrupt_nobody_works_any_more(three: CopyThreads, count: int, times: int) -> None:
+def test_after_an_interrupt_what_is_left_can_be_waited_for(three: CopyThreads, count: int, times: int) -> None:
     """In the middle of waiting for the other threads, however often."""
-    ended, begun = [], threading.Barrier(count, timeout=60)
+    ended, begun, raised = [], threading.Barrier(count, timeout=60), []
 
     def work(first: int, stop: int) -> int:
         begun.wait()
@@ -120,12 +104,17 @@ def test_after_an_interrupt_nobody_works_any_more(three: CopyThreads, count: int
         return -1
 
     def interrupt(*_: object) -> None:
+        raised.append(True)
         raise Interrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with pytest.raises(Interrupt):
-            in_parts(three, count, 2 * count, work)
+            three.copy(count, 2 * count, work)
+        while len(raised) < times:
+            with suppress(Interrupt):
+                three.settle()
+        three.settle()
         assert sorted(ended) == list(range(4, 2 * count + 1, 2))
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -144,5 +133,5 @@ def test_an_error_is_raised_when_nobody_works_any_more(three: CopyThreads, count
         return -1
 
     with pytest.raises(KeyboardInterrupt):
-        in_parts(three, count, 2 * count, work)
+        three.copy(count, 2 * count, work)
     assert sorted(ended) == list(range(4, 2 * count + 1, 2))

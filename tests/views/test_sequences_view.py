@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.kernels.runs import ALL_VISIBLE
-from diskreplay.views import gather_plan, parallel_copy
-from diskreplay.views.parallel_copy import CopyThreads, in_parts
+from diskreplay.views import parallel_copy
+from diskreplay.views.parallel_copy import CopyThreads
 from diskreplay.views.sequences import Episodes, Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode, runs_of
@@ -157,11 +157,11 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
 def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
     ids = offered(view, snapshot) * 2
     alone = gathered(view, snapshot, ids)
-    calls = []
+    calls, copy = [], CopyThreads.copy
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel_copy, "PART", 1)
         threads = CopyThreads(2)
-        patch.setattr(gather_plan, "in_parts", lambda *given: calls.append(given[0]) or in_parts(*given))
+        patch.setattr(CopyThreads, "copy", lambda *given: calls.append(given[0]) or copy(*given))
         for name, array in gathered(view, snapshot, ids, threads=threads).items():
             np.testing.assert_array_equal(array, alone[name])
     threads.close()

@@ -1,18 +1,20 @@
 """Reading in a thread, while what was read before is used."""
 
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import TypeVar
+
+from diskreplay.workers import Job, Workers
 
 T = TypeVar("T")
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
     """Yield what each call returns, or raise what it raises, in order; a thread makes the next one meanwhile."""
-    with ThreadPoolExecutor(1) as thread:
-        before: Future[T] | None = None
+    with closing(Workers(1, "diskreplay-import")) as thread:
+        before: Job[T] | None = None
         for read in reads:
-            ahead = thread.submit(read)
+            ahead = thread.begin(Job(read))
             if before is not None:
                 yield before.result()
             before = ahead

@@ -136,8 +136,9 @@ class ChunkTable:
             self._tables.note_change()
 
     def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
-        self.used = np.concatenate([self.used, np.zeros(len(bases), np.int64)])
-        self.how = np.concatenate([self.how, how])
+        count = len(self.bases)  # the others have more after an interrupt
+        self.used = np.concatenate([self.used[:count], np.zeros(len(bases), np.int64)])
+        self.how = np.concatenate([self.how[:count], how])
         self.bases = np.concatenate([self.bases, bases])
 
     def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:

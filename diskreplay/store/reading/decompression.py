@@ -3,9 +3,8 @@
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import partial
 from mmap import MADV_WILLNEED, PAGESIZE
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,10 +13,7 @@ from diskreplay.ids import Ints
 from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.chunk_budget import MEMORY, Room
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
+from diskreplay.workers import Job, Workers
 
 # To have one thread more takes a tenth of a millisecond: each gets so many inner chunks at least.
 _LEAST = 16
@@ -37,21 +33,25 @@ Part = tuple[Ints, Room]
 def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
     """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged.
 
-    ``on_disk`` are the bytes that all of the field takes there.
+    ``on_disk`` are the bytes that all of the field takes there. After an interrupt another thread may still decompress
+    a part: it holds the shard, and the memory of all parts.
     """
     numbers = np.concatenate([numbers for numbers, _ in parts])
     before, left = blocks_read(), iter(parts)
     _cold.ask(shard, numbers, _BLOCK_BYTES if on_disk <= _MOST_BYTES else PAGESIZE)
     cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     others = min(cores, len(parts), len(numbers) // _LEAST) - 1
-    waiting = [_helpers().submit(_decompress_next, shard, left) for _ in range(others)]
+    jobs = [Job(partial(_decompress_next, shard, left)) for _ in range(others)]
     try:
+        for job in jobs:
+            _helpers.begin(job)
         _decompress_next(shard, left)
     finally:
-        errors = [future.exception() for future in waiting if not future.cancel()]  # of those that have begun
+        for job in jobs:
+            job.withdraw()
     _cold.note(blocks_read() != before)
-    for error in filter(None, errors):
-        raise error
+    for job in jobs:
+        job.result()
 
 
 def reads_no_disk() -> bool:
@@ -95,14 +95,4 @@ def blocks_read() -> int:
 
 
 _cold = _Cold()
-
-
-@cache
-def _helpers() -> "ThreadPoolExecutor":
-    from concurrent.futures import ThreadPoolExecutor  # a process that only appends does without
-
-    return ThreadPoolExecutor(_MOST_THREADS - 1, "diskreplay-decompress")
-
-
-# A child has no such threads: it makes its own.
-os.register_at_fork(after_in_child=_helpers.cache_clear)
+_helpers = Workers(_MOST_THREADS - 1, "diskreplay-decompress")
