@@ -150,12 +150,19 @@ class Shard:
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
         """Decompress inner chunks, none of which is of zeros, one behind the other into memory for as many bytes.
 
-        Other threads run meanwhile. Raises FormatError where one cannot be decompressed: it is damaged.
+        Other threads run meanwhile. Raises FormatError where one does not fit its checksum, or cannot be decompressed:
+        it is damaged.
         """
         starts, view = self.offsets[numbers], self._bytes.data
-        stops = starts + self.sizes[numbers]
-        frames = b"".join([view[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)])
-        library = zstd()
+        stops, found = starts + self.sizes[numbers], list[memoryview]()
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            frame = view[start:stop]
+            # zstd has no checksum of its own here, and most damage of a frame decompresses to other bytes.
+            if int(crc32c(frame)) != int.from_bytes(view[stop : stop + CRC_BYTES], "little"):
+                problem = "an inner chunk does not fit its checksum"
+                raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
+            found.append(frame)
+        frames, library = b"".join(found), zstd()
         reader = library.ZstdDecompressor().stream_reader(frames, read_across_frames=True)
         try:
             if reader.readinto(out.data) == len(out) and not reader.read(1):
@@ -165,23 +172,10 @@ class Shard:
             problem = str(error)
         raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
 
-    def fits(self, number: int) -> bool:
-        """Whether an inner chunk fits its checksum."""
-        start, stop = int(self.offsets[number]), int(self.offsets[number] + self.sizes[number])
-        if stop == start:
-            return True
-        crc = int.from_bytes(self._bytes[stop : stop + CRC_BYTES].tobytes(), "little")
-        return int(crc32c(self._bytes[start:stop].data)) == crc
-
     def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows in pieces, each with the row it begins with, after their checksums; zeros are left out.
-
-        Raises FormatError where one does not fit.
-        """
+        """Yield rows in pieces, each with the row it begins with; zeros are left out. Errors as of `decompress`."""
         per_inner = self.inner_bytes // row_bytes
         for number, inside, count in layout.split_range(first, stop, per_inner):
-            if not self.fits(number):
-                raise FormatError(f"{self.path}: an inner chunk does not fit its checksum")
             if self.sizes[number]:
                 data = np.empty(self.inner_bytes, np.uint8)
                 self.decompress(np.array([number]), data)

@@ -79,6 +79,7 @@ class Gatherer:
         self.reader.threads = self._threads = threads
         self.seconds_gathering = self.seconds_copying = self.seconds_transforming = 0.0
         self.pipeline = pipeline
+        self._is_seeded = False
 
     def gather(
         self,
@@ -94,15 +95,18 @@ class Gatherer:
         was asked for, None if it was not.
         InvalidIndex where an id is not one of the view's, SegmentGone where a segment was evicted since the snapshot.
         """
-        if self._threads is not None:
+        if self._threads is not None and self._threads.jobs:  # after an interrupt
             self._threads.settle()
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        reader.seed(entropy)  # also with None: a call that was interrupted may have left its own
+        if entropy is not None or self._is_seeded:  # the latter if an interrupt came before `fill`
+            self._is_seeded = True
+            reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
+        self._is_seeded = False
         if told is not None:
             for name, at in self.drawn.items():
                 slot.block.arrays[at][:] = told[name]

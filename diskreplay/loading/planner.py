@@ -286,7 +286,10 @@ class Planner:
         """Take note that a batch is delivered; after an interrupt, it is once more, or is the next one again."""
         if self.active.gives_once:
             self.active.delivered(plan.draw)
-        self._replace(plan, None)
+        if self.queue and self.queue[0] is plan:
+            self.queue.popleft()
+        else:
+            self._replace(plan, None)
 
     def drop(self, plan: Plan) -> None:
         """Give up a batch that was drawn."""

@@ -17,13 +17,14 @@ MOST_THREADS = 4
 class CopyThreads:
     """So many threads, beside the one that asks, for parts of what it copies. They start when they are needed.
 
-    ``least`` is the number of bytes from which on they are worth it. One thread asks.
+    ``least`` is the number of bytes from which on they are worth it; ``jobs`` is empty unless an interrupt came while
+    they copied. One thread asks.
     """
 
     def __init__(self, count: int) -> None:
         self.count, self.least = count, 2 * PART
         self._workers = Workers(count, "diskreplay-copy")
-        self._jobs: list[Job[int]] = []
+        self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
         """Return in how many parts it is worth it to copy so many bytes: 1 below ``least``."""
@@ -38,23 +39,23 @@ class CopyThreads:
         """
         self.settle()
         bounds = [part * size // count for part in range(count + 1)]
-        self._jobs = [Job(partial(work, first, stop)) for first, stop in pairwise(bounds[1:])]
+        self.jobs = [Job(partial(work, first, stop)) for first, stop in pairwise(bounds[1:])]
         try:
-            for job in self._jobs:
+            for job in self.jobs:
                 self._workers.begin(job)
             bad = work(0, bounds[1])
         finally:
-            for job in self._jobs:
+            for job in self.jobs:
                 job.withdraw()
-        every = [bad, *(job.result() for job in self._jobs)]
-        self._jobs = []
+        every = [bad, *(job.result() for job in self.jobs)]
+        self.jobs = []
         return next((bad for bad in every if bad >= 0), -1)
 
     def settle(self) -> None:
         """Return when nobody works any more: an interrupt may have kept `copy` from waiting for that."""
-        for job in self._jobs:
+        for job in self.jobs:
             job.withdraw()
-        self._jobs = []
+        self.jobs = []
 
     def close(self) -> None:
         """End the threads."""
