@@ -74,8 +74,9 @@ def mapped_files(folder: str) -> set[str]:
 
 
 def own_threads() -> set[str]:
-    """The names of the living threads that diskreplay started."""
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("diskreplay")}
+    """The names of the living threads that diskreplay started, but for those that decompress for all of a process."""
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("diskreplay")}
+    return {name for name in names if not name.startswith("diskreplay-decompress")}
 
 
 def child_processes() -> set[str]:

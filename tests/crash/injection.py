@@ -313,20 +313,21 @@ _CALLED = {module.__file__ for module in (threading, contextlib, weakref)}
 def interrupted_at(line: int) -> Iterator[None]:
     """Raise `Interrupt` before the nth line that this thread runs of the package, counted from 0.
 
-    Lines of `threading`, `contextlib` and `weakref` count, too. Where a ``with`` statement leaves its lock, no signal's
-    handler can run before that is done, though a tracer sees a line: it does not count.
+    Lines of `threading`, `contextlib`, `weakref` and the executors of the standard library count, too. Where a ``with``
+    statement leaves its lock, and at a line that does nothing, as `try:`, no signal's handler can run, though a tracer
+    sees a line: it does not count.
     """
     left = line
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         file = frame.f_code.co_filename
-        return count if file.startswith(_PACKAGE) or file in _CALLED else None
+        return count if file.startswith(_PACKAGE) or file in _CALLED or "/concurrent/futures/" in file else None
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if event == "line" and frame.f_lasti not in _exits(frame.f_code):
+        if event == "line" and frame.f_lasti not in _unreachable(frame.f_code):
             left -= 1
-            if left < 0:
+            if left < 0 and not _finalizes(frame):  # where what is raised would be lost
                 sys.settrace(None)
                 raise Interrupt
         return count
@@ -339,10 +340,17 @@ def interrupted_at(line: int) -> Iterator[None]:
         sys.settrace(traced)
 
 
+def _finalizes(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not weakref.finalize.__call__.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 @cache
-def _exits(code: CodeType) -> frozenset[int]:
-    """Return where ``with`` statements are left: the call of `__exit__` with three times None, and what prepares it."""
-    found, steps = set[int](), [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
+def _unreachable(code: CodeType) -> frozenset[int]:
+    """Return where nothing is done, and where ``with`` is left: `__exit__` is called with three times None."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
+    found = {step.offset for step in steps if step.opname == "NOP"}
     for at in range(len(steps) - 3):
         nones = [step.opname.startswith("LOAD_CONST") and step.argval is None for step in steps[at : at + 3]]
         if all(nones) and (steps[at + 3].opname, steps[at + 3].arg) in (("CALL", 2), ("CALL", 3)):

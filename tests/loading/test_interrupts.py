@@ -1,0 +1,199 @@
+"""Interrupts at every line of a sampler: later batches are right, nothing waits for ever, no thread is left."""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.loading import prefetcher
+from diskreplay.store.reading import decompression
+from diskreplay.views import parallel_copy
+from tests.crash.injection import Interrupt, interrupted_at
+from tests.tiers import whole_or_part
+
+SCHEMA = dr.Schema(
+    obs={"image": dr.Field((20, 20), "uint8"), "number": dr.Field((), "int64")}, action=dr.Field((), "int64")
+)
+
+
+@pytest.fixture(autouse=True)
+def threads_do_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches are made ahead, copied in parts, and decompressed by several threads, as large ones are."""
+    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
+    monkeypatch.setattr(parallel_copy, "PART", 1)
+    monkeypatch.setattr(decompression, "_LEAST", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
+
+
+def make(path: Path, compression: str | None) -> None:
+    """Make a store of 12 episodes whose images and actions say which observation they are of."""
+    with dr.create(path, SCHEMA, chunk_bytes=64 << 10, segment_steps=200, compression=compression) as store:
+        with store.writer() as writer:
+            for first in range(0, 1200, 100):
+                steps = 30 + first // 20
+                numbers = np.arange(first, first + steps + 1)
+                images = np.broadcast_to((numbers % 251)[:, None, None], (steps + 1, 20, 20)).astype(np.uint8)
+                obs = {"image": images, "number": numbers}
+                writer.append_episode(obs, numbers[:-1], np.ones(steps, np.float32), terminated=True)
+        if compression is not None:
+            store.compact()
+
+
+@pytest.fixture(params=[None, "zstd"], ids=["raw", "zstd"])
+def path(request: pytest.FixtureRequest, tmp_store: Path) -> Path:
+    if request.param is not None:
+        pytest.importorskip("zstandard")
+    make(tmp_store, request.param)
+    return tmp_store
+
+
+def numbers_by_id(path: Path) -> dict[int, int]:
+    """Return which observation each step begins with."""
+    with dr.open(path) as store:
+        return {
+            step: number
+            for episode in store.episodes
+            for step, number in zip(episode.ids.tolist(), episode.obs["number"].tolist(), strict=False)
+        }
+
+
+def check(batch: dr.Batch, numbers: dict[int, int]) -> None:
+    """See that each item of a batch of transitions is what its id says."""
+    wanted = np.array([numbers[step] for step in batch.index.tolist()])
+    later = wanted + batch.n_steps.numpy()
+    for obs, number in ((batch.obs, wanted), (batch.next_obs, later)):
+        np.testing.assert_array_equal(obs["number"].numpy(), number)
+        np.testing.assert_array_equal(
+            obs["image"].numpy(), np.broadcast_to(number[:, None, None] % 251, (len(number), 20, 20))
+        )
+    np.testing.assert_array_equal(batch.action.numpy(), wanted)
+
+
+def is_interrupted(work: Callable[[], object], line: int) -> bool:
+    """Interrupt a call at its nth line; tell whether it has so many."""
+    with suppress(Interrupt), interrupted_at(line):
+        work()
+        return False
+    return True
+
+
+def lines_of(step: int) -> Iterator[int]:
+    """Yield lines from the first on, each so many behind the one before."""
+    return itertools.count(0, step)
+
+
+def own_threads() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("diskreplay") and "decompress" not in name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
+def test_batches_after_an_interrupt_of_the_first_ones_are_right(path: Path, prefetch: int) -> None:
+    """At every line between the opening of a store and the second batch, in the middle of what is done only then."""
+    numbers = numbers_by_id(path)
+    for line in lines_of(whole_or_part(3, 211)):
+        with dr.open(path) as store:
+            sampler = dr.Sampler(store, dr.Transitions(), batch_size=32, prefetch=prefetch, seed=line)
+            was_interrupted = is_interrupted(lambda: [sampler.sample() for _ in range(2)], line)  # noqa: B023
+            for _ in range(2 + prefetch):
+                check(sampler.sample(), numbers)
+            sampler.close()
+            assert own_threads() == []
+        if not was_interrupted:
+            break
+    assert line > 300
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_after_an_interrupt_are_right(path: Path, prefetch: int) -> None:
+    """Interrupt after interrupt, of one sampler."""
+    numbers = numbers_by_id(path)
+    with dr.Sampler(path, dr.Transitions(), batch_size=16, prefetch=prefetch, seed=0) as sampler:
+        check(sampler.sample(), numbers)
+        for line in lines_of(whole_or_part(1, 3)):
+            was_interrupted = is_interrupted(sampler.sample, line)
+            for _ in range(2):
+                check(sampler.sample(), numbers)
+            if not was_interrupted:
+                break
+        assert line > 30
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_update_of_priorities_that_was_interrupted_can_be_repeated(tmp_store: Path, prefetch: int) -> None:
+    """Then each id has the chance that it has where nothing was interrupted."""
+    make(tmp_store, None)
+    numbers = numbers_by_id(tmp_store)
+    ids, errors = np.array(list(numbers)), np.random.default_rng(0)
+    kwargs: Any = {"batch_size": 16, "fields": ("...", "probability"), "refresh": False}
+    with (
+        dr.Sampler(tmp_store, dr.Transitions(), dr.Prioritized(), prefetch=prefetch, seed=0, **kwargs) as sampler,
+        dr.Sampler(tmp_store, dr.Transitions(), dr.Prioritized(), seed=0, **kwargs) as plain,
+    ):
+        for each in (sampler, plain):
+            each.sample()
+        for line in lines_of(1):
+            some, error = errors.choice(ids, 20, replace=False), errors.random(20)
+            was_interrupted = is_interrupted(lambda: sampler.update_priorities(some, error), line)  # noqa: B023
+            for each in (sampler, plain):
+                each.update_priorities(some, error)
+            check(sampler.sample(), numbers)
+            chances = [each.gather(ids)["probability"].numpy() for each in (sampler, plain)]
+            np.testing.assert_allclose(*chances, rtol=1e-9)
+            if not was_interrupted:
+                break
+        assert line > 10
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_change_of_the_view_is_made_or_not(tmp_store: Path, prefetch: int) -> None:
+    make(tmp_store, None)
+    numbers = numbers_by_id(tmp_store)
+    views = itertools.cycle([dr.Transitions(3), dr.Transitions()])
+    with dr.Sampler(tmp_store, dr.Transitions(), batch_size=64, prefetch=prefetch, seed=0) as sampler:
+        sampler.sample()
+        for line in lines_of(whole_or_part(1, 23)):
+            view = next(views)
+            was_interrupted = is_interrupted(lambda: setattr(sampler, "view", view), line)  # noqa: B023
+            for _ in range(2):
+                batch = sampler.sample()
+                check(batch, numbers)
+                assert (batch.n_steps.max() > 1) == (sampler.view.n_step == 3)
+            if not was_interrupted:
+                break
+        assert line > 30
+
+
+@pytest.mark.slow
+def test_a_data_set_of_a_loader_goes_on_after_an_interrupt_in_a_worker(path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    from diskreplay.interop.torch import StoreDataset
+
+    class Interrupted(StoreDataset):
+        """Interrupts two batches at one line after the other, and gives what comes then."""
+
+        def __iter__(self) -> Iterator[dr.Batch]:
+            for line in lines_of(whole_or_part(7, 499)):
+                batches = super().__iter__()
+                was_interrupted = is_interrupted(lambda: [next(batches) for _ in range(2)], line)  # noqa: B023
+                batches = super().__iter__()
+                yield from itertools.islice(batches, 2)
+                if not was_interrupted:
+                    return
+
+    numbers = numbers_by_id(path)
+    data = Interrupted(path, dr.Transitions(), batch_size=32, seed=0)
+    count = 0
+    for batch in DataLoader(data, batch_size=None, num_workers=2):
+        check(batch, numbers)
+        count += 1
+    assert count > 8
