@@ -153,6 +153,7 @@ def test_an_update_of_priorities_that_was_interrupted_can_be_repeated(tmp_store:
         assert line > 10
 
 
+@pytest.mark.leaks("the traceback of an interrupt of a constructor of `threading` holds what the test had open")
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_change_of_the_view_is_made_or_not(tmp_store: Path, prefetch: int) -> None:
     make(tmp_store, None)
