@@ -9,7 +9,8 @@ caller is one operation, or may be repeated:
   `threading.Thread.start` waits under a lock, where an interrupt would leave it taken.
 - A job has no lock but the one that says that it is over, and a thread releases that.
 
-What a call works with is referenced by the call alone, until it is over: memory that it writes to stays its own.
+A job references its call, and so the memory that the call writes to, until the call is over. Nobody else gets that
+memory before.
 """
 
 import atexit
@@ -65,7 +66,7 @@ class Job(Generic[T]):
                 self._is_withdrawn = True
             if not self._is_withdrawn and self._call is not None:
                 self._found = self._call()
-                self._call = None  # and with it what the call has worked with
+                self._call = None  # and with it the memory of the call
         except BaseException as error:
             self._error, self._call = error, None
         finally:
@@ -73,7 +74,7 @@ class Job(Generic[T]):
 
 
 class _Line:
-    """What threads share with their owner, and keep when that is gone: the queue, None of which ends a thread."""
+    """The queue that threads share with their owner, and keep when the owner is gone; None ends a thread."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -140,7 +141,7 @@ def _work(line: _Line) -> None:
     """Make the calls of jobs until the queue says that it is the end."""
     while (job := line.jobs.get()) is not None:
         job._make(is_wanted=not line.is_closed)
-        del job  # what it has found belongs to who asks for it
+        del job  # its result belongs to the caller
 
 
 def _dismiss(line: _Line, count: int) -> None:

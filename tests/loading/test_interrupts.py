@@ -95,9 +95,10 @@ def own_threads() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.leaks("the traceback of an interrupt of a constructor of `threading` keeps the store open")
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
 def test_batches_after_an_interrupt_of_the_first_ones_are_right(path: Path, prefetch: int) -> None:
-    """At every line between the opening of a store and the second batch, in the middle of what is done only then."""
+    """At every line of the first two batches, which map and decompress for the first time."""
     numbers = numbers_by_id(path)
     for line in lines_of(whole_or_part(3, 211)):
         with dr.open(path) as store:
@@ -153,7 +154,7 @@ def test_an_update_of_priorities_that_was_interrupted_can_be_repeated(tmp_store:
         assert line > 10
 
 
-@pytest.mark.leaks("the traceback of an interrupt of a constructor of `threading` holds what the test had open")
+@pytest.mark.leaks("the traceback of an interrupt of a constructor of `threading` keeps the store open")
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_change_of_the_view_is_made_or_not(tmp_store: Path, prefetch: int) -> None:
     make(tmp_store, None)
