@@ -63,15 +63,17 @@ def test_priorities_are_of_steps_whatever_the_view(tmp_store: Path) -> None:
         assert (batch.n_steps == 3).all()
 
 
-def test_steps_added_since_have_the_largest_priority(tmp_store: Path) -> None:
+def test_steps_added_since_have_the_largest_priority_given(tmp_store: Path) -> None:
     with filled(tmp_store) as buffer:
         batch = buffer.sample(30)
-        buffer.update_priorities(batch.index, np.full(30, 1e-6))
+        buffer.update_priorities(batch.index, np.where(batch.actions[:, 0] == 7, 1.0, 1e-6))
+        assert set(batch.actions[:, 0].tolist()) == set(range(30))
     with filled(tmp_store, steps=5) as buffer:
         assert len(buffer) == 35
         drawn = np.concatenate([buffer.sample(35).actions[:, 0] for _ in range(50)])
-        # Five of priority 1 beside thirty of (2e-6) ** 0.6.
-        assert np.mean(drawn >= 30) > 0.98
+        # Six of priority 1 next to 29 of (2e-6) ** 0.6.
+        assert np.mean((drawn >= 30) | (drawn == 7)) > 0.98
+        assert np.mean(drawn >= 30) == pytest.approx(5 / 6, abs=0.02)
 
 
 KILLED = """
