@@ -204,7 +204,7 @@ def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store)
         seal_dropped()
         assert store.info()["segments"][0]["state"] == "sealed"
     # What sealed it may be on its way out.
-    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("diskreplay")]:
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("diskreplay-sealer")]:
         thread.join(10)
         assert not thread.is_alive()
 
