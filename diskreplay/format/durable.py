@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diskreplay.errors import StorageFull
-from diskreplay.folders import show_paths
+from diskreplay.folders import close_when_collected, show_paths
 
 _WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
@@ -197,12 +197,46 @@ def sync_tree(path: os.PathLike[str] | str) -> None:
         sync_folder(folder)
 
 
+class NotWritten(OSError):
+    """What was written could not be made durable. That a later sync succeeds proves nothing."""
+
+
+@contextmanager
+def writing_back() -> Iterator[None]:
+    """Raise NotWritten where a block that syncs meets an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(error.errno, error.strerror, error.filename) from error
+
+
 def sync_file_system(path: os.PathLike[str] | str) -> None:
     """Sync the whole file system that holds ``path``: one wait for any number of files."""
     with descriptor(path, os.O_RDONLY) as fd:
-        if _libc.syncfs(fd) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), os.fspath(path))
+        _syncfs(fd, path)
+
+
+class FileSystemSync:
+    """Syncs a file system again and again, and raises every error that writing back has met since this was made.
+
+    The system tells each open file of an error once. A file that is opened for one sync would miss an error which
+    another process was told of before. Files are closed when this is collected.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        close_when_collected(self, self._fd)
+
+    def sync(self) -> None:
+        """Wait until everything in the file system is durable; NotWritten where it is unknown what is."""
+        with writing_back():
+            _syncfs(self._fd, self._path)
+
+
+def _syncfs(fd: int, path: os.PathLike[str] | str) -> None:
+    if _libc.syncfs(fd) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fspath(path))
 
 
 def check_written(path: os.PathLike[str] | str) -> None:

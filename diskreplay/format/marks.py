@@ -234,8 +234,8 @@ class MarkLog:
             self._mapped[leaf] = chunk, mapping
         return mapping
 
-    def append(self, rows: Ints) -> None:
-        """Append a mark of committed rows that are durable, durably.
+    def append(self, rows: Ints, *, synced: bool = True) -> None:
+        """Append a mark of committed rows that are durable, durably if ``synced``.
 
         Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
         may be repeated.
@@ -249,7 +249,8 @@ class MarkLog:
         with storage_errors(self.path, self._full):
             # What an earlier attempt left behind the last whole mark is overwritten.
             write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
-            os.fdatasync(self._open())
+            if synced:
+                os.fdatasync(self._open())
         self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
 
 
@@ -259,11 +260,14 @@ class DurableRows:
     Files stay open from mark to mark, until this object is collected: after each system call the marking thread needs
     the GIL again, which an append may hold or have to wait for.
 
+    ``is_left``: no writer publishes rows any more. Such a segment may be sealed meanwhile: a mark changes neither a
+    byte that a checksum covers, nor the time of change of a sealed chunk to an earlier one.
+
     Concurrency: one thread at a time, which need not be the one that appends.
     """
 
-    def __init__(self, info: SegmentInfo) -> None:
-        self._info = info
+    def __init__(self, info: SegmentInfo, *, is_left: bool = False) -> None:
+        self._info, self._is_left = info, is_left
         self._log = MarkLog(info)
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
         self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
@@ -283,12 +287,33 @@ class DurableRows:
         if self._is_new:
             self._sync_new_segment()
         self._log.append(rows)
-        self._counter[:] = rows
+        self.finish(rows)
+
+    # Many segments at once share two syncs of their file system: the caller syncs behind `prepare`, which makes rows
+    # and names durable, and behind `append`, which makes the marks so.
+
+    def prepare(self, rows: Ints) -> None:
+        """Set the time of change of what is stored through mapped memory, before the file system is synced."""
+        for leaf, per_chunk in self._info.chunk_rows.items():
+            for chunk in _chunks_between(self._log.rows, rows, per_chunk):
+                note_changed(self._info.chunk_path(leaf, chunk), for_good=self._is_left)
+        if self._is_new:
+            note_changed(f"{self._info.root.counters_folder}/c.0")
+
+    def append(self, rows: Ints) -> None:
+        """Append the mark of committed rows that are durable; errors as for `MarkLog.append`."""
+        self._log.append(rows, synced=False)
+
+    def finish(self, rows: Ints) -> None:
+        """Note that rows are marked, durably."""
+        self._is_new = False
+        if not self._is_left:
+            self._counter[:] = rows
 
     def _sync_array(self, leaf: str, chunks: set[int]) -> None:
         for chunk in sorted(chunks):
             fd = self._descriptor(leaf, chunk)
-            note_changed(fd)
+            note_changed(fd, for_good=self._is_left)
             os.fdatasync(fd)
         newest = max(chunks, default=-1)
         if newest > self._named.get(leaf, -1):

@@ -8,8 +8,8 @@ waiting for each takes ten times as long. Only the background thread waits.
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +27,7 @@ from diskreplay.format.durable import (
     sync_file_system,
     write_atomic,
     write_file,
+    writing_back,
 )
 from diskreplay.format.file_systems import is_shared
 from diskreplay.format.machine import boot_id, boot_time, clock_ns, machine_id
@@ -90,7 +91,7 @@ def seal_segments(
     root.check_still_there()
     with storage_errors(root.folder):
         finished = [_finish_files(info, (salvaged or {}).get(info.number), is_waited_for) for info in infos]
-    with _writing_back():
+    with writing_back():
         sync_file_system(root.folder)
         for segment in finished:
             for name in segment.checksums:
@@ -98,7 +99,7 @@ def seal_segments(
     with storage_errors(root.folder):
         for segment in finished:
             _write_sealed_beside(segment)
-    with _writing_back():
+    with writing_back():
         sync_file_system(root.folder)
     with storage_errors(root.folder):
         for segment in finished:
@@ -106,18 +107,6 @@ def seal_segments(
         for info in infos:
             os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
     sync_file_system(root.folder)
-
-
-class NotWritten(OSError):
-    """What was written could not be made durable. That a later sync succeeds proves nothing."""
-
-
-@contextmanager
-def _writing_back() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise NotWritten(error.errno, error.strerror, error.filename) from error
 
 
 def _finish_files(

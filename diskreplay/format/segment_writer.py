@@ -1,7 +1,8 @@
 """Writing rows of one segment: reserve, write, publish."""
 
 import threading
-from collections.abc import Mapping as Named
+from collections.abc import Callable, Iterator, Mapping as Named, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, overload
 
 import numpy as np
@@ -60,6 +61,8 @@ class SegmentWriter:
         self.reserved = _numbers(self._reserved)
         self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
         self._durable: DurableRows | None = None
+        self._marked = np.zeros(lanes, np.int64)  # the rows of each lane that a mark covers
+        self._is_closed = False
 
     def _column(self, leaf: str) -> Column:
         array = self.info.arrays[leaf]
@@ -212,9 +215,23 @@ class SegmentWriter:
         OSError it is unknown what the disk holds.
         """
         with self._marking:
-            # Kept until the mark is made, also if `close` drops it meanwhile: its files are open for so long.
-            durable = self._durable = self._durable or DurableRows(self.info)
-            durable.mark(self.committed.copy())
+            rows = self.committed.copy()
+            self._log().mark(rows)
+            self._marked = rows
+
+    @property
+    def has_unmarked(self) -> bool:
+        """Whether rows are published that no mark covers. Any thread may ask."""
+        return bool((self.committed.copy() != self._marked).any())
+
+    def _log(self) -> DurableRows:
+        """Return what makes marks; the caller keeps it until the mark is made, since `close` may drop it meanwhile."""
+        if self._is_closed:
+            return DurableRows(self.info, is_left=True)  # which keeps no file open
+        durable = self._durable = self._durable or DurableRows(self.info)
+        if self._is_closed:  # meanwhile
+            self._durable = None
+        return durable
 
     def add_priority(self) -> None:
         """Add the array of initial priorities; the rows so far have none. Raises as `SegmentInfo.with_priority`.
@@ -238,7 +255,47 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Release every chunk. The lock stays: whoever seals the segment needs it."""
+        self._is_closed = True
         self._window, self._window_stop, self._durable = {}, 0, None
         self.publish_delayed(late=True)
         for column in self.columns.values():
             column.close()
+
+
+def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
+    """Mark segments as `SegmentWriter.mark` does, with two syncs of their file system for all of them.
+
+    ``sync`` makes everything durable that was written before it. Returns what went wrong with single segments, which
+    are not marked; the others are. Raises what ``sync`` raises: it is unknown what the disk holds.
+
+    Concurrency: one thread at a time.
+    """
+    failed: dict[SegmentWriter, Exception] = {}
+    with ExitStack() as marking:
+        for segment in segments:
+            marking.enter_context(segment._marking)
+        logs = {}
+        for segment in segments:
+            rows = segment.committed.copy()
+            with _noted(segment, failed):
+                log = segment._log()
+                log.prepare(rows)
+                logs[segment] = log, rows
+        sync()
+        for segment, (log, rows) in logs.items():
+            with _noted(segment, failed):
+                log.append(rows)
+        sync()
+        for segment, (log, rows) in logs.items():
+            if segment not in failed:
+                log.finish(rows)
+                segment._marked = rows
+    return failed
+
+
+@contextmanager
+def _noted(segment: SegmentWriter, failed: dict[SegmentWriter, Exception]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        failed[segment] = error

@@ -110,7 +110,7 @@ class Store:
         after = [self._retention.after_sealing]
         if self._root.compacts and self._mode == "a":
             after.append(self._compaction.note_sealed)
-        self._sealer = Sealer(self._root, partial(_call_each, after), self._marker.wait)
+        self._sealer = Sealer(self._root, partial(_call_each, after), self._marker)
 
     def _seal_dead(self) -> None:
         while dead := self._retention.dead_segments():

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from diskreplay.format.quarantine import move_aside
 from diskreplay.format.volume import volume_of
 from diskreplay.store import store as store_module
 from diskreplay.store.repair.repair import repair
+from diskreplay.store.writing import sealer
 from tests.crash import workloads
 from tests.crash.power import another_boot
 from tests.testing.coded import check_coded_parts
@@ -48,6 +50,41 @@ def test_without_durability_nothing_is_marked_and_no_thread_runs(tmp_store):
         append_numbered(writer, range(5), end="open")
         assert not any(thread.name == "diskreplay-marker" for thread in threading.enumerate())
         assert durable_rows(tmp_store) == [0]
+
+
+@pytest.mark.parametrize("segments", [2, 12])
+def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed(tmp_store, monkeypatch, segments):
+    may_seal, seal_segments = threading.Event(), sealer.seal_segments
+
+    def seal_late(*args, **kwargs):
+        may_seal.wait()
+        seal_segments(*args, **kwargs)
+
+    monkeypatch.setattr(sealer, "seal_segments", seal_late)
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store:
+        try:
+            with store.writer(durability=0.2) as writer:
+                for first in range(0, 10 * segments, 5):
+                    append_numbered(writer, range(first, first + 5))
+                wait_until(lambda: len(marked_serials(tmp_store)) == 10 * segments)
+                assert not any(info["state"] == "sealed" for info in store.info()["segments"])
+                copy = tmp_store.with_name("copy")
+                shutil.copytree(tmp_store, copy)
+                may_seal.set()
+        finally:
+            may_seal.set()
+        assert store.verify(deep=True) == []
+    with dr.open(copy) as copied:
+        assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(10 * segments)]
+
+
+def marked_serials(path: Path) -> list[int]:
+    """Return the steps that marks prove, of a copy that no process has written."""
+    with tempfile.TemporaryDirectory() as folder, suppress(FileNotFoundError):
+        shutil.copytree(path, f"{folder}/copy")
+        with dr.open(f"{folder}/copy") as store:
+            return [int(s) for e in store.episodes for s in e["serial"]]
+    return []
 
 
 def test_an_episode_is_durable_when_the_append_that_ends_it_returns(tmp_store):

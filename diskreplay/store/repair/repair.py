@@ -34,6 +34,7 @@ from diskreplay.store.repair.repaired import Action, Repaired, without
 from diskreplay.store.repair.restore import restore_segment
 from diskreplay.store.repair.salvage import salvage
 from diskreplay.store.retention.retention import LOCK_OF_DRAFT, Retention
+from diskreplay.store.writing.marker import Marker
 from diskreplay.store.writing.sealer import Sealer
 from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, read_hidden, read_plan, read_words
 from diskreplay.verify.check_segment import verify_folder, verify_segment
@@ -476,7 +477,7 @@ class _Repair:
 
     def _seal(self, unsealed: list[SegmentInfo]) -> None:
         retention = Retention(self._store, self._store.counters(writable=True))
-        sealer = Sealer(self._store, partial(_count_sealed, retention))
+        sealer = Sealer(self._store, partial(_count_sealed, retention), Marker(self._store))
         with suppress(FormatError):  # what a living writer holds may be damaged; that is reported in the end
             while dead := retention.dead_segments():
                 for info, lock in dead:

@@ -222,6 +222,8 @@ class Rotation:
     def _release(self, lane: Lane, segment: SegmentWriter, *, seal: bool = True) -> None:
         self._members[segment.number].discard(lane)
         if not self._members[segment.number]:
+            if self._marker is not None and seal:
+                self._marker.leave(self, segment)  # before it is no longer one of the open ones
             del self._members[segment.number], self.by_number[segment.number]
             self.changes += 1
             segment.close()
@@ -237,6 +239,7 @@ class Rotation:
 
     def unmap(self) -> None:
         """Unmap everything, in a forked child: its locks were released already."""
+        self._marker = None  # it has what the parent's writers have left
         for lane in self._lanes:
             lane.cursor = None
         for segment in self.by_number.values():
@@ -245,10 +248,14 @@ class Rotation:
 
     def abandon(self, *, seal: bool = True) -> None:
         """Release every segment as it is; each is sealed up to what was committed, now or by the next process."""
-        if self._marker is not None:
-            self._marker.remove(self)
-        for lane in self._lanes:
-            segment, lane.segment, lane.cursor = lane.segment, None, None
-            if segment is not None:
-                self._release(lane, segment, seal=seal)
-        self._preallocator.discard()
+        if self._marker is not None and not seal:
+            self._marker.remove(self)  # first: whoever takes a lock that is released seals the segment
+        try:
+            for lane in self._lanes:
+                segment, lane.segment, lane.cursor = lane.segment, None, None
+                if segment is not None:
+                    self._release(lane, segment, seal=seal)
+            self._preallocator.discard()
+        finally:
+            if self._marker is not None:
+                self._marker.remove(self)

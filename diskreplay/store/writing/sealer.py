@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from diskreplay.errors import StorageFull, StoreLocked
+from diskreplay.format.durable import NotWritten
 from diskreplay.format.locks import Lock, try_lock
 from diskreplay.format.root import Root
-from diskreplay.format.sealing import NotWritten, seal_segments
+from diskreplay.format.sealing import seal_segments
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.store.reading.damaged import DAMAGE
+from diskreplay.store.writing.marker import Marker
 
 # Each waiting segment holds the descriptor of its lock.
 _MOST_WAITING = 128
@@ -24,20 +26,21 @@ _POLL_S = 0.01
 class Sealer:
     """Seals segments handed to it, in the order they came.
 
-    ``before`` is called before any are sealed, ``after`` when some were.
+    ``after`` is called when some were. ``marker`` marks those that writers have left, until they are sealed.
 
     Concurrency: any thread of the process that made it. The thread lives while there is work.
     """
 
-    def __init__(self, root: Root, after: Callable[[], Any], before: Callable[[], Any] | None = None) -> None:
-        self._root, self._after, self._before = root, after, before
+    def __init__(self, root: Root, after: Callable[[], Any], marker: Marker) -> None:
+        self._root, self._after, self._marker = root, after, marker
         self._condition = threading.Condition()
         self._waiting: list[tuple[SegmentInfo, Lock]] = []
         self._batch_wait_s = _BATCH_WAIT_S if root.segment_steps == "episode" else 0.0
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        self._postponed: list[tuple[SegmentInfo, StorageFull]] = []  # until there is room again
+        # Until there is room again; their locks are held as long as nobody was told.
+        self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
         self._is_behind = False  # there was no room for what follows sealing
         self._of_dead_writers: set[int] = set()
         self._delayed: dict[int, Callable[[], None]] = {}  # by the number of the segment
@@ -87,9 +90,7 @@ class Sealer:
         again, as does the next open with mode "a". Raises OSError with what else kept a segment from being sealed; the
         next process with write access, or the next open with mode "a", seals it.
         """
-        postponed, self._postponed = self._postponed, []
-        for info, _ in postponed:
-            self._resubmit(info)
+        self._resubmit_postponed()
         with self._condition:
             self._seals_at_once = True
             self._condition.notify_all()
@@ -99,12 +100,15 @@ class Sealer:
                 if self._has_work:  # else this thread has done it: there is no other one
                     self._condition.wait()
         self._seals_at_once = False
+        # Others may seal what is postponed as soon as there is room.
+        self._release([(info, lock) for info, lock, _ in self._postponed.values() if lock is not None])
+        self._postponed = {number: (info, None, full) for number, (info, _, full) in self._postponed.items()}
         error, self._error = self._error, None
         if error is not None:
             # Once more: while the store was being deleted, it was still there.
             raise self._root.reason(error)
-        if self._postponed:
-            raise self._postponed[0][1]
+        for _, _, full in self._postponed.values():
+            raise full
         if self._is_behind:
             self._after()
             self._is_behind = False
@@ -112,6 +116,15 @@ class Sealer:
     @property
     def _has_work(self) -> bool:
         return bool(self._waiting) or self._runner is not None
+
+    def _resubmit_postponed(self) -> None:
+        with self._condition:
+            postponed, self._postponed = self._postponed, {}
+        for info, lock, _ in postponed.values():
+            if lock is None:
+                self._resubmit(info)
+            else:
+                self.submit(info, lock)
 
     def _resubmit(self, info: SegmentInfo) -> None:
         """Submit a segment again whose lock was released, or wait for whoever seals it meanwhile."""
@@ -127,16 +140,16 @@ class Sealer:
         except FileNotFoundError:
             pass  # sealed, and evicted
 
-    def _seal(self, infos: list[SegmentInfo]) -> None:
+    def _seal(self, batch: list[tuple[SegmentInfo, Lock]]) -> None:
+        infos = [info for info, _ in batch]
+        self._marker.wait()
         try:
-            if self._before is not None:
-                self._before()
             self._seal_published(infos)
         except NotWritten as error:
             self._error = self._root.reason(error)
         except BaseException:
             # One of them may be damaged; the others need not wait for it.
-            for info in infos:
+            for info, lock in batch:
                 try:
                     if not read_segment(self._root, info.number).sealed:
                         self._seal_published([info])
@@ -145,7 +158,7 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        self._postponed.append((info, reason))
+                        self._postponed[info.number] = info, lock, reason
                     else:
                         self._error = reason
 
@@ -156,6 +169,11 @@ class Sealer:
                 publish_delayed()
                 del self._delayed[info.number]
         seal_segments(self._root, infos, is_waited_for=lambda: self._seals_at_once)
+
+    def _release(self, some: list[tuple[SegmentInfo, Lock]]) -> None:
+        self._marker.forget([info.number for info, _ in some])
+        for _, lock in some:
+            lock.release()
 
     def _run(self) -> None:
         """Seal until nothing is waiting, unless another thread does so."""
@@ -183,10 +201,9 @@ class Sealer:
                     self._runner = None  # before the condition is free: who submits from now on begins another one
                     return
             try:
-                self._seal([info for info, _ in batch])
+                self._seal(batch)
             finally:
-                for _, lock in batch:
-                    lock.release()
+                self._release([(info, lock) for info, lock in batch if info.number not in self._postponed])
             try:
                 self._after()
             except StoreLocked:
