@@ -9,13 +9,14 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
@@ -30,15 +31,13 @@ from diskreplay.format.durable import (
     writing_back,
 )
 from diskreplay.format.file_systems import is_shared
-from diskreplay.format.machine import boot_id, boot_time, clock_ns, machine_id
+from diskreplay.format.machine import MOST_NS, boot_id, boot_time, clock_ns, machine_id
 from diskreplay.format.mapping import data_ranges, opened, read_regular, refuse_links
 from diskreplay.format.marks import map_trusted, shows_live_rows
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.root import Root
-from diskreplay.format.segment import (
-    SegmentInfo,
-)
-from diskreplay.format.times import time_bounds
+from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.times import last_time, time_bounds
 from diskreplay.format.unproven import forget_claims, keep_proven_rows
 from diskreplay.ids import NO_STEP
 from diskreplay.workers import Job, Workers
@@ -48,6 +47,8 @@ Salvaged = Mapping[int, NDArray[np.int64]]
 _BLOCK_BYTES = 1 << 20
 # Chunk files of a segment with so many bytes are worth a second thread.
 _SHARED_BYTES = 16 << 20
+# Of so many segments, the newest ones, times are read: some may be damaged, or gone.
+_NEWEST = 16
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
@@ -157,10 +158,28 @@ def _write_sealed_beside(segment: _Finished) -> None:
         times=segment.times,
         claimed=segment.claimed,
         unproven_steps=sum(segment.unproven_steps.values()),
+        unproven_time=0 if segment.claimed is None else _latest(info),
     )
     document = sealed.own_document()
     write_file(_beside(info), document)
     write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
+
+
+def _latest(info: SegmentInfo) -> int:
+    """Return a time, in nanoseconds since the epoch, before which nothing came that is in the store by now.
+
+    The wall clock may have been set back since the newest rows came.
+    """
+    words = info.root.counters().read()
+    latest, end = (
+        [time.time_ns(), int(words[layout.HORIZON]), int(words[layout.FRONTIER])],
+        int(words[layout.NEXT_SEGMENT]),
+    )
+    for number in range(max(0, end - _NEWEST), end):
+        if number != info.number:
+            with suppress(OSError, FormatError):
+                latest.append(last_time(read_segment(info.root, number)))
+    return min(max(latest), MOST_NS)
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:

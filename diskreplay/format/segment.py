@@ -129,6 +129,7 @@ class SegmentInfo:
     # Where sealing found more rows than the marks prove: how many of each lane the counters had claimed.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
+    unproven_time: int = 0  # when they count as come, in nanoseconds since the epoch; 0: by a release that did not say
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # of a pack: see `format.packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # how arrays of a pack are, by path
@@ -157,9 +158,20 @@ class SegmentInfo:
         first, last = (max(0, time + self.clock.wall) for time in self.times or (-self.clock.wall,) * 2)
         return first, last
 
+    @property
+    def kept_until(self) -> int:
+        """The time, in nanoseconds since the epoch, that the retention horizon has to pass before a sealed one leaves.
+
+        That of the last row. Rows that no mark proves have no time that can be trusted: they count as come when they
+        were set aside.
+        """
+        if self.claimed is None:
+            return self.bounds[1]
+        return max(self.bounds[1], self.unproven_time or int(self.sealed_at * 1e9))
+
     def came_before(self, time: int) -> bool:
         """Whether it is sealed, and all of it came before a time, in nanoseconds since the epoch."""
-        return self.sealed and self.bounds[1] < time
+        return self.sealed and self.kept_until < time
 
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json."""
@@ -170,6 +182,7 @@ class SegmentInfo:
             sealed = {"steps": self.steps, **times, "times": bounds, "checksums": self.checksums}
         if self.claimed is not None:
             sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
+            sealed |= {"unproven_time": self.unproven_time}
         return {
             "requires": [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])],
             "uuid": self.uuid,
@@ -496,6 +509,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         times=_parse_times(attributes["times"]) if sealed else None,
         claimed=_parse_claimed(attributes.get("claimed"), len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
+        unproven_time=_whole(attributes.get("unproven_time", 0)) if sealed else 0,
         lost=parse_lost(attributes, len(lanes)),
         packed=packed,
         compressed=compressed,

@@ -86,10 +86,12 @@ class _Column:
 def last_time(info: SegmentInfo) -> int:
     """Return when the last row of a segment came, in nanoseconds since the epoch; 0 where it has none.
 
+    Rows of a sealed one that no mark proves count as `SegmentInfo.kept_until` says.
+
     Raises FormatError or OSError where a file of it is damaged or gone.
     """
     if info.sealed:
-        return info.bounds[1]
+        return info.kept_until
     rows = map_trusted(info)[1].copy()
     bounds = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
     return 0 if bounds is None else bounds[1] + info.clock.wall

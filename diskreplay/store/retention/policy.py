@@ -336,8 +336,8 @@ class RetentionPolicy:
 
     def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
         self._unsealed.discard(number)
-        account.first, last = info.bounds
-        heapq.heappush(self._by_last, (last, number))
+        account.first = info.bounds[0]
+        heapq.heappush(self._by_last, (info.kept_until, number))
         insort(self._by_first, (account.first, number))
         if self._root.limits.max_age_s is not None:
             self._ages.add(number, info)
@@ -350,7 +350,8 @@ class RetentionPolicy:
         if number not in self._below:
             self._kept += account.kept - kept
             self._nbytes += account.nbytes - nbytes
-        if account.sealed and account.hidden + account.lost and not account.kept:
+        has_unproven = account.info is not None and account.info.claimed is not None  # which nobody has evicted
+        if account.sealed and account.hidden + account.lost and not account.kept and not has_unproven:
             self._doomed.add(number)
 
     def _forget_gone(self) -> None:
