@@ -427,7 +427,17 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
         raise
 
 
-def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> SegmentInfo:
+def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
+    """Return what a segment that has to prove its rows says of itself if it is a copy of a sealed one, else None.
+
+    Raises as `read_segment`.
+    """
+    with LookupBelow(str(info.path)) as lookup:
+        found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)
+    return found if found.sealed and found.packed is None and not info.sealed else None
+
+
+def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_trusted: bool = False) -> SegmentInfo:
     document_path = f"{path}/{layout.METADATA}"
     try:
         data, identity = metadata.read_identified(document_path, lookup)
@@ -441,7 +451,8 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup) -> Segmen
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
-        return _as_copied(_parse_segment(root, number, path, attributes, identity), lookup)
+        info = _parse_segment(root, number, path, attributes, identity)
+        return info if is_trusted else _as_copied(info, lookup)
     except FormatError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:

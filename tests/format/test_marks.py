@@ -499,6 +499,64 @@ def test_a_copy_by_a_tool_that_keeps_no_permissions_is_whole(tmp_store, tmp_path
         assert len(store) == 3
 
 
+@pytest.mark.parametrize("durability", ["none", 3600.0])
+@pytest.mark.parametrize("row", [0, 700, 1999])
+def test_a_damaged_byte_costs_its_block_in_a_copy_whose_files_can_be_written(tmp_store, tmp_path, durability, row):
+    with (
+        dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store,
+        store.writer(durability=durability) as writer,
+    ):
+        append_numbered(writer, range(300), end="open")
+        if durability != "none":
+            writer.flush()
+        for first in range(300, 2000, 10):
+            append_numbered(writer, range(first, first + 10))
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_store, copy, copy_function=shutil.copyfile)
+    per_chunk = (segment_of(copy) / "reward/c.0.0").stat().st_size // 4
+    chunk = segment_of(copy) / f"reward/c.0.{row // per_chunk}"
+    data = bytearray(chunk.read_bytes())
+    data[4 * (row % per_chunk)] ^= 1
+    chunk.write_bytes(data)
+    with dr.open(copy, "a"):
+        pass
+    assert repair(copy, salvage=True).actions == []
+    with dr.open(copy) as store:
+        shown = {int(s) for e in store.episodes for s in e["serial"]}
+        (entry,) = store.quarantine
+        assert entry.steps == 2000 - len(shown)
+        assert 0 < len(shown) >= 2000 - 512 - 300 - 20
+        assert {problem.kind for problem in store.verify(deep=True)} == {"quarantine"}
+        assert row - 600 < min({*range(2000)} - shown) <= row + 1
+
+
+def test_rows_that_neither_checksums_nor_marks_prove_are_not_shown_of_a_segment_that_was_sealed_meanwhile(tmp_store):
+    copy = tmp_store.with_name("copy")
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        for first in range(0, 1500, 10):
+            append_numbered(writer, range(first, first + 10))
+        shutil.copytree(tmp_store, copy)
+        for first in range(1500, 2500, 10):
+            append_numbered(writer, range(first, first + 10))
+        writer.close()
+        for file in segment_of(tmp_store).rglob("*"):
+            # All but the rewards were copied after it was sealed.
+            if (file.is_file() and file.parent.name != "reward") or file.name == "zarr.json":
+                target = segment_of(copy) / file.relative_to(segment_of(tmp_store))
+                target.unlink(missing_ok=True)
+                shutil.copy2(file, target)
+    wanted = {int(s): float(r) for e in dr.open(tmp_store).episodes for s, r in zip(e["serial"], e.reward, strict=True)}
+    for mode in ("r", "a", "r"):
+        with dr.open(copy, mode):
+            pass
+        with dr.open(copy) as store:
+            shown = {int(s): float(r) for e in store.episodes for s, r in zip(e["serial"], e.reward, strict=True)}
+            assert shown.items() <= wanted.items()
+    assert len(shown) >= 900
+    assert {problem.kind for problem in dr.open(copy).verify(deep=True)} == {"quarantine"}
+
+
 def update_copy(source: Path, target: Path, unit_ns: int) -> None:
     """Copy, as rsync does, the files whose size or time of change is another one, and the modes of all."""
     for file in sorted(source.rglob("*")):

@@ -503,8 +503,11 @@ class _Repair:
         if fate is Fate.COPIED:
             self._note("quarantined", where, f"{WHY[fate]}; a copy is in {QUARANTINE}")
         if now is not None and (self._dry_run or now.sealed):
-            steps = "" if now.steps is None else f", {now.steps} steps kept"
-            self._note("sealed", where, f"its writer is gone{steps}")
+            steps = "" if now.steps is None else f", {now.steps - now.lost.steps} steps kept"
+            if now.lost.steps > info.lost.steps:
+                self._note("rebuilt", where, f"a copy with damaged blocks{steps}", now.lost.steps - info.lost.steps)
+            else:
+                self._note("sealed", where, f"its writer is gone{steps}")
 
     def _never_written(self) -> list[str]:
         """Return the segments that say nothing of themselves since the power went, where no writer holds them."""

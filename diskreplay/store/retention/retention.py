@@ -29,7 +29,7 @@ from diskreplay.format.quarantine import (
     quarantined_numbers,
     remove_stale_records,
 )
-from diskreplay.format.rebuild import finish_replacements
+from diskreplay.format.rebuild import finish_replacements, rebuild_copy
 from diskreplay.format.removals import PREFIX, destroy, discarded_path, evicted_by_removals, removed_path
 from diskreplay.format.root import Limits, Root
 from diskreplay.format.sealing import count_steps_in, may_seal
@@ -382,6 +382,8 @@ class Retention:
         folders in ``gone`` when the store lock is free.
         """
         fate = fate_of(info)
+        if fate is not Fate.REMOVED and self._rebuild_copy(info):
+            return False
         if fate is Fate.REMOVED:
             gone.append(_take_out(self._root, self._counters, info.number, 0))
         elif fate is Fate.SET_ASIDE:
@@ -389,6 +391,18 @@ class Retention:
         elif fate is Fate.COPIED:
             return self._copy_aside(info)
         return fate is Fate.SEALED
+
+    def _rebuild_copy(self, info: SegmentInfo) -> bool:
+        """Rebuild a copy of a sealed segment whose files do not fit their checksums; False: nothing was changed."""
+        with suppress(FormatError, FileNotFoundError, NotADirectoryError, StorageFull):
+            return rebuild_copy(info, self._hidden_in(info.number))
+        return False
+
+    def _hidden_in(self, number: int) -> list[tuple[int, int]]:
+        """Return position and steps of the episodes of a segment that were evicted by hand."""
+        entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
+        own = entries[entries[:, 0] >> layout.POSITION_BITS == number]
+        return [(first & layout.POSITION_MASK, steps) for first, steps in own.tolist()]
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
         """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
