@@ -90,5 +90,7 @@ def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[in
     for number in sorted(packs.keys() & superseded):
         own = {*packs[number].numbers}
         if not own <= set[int]().union(*counted.values()):
+            # A damaged table may name the pack itself as one of its segments.
+            own.add(number)
             torn[number] = next(other for other, members in counted.items() if not own.isdisjoint(members))
     return torn

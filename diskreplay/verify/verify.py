@@ -166,7 +166,7 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
             attributes = read_attributes(quiet, where, plan)
             if attributes is not None and attributes.packed is not None:
                 tables = read_tables(quiet, where, attributes.packed, attributes.checksums)
-                if tables is not None and tables.numbers[-1] < number:
+                if tables is not None and max(tables.numbers) < number:  # in whatever order
                     found[number] = tables
     return found
 

@@ -72,6 +72,18 @@ def test_nothing_is_wrong_with_a_pack_beside_one_that_it_was_merged_into(tmp_sto
     assert verify(tmp_store, deep=True) == []
 
 
+def test_a_pack_that_is_named_as_a_segment_of_another_one_is_found(tmp_store, monkeypatch):
+    merge_again(tmp_store, monkeypatch)
+    first, second = packed.pack_numbers(tmp_store)
+    members, runs = packed.tables(tmp_store, second)
+    members[members[:, 0] < first, 0] = first
+    packed.change_tables(tmp_store, second, members, runs)
+    assert {problem.where for problem in verify(tmp_store)} >= {
+        f"segments/{first:08}",
+        f"segments/{second:08}/members/c.0.0",
+    }
+
+
 def uncount(path, number):
     """Set the counters back to before a segment was counted."""
     words = np.fromfile(path / "counters/c.0", "<i8")
@@ -113,9 +125,10 @@ def test_a_line_of_the_segments_that_cannot_be_is_found(pack, column):
     assert ("counters", "members/c.0.0") in found(path)
 
 
-def test_segments_are_in_the_order_of_their_numbers_and_before_the_pack(pack):
+@pytest.mark.parametrize("line", [0, -1])
+def test_segments_are_in_the_order_of_their_numbers_and_before_the_pack(pack, line):
     path, number, members, runs = pack
-    members[-1, 0] = number
+    members[line, 0] = number
     packed.change_tables(path, number, members, runs)
     assert found(path) == {("counters", "members/c.0.0")}
     members[-1, 0] = members[-2, 0]
