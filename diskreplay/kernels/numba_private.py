@@ -6,7 +6,8 @@ Each release of numba may change these: `pyproject.toml` allows those that were 
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeAlias
 
 import llvmlite.binding
@@ -142,6 +143,22 @@ class _PartLibrary(JITCodeLibrary):
     def get_pointer_to_function(self, name: str) -> int:
         """Return 0: numba's for a function that is not in the library."""
         return 0
+
+
+def is_disabled() -> bool:
+    """Tell whether `NUMBA_DISABLE_JIT`, or the program, asks for functions that are not compiled."""
+    return bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def jit_enabled() -> Iterator[None]:
+    """Have `numba.njit` return a dispatcher, though DISABLE_JIT was set after the first kernels were compiled."""
+    disabled = config.DISABLE_JIT  # type: ignore[attr-defined]
+    config.DISABLE_JIT = 0  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        config.DISABLE_JIT = disabled  # type: ignore[attr-defined]
 
 
 def forbid_compiling(dispatcher: Dispatcher) -> None:

@@ -54,6 +54,7 @@ NAMES: dict[str, tuple[str, ...] | None] = {
     "numba.core.compiler_machinery:PassManager.add_pass": ("self", "pss", "description"),
     "numba.core.compiler_machinery:PassManager.finalize": ("self",),
     "numba.core.config:CACHE_DIR": None,
+    "numba.core.config:DISABLE_JIT": None,
     "numba.core.typed_passes:AnnotateTypes": (),
     "numba.core.typed_passes:IRLegalization": (),
     "numba.core.typed_passes:NativeLowering": (),
@@ -167,6 +168,17 @@ def test_a_compiled_function_says(name: str) -> None:
     look_up(*made.overloads.values(), name)
     function = numba_private.CompiledFunction(made, "diskreplay_test_doubled")
     assert (function.result, function.kinds) == (types.int64, (types.int64,))
+
+
+def test_a_kernel_is_compiled_where_others_were_before_compiling_was_switched_off(monkeypatch) -> None:
+    monkeypatch.setattr(numba_private.config, "DISABLE_JIT", 1)
+
+    @jit.kernel("int", "int", "int")
+    def plus(a, b):
+        return jit.lowest_bit(a) + b
+
+    assert compiled(plus)(8, 4) == 7
+    assert numba_private.config.DISABLE_JIT == 1
 
 
 def test_a_compiled_function_is_called_from_python_without_a_look_at_types() -> None:

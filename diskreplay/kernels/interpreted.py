@@ -1,0 +1,84 @@
+"""Kernels as plain Python, for `NUMBA_DISABLE_JIT=1`: slow, and a debugger can step through them.
+
+Here are the instructions on raw addresses that `jit` otherwise has LLVM make, and the arithmetic of numba: int64 and
+float64, which wrap and divide by zero without a warning.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_CASTS: dict[str, Callable[[Any], Any]] = {"int": np.int64, "uint": np.uint64, "float": np.float64}
+_RESULTS: dict[str, Callable[[Any], Any]] = {"int": int, "uint": int, "float": float}
+
+
+def interpreted(function: Callable[..., Any], result: str, kinds: Sequence[str]) -> Callable[..., Any]:
+    """Return a kernel that Python runs; `result` and `kinds` are the types of `jit.kernel`."""
+    casts, returned = [_CASTS.get(kind, _as_it_is) for kind in kinds], _RESULTS.get(result, _as_it_is)
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return returned(function(*(cast(given) for cast, given in zip(casts, arguments, strict=True))))
+
+    return call
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def loading(kind: type[np.generic]) -> Callable[[int], Any]:
+    """Return an instruction that reads the number at an address."""
+    return lambda address: array_at(address, kind, (1,))[0]
+
+
+def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
+    """Return an instruction that writes a number to an address."""
+
+    def store(address: int, value: Any) -> None:
+        array_at(address, kind, (1,))[0] = value
+
+    return store
+
+
+def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any], Any]:
+    """Return an instruction that takes the bits of a number for another one."""
+    return lambda x: np.array([x]).astype(given).view(kind)[0]
+
+
+def array_at(address: int, kind: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array of the memory at an address, which it borrows."""
+    nbytes = int(np.prod(shape)) * np.dtype(kind).itemsize
+    return np.ndarray(shape, kind, memoryview((ctypes.c_char * nbytes).from_address(int(address))).cast("B"))
+
+
+def copy_bytes(target: int, source: int, count: int) -> None:
+    """Copy `count` bytes from one address to another."""
+    ctypes.memmove(int(target), int(source), int(count))
+
+
+def zero_bytes(target: int, count: int) -> None:
+    """Set `count` bytes from an address on to zero."""
+    ctypes.memset(int(target), 0, int(count))
+
+
+def lowest_bit(x: int) -> int:
+    """Count the zeros below the lowest bit that is set; one must be."""
+    return (int(x) & -int(x)).bit_length() - 1
+
+
+def madvise(address: int, count: int, advice: int) -> int:
+    """Call the C library's madvise; 0 is success."""
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    status: int = call(int(address), int(count), int(advice))
+    return status
+
+
+def do_nothing(*_: int) -> None:
+    """Leave out what only makes machine code faster, or what the interpreter does anyway."""
