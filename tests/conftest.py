@@ -101,23 +101,24 @@ def leaked(before: dict[str, set], folder: str) -> dict[str, set]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which CI runs a part of the slow tests."""
+    """Add the option by which `tools/test` runs a part of the slow tests."""
     parser.addoption(
         "--part",
         type=int,
         metavar="NUMBER",
-        help="run a sixth of the cases of each test, with NUMBER + 1 the next sixth",
+        help="run a sixth of the cases of each slow test, with NUMBER + 1 the next sixth",
     )
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases that are not in the part that was asked for."""
+    """Leave out the cases of slow tests that are not in the part that was asked for."""
     number = config.getoption("part")
     if number is not None:
-        chosen = part_of_cases((item.nodeid for item in items), number)
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
-        items[:] = [item for item in items if item.nodeid in chosen]
+        slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+        left_out = slow - part_of_cases(slow, number)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def leave_out_imported(config: pytest.Config) -> None:

@@ -1,5 +1,6 @@
 """Scripts are what CI runs: they can be run, say what they do, and are in the table of CONTRIBUTING.md."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -24,6 +25,35 @@ def test_a_script_runs_by_its_name_and_says_what_it_does(script: Path) -> None:
     assert script.stat().st_mode & 0o111 == 0o111
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     assert f"| `{script.relative_to(ROOT)}` |" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ([], ["--part", "0"]),
+        (["--all"], []),
+        (["--all", "-x"], ["-x"]),
+        (["tests/store", "-k", "roll"], ["tests/store", "-k", "roll"]),
+    ],
+    ids=" ".join,
+)
+def test_tests_run_in_part_whole_or_as_pytest_is_told(arguments: list[str], given: list[str], tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/test").write_text((ROOT / "tools/test").read_text())
+    # In place of what sets up the environment: a folder that is no checkout, and what prints its arguments.
+    (tmp_path / "tools/_venv").write_text(f"root={tmp_path}\npython=echo\n")
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    command = ["bash", str(tmp_path / "tools/test"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].split() == [
+        "-m",
+        "pytest",
+        "--numprocesses",
+        "auto",
+        "--dist",
+        "worksteal",
+        *given,
+    ]
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""Parts of the cases of the slow tests, which CI runs in turn."""
+"""Parts of the cases of the slow tests, which `tools/test` runs in turn."""
 
 import os
 import subprocess
@@ -33,9 +33,11 @@ def test_every_part_has_cases_of_every_test_and_values_of_every_parameter(number
 def test_the_option_runs_a_part(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_addoption, pytest_collection_modifyitems")
     (tmp_path / "test_it.py").write_text(
-        "import pytest\n@pytest.mark.parametrize('i', range(18))\ndef test_it(i): pass\ndef test_one(): pass"
+        "import pytest\n@pytest.mark.slow\n@pytest.mark.parametrize('i', range(18))\ndef test_it(i): pass\n"
+        "@pytest.mark.parametrize('i', range(18))\ndef test_one(i): pass"
     )
-    for arguments, outcome in [(["--part", "5"], "4 passed, 15 deselected"), ([], "19 passed")]:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow")
+    for arguments, outcome in [(["--part", "5"], "21 passed, 15 deselected"), ([], "36 passed")]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

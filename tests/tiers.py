@@ -1,4 +1,4 @@
-"""What runs for minutes by design: `tools/nightly` runs all of it, `tools/test` a part, `.ci/run` a part of that."""
+"""What runs for minutes by design: `tools/nightly` all of it, `tools/test --all` a part, and `tools/test` less."""
 
 import os
 from collections import defaultdict
