@@ -1,4 +1,4 @@
-"""Appends of this tree beside those of an earlier revision: both by the code of these benches, in turn."""
+"""An earlier revision beside itself, and beside this tree: all by the code of these benches, in turn."""
 
 import io
 import json
@@ -7,52 +7,117 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tools.bench import append, write_path
-from tools.bench.harness import Report, Table, Target, number
+from tools.bench import append, data, fresh, grown, online, open_time, pixels, uniform, write_path
+from tools.bench.harness import OURS, Contestant, Report, Table, Target, in_turn, number, timed, timing_table
 
 ROOT = Path(__file__).parents[2]
 REVISION = os.environ.get("DISKREPLAY_BEFORE", "HEAD~1")
-SLOWER = 1.03
-COLUMNS = {"mean µs", "median s", "p99.9 µs"}
+SLOWER = 0.03
+COLUMNS = {"mean µs", "median s", "p99.9 µs", "ms"}
 RATE = "steps a second together"  # of so many processes; its inverse can be compared as times are
 
 Figures = dict[str, float]
 
 
 class Size(NamedTuple):
-    """Whether the benches run at their full size, and how many rounds each process makes of the shorter ones."""
+    """Whether the benches run at their full size, how many rounds each process makes, and whether one is for nothing.
+
+    Full sizes are smaller than those of the benches themselves: the same package is on both sides.
+    """
 
     full: bool
     rounds: int
 
 
-FULL, TINY = Size(True, 11), Size(False, 1)
+FULL, TINY = Size(True, 5), Size(False, 1)
+
+# --- parts: each yields tables ----------------------------------------------------------------------------------------
 
 
-def measure(size: Size, folder: Path) -> Figures:
-    """Run the benches, of whichever package was found first, and return their figures by what they are of."""
-    found: list[tuple[str, Table]] = []
+def _append(size: Size, folder: Path) -> Iterator[Table]:
     for shape in (append.SMALL, append.FRAMES):
         given = append.FULL if size.full else append.TINY
-        made = append._one_shape(shape, given, size.rounds, folder, False)[0]
-        found += [(f"{shape.name}, ", table) for table in made]
+        yield from append._one_shape(shape, given, size.rounds, folder, False)[0]
+
+
+def _write_path(size: Size, folder: Path) -> Iterator[Table]:
     for part in write_path.PARTS:
         rounds = size.rounds if part in (write_path._lanes, write_path._whole) else 1  # one flush says little of a disk
-        made = part(write_path.FULL if size.full else write_path.TINY, rounds, folder, False)[0]
-        found += [("", table) for table in made]
+        for table in part(write_path.FULL if size.full else write_path.TINY, rounds, folder, False)[0]:
+            yield table._replace(header=["", *table.header[1:]])  # which may say what was measured
+
+
+def _online(size: Size, folder: Path) -> Iterator[Table]:
+    given = online.Size(20_000, 5000, 0, 0) if size.full else online.TINY
+    for prioritized in (False, True):
+        yield from online._loops(prioritized, given, min(size.rounds, 2), folder, False)[0]
+
+
+def _uniform(size: Size, folder: Path) -> Iterator[Table]:
+    given = data.Size(200_000, 500) if size.full else uniform.TINY
+    yield from uniform.run(given, size.rounds, folder, False).tables
+
+
+def _pixels(size: Size, folder: Path) -> Iterator[Table]:
+    given = pixels.Size(30_000, 0, 50, 20, 0) if size.full else pixels.TINY
+    with pixels.warmed(given, folder) as (_, sampler):
+        job = partial(timed, partial(pixels.drawn, sampler), pixels.td_errors(given))
+        seconds = in_turn([Contestant(OURS, job)], size.rounds)
+    yield timing_table(seconds, "a batch of frames, drawn and updated")
+
+
+def _open(size: Size, folder: Path) -> Iterator[Table]:
+    data.fill(folder / "store", 1_000_000 if size.full else 300, 50, 50)
+    answers = [fresh.measure("starting", folder / "store") for _ in range(size.rounds)]
+    total = np.median([sum(answer[part] for part in open_time.PARTS) for answer in answers])
+    yield Table(["open a store", "ms"], [["and draw a first batch", str(total * 1e3)]])
+
+
+def _grown(size: Size, folder: Path) -> Iterator[Table]:
+    given = grown.Size(500_000, 0, 1000, 100, 200, 0) if size.full else grown.TINY
+    path = folder / "grown"
+    grown._fill(path, given.steps, given)
+    yield Table(["a store that merged its segments", "ms"], [["and a first batch", str(grown._opening(path) * 1e3)]])
+    for name, what in grown.KINDS.items():
+        seconds = grown._in_turn({given.steps: path}, given, size.rounds, name)
+        yield timing_table(seconds, f"a batch of a store that merged its segments, {what}")
+
+
+PARTS: dict[str, Callable[[Size, Path], Iterator[Table]]] = {
+    "append": _append,
+    "write_path": _write_path,
+    "online": _online,
+    "uniform": _uniform,
+    "pixels": _pixels,
+    "open": _open,
+    "grown": _grown,
+}
+LIMITED = ("append", "online", "pixels")  # no slower than before
+CHOSEN = os.environ.get("DISKREPLAY_BEFORE_PARTS", ",".join(PARTS)).split(",")
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def measure(size: Size, folder: Path, names: list[str]) -> Figures:
+    """Run parts, of whichever package was found first, and return their figures by what they are of."""
     figures: Figures = {}
-    for prefix, table in found:
-        for row in table.rows:
-            for column, cell in zip(table.header, row, strict=True):
-                if column in COLUMNS:
-                    figures[f"{prefix}{row[0]}, {column}"] = _value(cell)
-                elif column == RATE:
-                    figures[f"{row[0]} processes, s a step"] = 1 / _value(cell)
+    for name in names:
+        (folder / name).mkdir()
+        for table in PARTS[name](size, folder / name):
+            what = f"{name}: {table.header[0]}, " if table.header[0] else f"{name}: "
+            for row in table.rows:
+                for column, cell in zip(table.header, row, strict=True):
+                    if column in COLUMNS:
+                        figures[f"{what}{row[0]}, {column}"] = _value(cell)
+                    elif column == RATE:
+                        figures[f"{what}{row[0]} processes, s a step"] = 1 / _value(cell)
     return figures
 
 
@@ -61,52 +126,69 @@ def _value(cell: str) -> float:
 
 
 CHILD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import json
+import json, sys
 from pathlib import Path
+import diskreplay
+if Path(diskreplay.__file__).parents[1] != Path(sys.argv[1]):
+    raise SystemExit(f"found {diskreplay.__file__}, not the package in {sys.argv[1]}")
 from tools.bench import before
-print(json.dumps(before.measure(before.Size(sys.argv[3] == "True", int(sys.argv[4])), Path(sys.argv[2]))))
+size = before.Size(sys.argv[3] == "True", int(sys.argv[4]))
+print(json.dumps(before.measure(size, Path(sys.argv[2]), sys.argv[5:])))
 """
 
 
 def _measured(tree: Path, size: Size, folder: Path) -> Figures:
     """Measure the package in a tree in a process of its own."""
+    # By the environment, for the processes that this one starts, too.
+    environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
     with tempfile.TemporaryDirectory(dir=folder) as files:
-        arguments = [str(tree), files, str(size.full), str(size.rounds)]
-        done = subprocess.run([sys.executable, "-c", CHILD, *arguments], cwd=ROOT, capture_output=True, check=True)
+        command = [sys.executable, "-P", "-c", CHILD, str(tree), files, str(size.full), str(size.rounds), *CHOSEN]
+        done = subprocess.run(command, cwd=files, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the package in {tree} could not be measured:\n{done.stderr}")
     os.sync()
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Measure an earlier revision and this tree in turn."""
+    """Measure an earlier revision, the same again, and this tree, in turn."""
+    if unknown := {*CHOSEN} - {*PARTS}:
+        raise SystemExit(f"DISKREPLAY_BEFORE_PARTS names {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     archive = subprocess.run(["git", "archive", REVISION, "diskreplay"], cwd=ROOT, capture_output=True, check=True)
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder / "before", filter="data")
-    found: dict[Path, list[Figures]] = {folder / "before": [], ROOT: []}
-    for number_ in range(rounds):
-        for tree in found if number_ % 2 else reversed(found):
-            found[tree].append(_measured(tree, size, folder))
+    trees = [folder / "before", folder / "again", ROOT]
+    for tree in trees[:2]:
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(tree, filter="data")
+    found: dict[Path, list[Figures]] = {tree: [] for tree in trees}
+    for number_ in range(-1 if size.full else 0, rounds):
+        for at in range(3):  # each tree comes first, second and last in turn
+            tree = trees[(number_ + at) % 3]
+            figures = _measured(tree, size, folder)
+            if number_ >= 0:  # before that, kernels are compiled
+                found[tree].append(figures)
     rows, targets = [], []
-    before, now = found.values()
-    for name in before[0]:
-        one, other = (np.array([figures[name] for figures in each]) for each in (before, now))
-        times = other / one
-        cells = [np.median(one), np.median(other), np.median(times), *np.percentile(times, [25, 75])]
+    for name in found[ROOT][0]:
+        before, again, now = (np.array([figures[name] for figures in found[tree]]) for tree in trees)
+        times, same = now / before, again / before
+        quartiles, spread = np.percentile(times, [25, 75]), np.percentile(same, [25, 75])
+        cells = [*map(np.median, (before, now, times)), *quartiles, np.median(same), *spread]
         rows.append([name, *map(number, cells)])
-        if "p99.9" not in name and "plain file" not in name:
-            targets.append(Target(name, float(np.median(times)), SLOWER, "times"))
+        if name.split(":")[0] in LIMITED:
+            limit = 1 + max(SLOWER, *np.abs(spread - 1))
+            targets.append(Target(name, float(np.median(times)), float(limit), "times"))
     commit = subprocess.run(["git", "rev-parse", "--short", REVISION], cwd=ROOT, capture_output=True, check=True)
-    header = ["figure", "before", "now", "now, times", "lower quartile", "upper quartile"]
+    beside = ["lower quartile", "upper quartile"]
     return Report(
         f"Beside {commit.stdout.decode().strip()}",
-        [Table(header, rows)],
+        [Table(["figure", "before", "now", "now, times", *beside, "before again, times", *beside], rows)],
         targets,
         [
-            "The revision is that of DISKREPLAY_BEFORE. Each process runs the benches append and write_path without "
-            "peers; both trees have one in each round, in the opposite order every other time.",
-            "The plain file is written by neither: it shows what the disk did meanwhile.",
+            "The revision is that of DISKREPLAY_BEFORE, the parts are those of DISKREPLAY_BEFORE_PARTS. In each round "
+            "a process measures the revision, one the same revision in another folder, and one this tree. Each of the "
+            "three comes first in turn. Ratios are of one round; a first round is not counted.",
+            f"The limit of {', '.join(LIMITED)} is {SLOWER:.0%}, or the farther quartile of the revision beside itself "
+            "if that is more.",
+            "The plain file of write_path is written by neither: it shows what the disk did meanwhile.",
         ],
     )

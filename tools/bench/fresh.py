@@ -19,12 +19,16 @@ def measure(what: str, *arguments: object) -> dict[str, float]:
 def begin(what: str, *arguments: object) -> "Callable[[], dict[str, float]]":
     """Begin to run one of the functions below in a new interpreter; return what waits for its answer."""
     import json
+    import os
     import subprocess
     from pathlib import Path
 
-    command = [sys.executable, "-m", "tools.bench.fresh", what, *map(str, arguments)]
-    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
-    process = subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True)
+    # The package is that of PYTHONPATH, if that names one: `before` measures others with these benches.
+    command = [sys.executable, "-P", "-m", "tools.bench.fresh", what, *map(str, arguments)]
+    pipe, root = subprocess.PIPE, str(Path(__file__).parents[2])
+    found_in = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+    environment = os.environ | {"PYTHONPATH": found_in}
+    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def answer() -> dict[str, float]:
         out, errors = process.communicate()

@@ -1,6 +1,7 @@
 """Draw prioritized batches of 3-step transitions with stacks of frames."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import diskreplay as dr
-from tools.bench import limits, ram_peers
+from tools.bench import ram_peers
 from tools.bench.data import FRAME_SCHEMA, GAMMA, Steps, frame_episodes, nstep_rows_of, write
 from tools.bench.harness import (
     OURS,
@@ -86,6 +87,8 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Job]]:
 
 def _limits(store: Any, sampler: dr.Sampler, size: Size) -> tuple[list[tuple[str, Job]], float]:
     """Return what copies the frames of batches like ours, and the bytes of a batch."""
+    from tools.bench import limits  # not above: it knows the inside of this tree's package, and `before` of no other's
+
     batches = []
     for _ in range(size.copied):
         ids = sampler.sample().index.numpy().copy()
@@ -100,10 +103,10 @@ def _limits(store: Any, sampler: dr.Sampler, size: Size) -> tuple[list[tuple[str
     return jobs, float(np.mean([batch.nbytes for batch in batches]))
 
 
-def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Draw from a store, from the peers' buffers with the same steps, and copy the same bytes."""
+@contextmanager
+def warmed(size: Size, folder: Path) -> Iterator[tuple[dr.Store, dr.Sampler]]:
+    """Write the store, and open it with a sampler that has drawn some batches."""
     write(folder / "store", FRAME_SCHEMA, _episodes(size, size.steps))
-    errors = np.random.default_rng(0).exponential(size=(size.batches, size.batch_size)).astype(np.float32)
     view = dr.Transitions(n_step=N_STEP, gamma=GAMMA, frame_stack=STACK)
     distribution = dr.Prioritized(alpha=ALPHA, beta=BETA)
     with (
@@ -112,9 +115,23 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     ):
         for _ in range(size.warm):
             sampler.sample()
+        yield store, sampler
+
+
+def td_errors(size: Size) -> list[tuple[Any]]:
+    """Return the arguments of the calls of a round."""
+    errors = np.random.default_rng(0).exponential(size=(size.batches, size.batch_size)).astype(np.float32)
+    return [(row,) for row in errors]
+
+
+def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
+    """Draw from a store, from the peers' buffers with the same steps, and copy the same bytes."""
+    from tools.bench import limits
+
+    with warmed(size, folder) as (store, sampler):
         copies, nbytes = _limits(store, sampler, size)
         jobs = [(OURS, partial(drawn, sampler)), *copies, *(_peers(size, folder) if peers else ())]
-        calls = [(row,) for row in errors]
+        calls = td_errors(size)
         seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
     wanted = {name: WANTED[name] for name, _ in jobs if name in WANTED}
     speeds = [[name, number(nbytes / np.median(np.concatenate(seconds[name])) / 1e9)] for name, _ in jobs]
