@@ -27,7 +27,7 @@ Figures = dict[str, float]
 
 
 class Size(NamedTuple):
-    """Whether the benches run at their full size, how many rounds each process makes, and whether one is for nothing.
+    """Whether the benches run at their full size, and how many rounds each process makes of the shorter ones.
 
     Full sizes are smaller than those of the benches themselves: the same package is on both sides.
     """
@@ -36,7 +36,7 @@ class Size(NamedTuple):
     rounds: int
 
 
-FULL, TINY = Size(True, 5), Size(False, 1)
+FULL, TINY = Size(True, 9), Size(False, 1)
 
 # --- parts: each yields tables ----------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def _write_path(size: Size, folder: Path) -> Iterator[Table]:
 def _online(size: Size, folder: Path) -> Iterator[Table]:
     given = online.Size(20_000, 5000, 0, 0) if size.full else online.TINY
     for prioritized in (False, True):
-        yield from online._loops(prioritized, given, min(size.rounds, 2), folder, False)[0]
+        yield from online._loops(prioritized, given, min(size.rounds, 3), folder, False)[0]
 
 
 def _uniform(size: Size, folder: Path) -> Iterator[Table]:
@@ -75,7 +75,7 @@ def _pixels(size: Size, folder: Path) -> Iterator[Table]:
 
 def _open(size: Size, folder: Path) -> Iterator[Table]:
     data.fill(folder / "store", 1_000_000 if size.full else 300, 50, 50)
-    answers = [fresh.measure("starting", folder / "store") for _ in range(size.rounds)]
+    answers = [fresh.measure("starting", folder / "store") for _ in range(min(size.rounds, 3))]
     total = np.median([sum(answer[part] for part in open_time.PARTS) for answer in answers])
     yield Table(["open a store", "ms"], [["and draw a first batch", str(total * 1e3)]])
 
