@@ -30,7 +30,7 @@ settings.load_profile(
 FAILED = pytest.StashKey[bool]()
 LEFT_OUT = pytest.StashKey[int]()  # how many modules there were when what is imported was left out of searches last
 MANY_MODULES = 100  # more than these since: then it is done again
-GRACE_SECONDS = 2.0  # sealing in the background and exiting processes get this long to finish
+GRACE_SECONDS = 20.0  # sealing in the background and exiting processes get this long to finish
 
 
 @pytest.fixture

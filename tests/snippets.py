@@ -113,7 +113,7 @@ def _run_bash(code: str, folder: Path) -> None:
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (programs / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    subprocess.run(["bash", "-euo", "pipefail", "-c", code], env=env, check=True, timeout=200)
+    subprocess.run(["bash", "-euo", "pipefail", "-c", code], env=env, check=True, timeout=600)
 
 
 def _run_command(words: list[str]) -> None:

@@ -574,7 +574,7 @@ def test_an_example_runs_as_a_script_without_warnings_and_removes_its_buffer(tmp
         env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "TMPDIR": str(tmp_path), **torch_cache},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert (done.returncode, said(done.stderr)) == (0, "")
     assert done.stdout.startswith("round 0, expert played 1000 steps, ")

@@ -85,7 +85,7 @@ HEAVY = ("gymnasium", "llvmlite", "matplotlib", "numba", "torch", "zarr")
 def run_python(code: str) -> str:
     """Run code in a fresh interpreter that imports this checkout; return what it printed."""
     root = Path(diskreplay.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -21,7 +21,7 @@ def test_the_usage_script_runs_and_its_buffers_leave_no_folder(tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert (done.stdout.strip(), said(done.stderr)) == ("usage ok", "")

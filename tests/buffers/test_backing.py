@@ -102,7 +102,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -98,7 +98,7 @@ os.kill(os.getpid(), 9)
 def test_a_buffer_that_is_killed_goes_on_from_what_was_saved_last(tmp_store: Path, saved: str) -> None:
     root = Path(dr.__file__).parents[1]
     command = [sys.executable, "-c", KILLED, str(tmp_store), saved]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, timeout=120, capture_output=True)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, timeout=600, capture_output=True)
     assert done.returncode == -9, done.stderr
     with filled(None) as whole:
         expected = learn(whole, 20)

@@ -99,7 +99,7 @@ def run_in_terminal() -> Callable[..., tuple[subprocess.CompletedProcess[bytes],
                 stdout=subprocess.PIPE,
                 stderr=inner,
                 env=os.environ | {"TERM": "xterm"},
-                timeout=60,
+                timeout=600,
                 check=False,
             )
             os.close(inner)

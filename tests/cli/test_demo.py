@@ -30,7 +30,7 @@ demo_run.ENOUGH_RETURN = float("inf")
 sys.exit(main.main(["demo", *sys.argv[1:]]))
 """
 ENDLESS = [sys.executable, "-c", NEVER_DONE]
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 
 
 def network(seed: int = 0) -> QNetwork:

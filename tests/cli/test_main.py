@@ -59,7 +59,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
             "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         },
     }[shell]
-    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, env=os.environ | variables, check=False)
+    done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=600, env=os.environ | variables, check=False)
     assert "--where" in done.stdout
     assert "--json" not in done.stdout
 
@@ -133,7 +133,7 @@ def test_a_reader_that_went_away_is_no_error(arguments: list[str]) -> None:
     os.close(read_end)
     try:
         done = subprocess.run(
-            [*COMMAND, *arguments], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [*COMMAND, *arguments], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=600, check=False
         )
     finally:
         os.close(write_end)
@@ -147,7 +147,7 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None
         [*COMMAND, "inspect", str(tmp_path / "größe")],
         capture_output=True,
         env=environment,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 2

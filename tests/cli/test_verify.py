@@ -253,7 +253,7 @@ def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: 
             while b"Go on? [y/N] " not in asked:
                 asked += os.read(outer, 65536)
             os.write(outer, answer)
-            out, _ = child.communicate(timeout=60)
+            out, _ = child.communicate(timeout=600)
     finally:
         os.close(outer)
     assert b"10 steps more would be set aside. Go on?" in asked

@@ -236,7 +236,7 @@ class Terminal:
         fcntl.ioctl(self._outer, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def wait_for(self, what: str, since: int = 0) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while what not in self.drawn[since:]:
             assert time.monotonic() < until, self.drawn[since:]
             time.sleep(0.02)

@@ -54,7 +54,7 @@ class Round:
     def wait_for(self, steps: int) -> None:
         """Wait until each lane has so many steps more, and any that are durable."""
         least = {key: np.count_nonzero(times) + steps for key, times in self._lanes.items()}
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while any(np.count_nonzero(times) < least[key] for key, times in self._lanes.items()) or (
             self._lanes.keys() - durable_steps(self.path).keys()
         ):

@@ -150,7 +150,7 @@ def test_ranks_of_a_process_group_share_the_ids(tmp_path):
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
             for rank in range(2)
         ]
-        found = [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
+        found = [json.loads(process.communicate(timeout=600)[0]) for process in ranks]
         assert [process.returncode for process in ranks] == [0, 0]
         np.testing.assert_array_equal(np.sort(found[0] + found[1]), every_id(store))
         assert abs(len(found[0]) - len(found[1])) < 5 * np.sqrt(STEPS) / 2

@@ -325,7 +325,7 @@ def test_the_interpreter_ends_with_a_sampler_in_the_middle(store: Any) -> None:
         "sampler.sample()\n"
         "print('done')\n"
     )
-    assert run_python(code, store.path, timeout_s=60) == "done\n"
+    assert run_python(code, store.path) == "done\n"
 
 
 def test_a_sampler_belongs_to_one_process(store: Any) -> None:

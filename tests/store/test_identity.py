@@ -61,7 +61,7 @@ class Worker:
         self._process.stdin.close()
         self._process.stdout.read()
         self._process.stdout.close()
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=600)
 
 
 @pytest.fixture

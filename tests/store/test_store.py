@@ -134,7 +134,7 @@ def test_a_store_can_be_handed_to_another_process(tmp_store):
     with dr.open(tmp_store) as store:
         process = context.Process(target=count_in_process, args=(store, queue))
         process.start()
-        assert queue.get(timeout=60) == 12
+        assert queue.get(timeout=600) == 12
         process.join()
         assert process.exitcode == 0
         process.close()

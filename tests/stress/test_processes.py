@@ -39,7 +39,7 @@ def in_child(function):
     if pid == 0:
         text = b"-"
         try:
-            signal.alarm(60)
+            signal.alarm(600)
             function()
         except BaseException as error:
             text = repr(error).encode()

@@ -52,7 +52,7 @@ def append_numbered(writer: Any, serials: Sequence[int], end: str = "terminated"
         )
 
 
-def run_python(code: str, *args: Any, timeout_s: float = 240, **kwargs: Any) -> str:
+def run_python(code: str, *args: Any, timeout_s: float = 600, **kwargs: Any) -> str:
     """Run code in a fresh interpreter from the repository's root and return what it printed; fails if it fails."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *map(str, args)],
@@ -169,7 +169,7 @@ def said(stderr: str) -> str:
     return stderr.replace(f"{COMPILING}\n", "")
 
 
-def wait_until(condition, at_most_s=60) -> None:
+def wait_until(condition, at_most_s=600) -> None:
     """Wait for what another thread or process does; it fails where that does not come."""
     until = time.monotonic() + at_most_s
     while not condition():

@@ -44,7 +44,7 @@ def run_without(names: Iterable[str], code: str, *args: Any) -> str:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

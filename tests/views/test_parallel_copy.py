@@ -38,7 +38,7 @@ def test_every_item_is_done_once(three: CopyThreads, size: int, parts: int) -> N
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_all_parts_are_done_at_once(count: int) -> None:
-    threads, every = CopyThreads(count - 1), threading.Barrier(count, timeout=60)
+    threads, every = CopyThreads(count - 1), threading.Barrier(count, timeout=600)
     assert threads.copy(threads.parts(count * PART), 4, lambda first, stop: -1 - 0 * every.wait()) == -1
     threads.close()
 
@@ -90,7 +90,7 @@ class Interrupt(BaseException):
 @pytest.mark.parametrize("count", [2, 4])
 def test_after_an_interrupt_what_is_left_can_be_waited_for(three: CopyThreads, count: int, times: int) -> None:
     """In the middle of waiting for the other threads, however often."""
-    ended, begun, raised = [], threading.Barrier(count, timeout=60), []
+    ended, begun, raised = [], threading.Barrier(count, timeout=600), []
 
     def work(first: int, stop: int) -> int:
         begun.wait()
@@ -122,7 +122,7 @@ def test_after_an_interrupt_what_is_left_can_be_waited_for(three: CopyThreads, c
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_an_error_is_raised_when_nobody_works_any_more(three: CopyThreads, count: int) -> None:
-    ended, begun = [], threading.Barrier(count, timeout=60)
+    ended, begun = [], threading.Barrier(count, timeout=600)
 
     def work(first: int, stop: int) -> int:
         begun.wait()

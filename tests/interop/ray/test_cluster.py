@@ -179,7 +179,7 @@ def test_the_example_runs_on_a_cluster_as_it_is(raylets: Raylets, tmp_path: Path
         env={**os.environ, **ENVIRONMENT, "RAY_ADDRESS": raylets.address},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

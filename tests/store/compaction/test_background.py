@@ -53,7 +53,7 @@ def serials(store: dr.Store) -> list[int]:
     return sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
 
 
-def ends(condition: object, seconds: float = 30.0) -> bool:
+def ends(condition: object, seconds: float = 300.0) -> bool:
     """Wait until a condition holds."""
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:  # type: ignore[operator]

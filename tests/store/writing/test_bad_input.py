@@ -645,7 +645,7 @@ def test_flags_that_make_no_episodes_are_an_error_or_episodes_but_never_a_crash(
     for chunk in (filled / "segments" / "00000001" / "done").glob("c.*"):
         chunk.write_bytes(bytes([flags]) * chunk.stat().st_size)
 
-    answer = run_python(READ_IN_LITTLE_MEMORY, filled, timeout_s=60)
+    answer = run_python(READ_IN_LITTLE_MEMORY, filled)
     assert answer.split()[0].isdecimal() or "segment 1" in answer or "00000001" in answer
 
 
@@ -672,7 +672,7 @@ def test_a_counter_of_a_live_segment_that_cannot_be_is_refused(store, name, valu
         good = path.read_bytes()
         with open(path, "r+b") as file:
             file.write(np.array([value], "<i8").tobytes())
-        answer = run_python(READ_IN_LITTLE_MEMORY, store.path, timeout_s=60)
+        answer = run_python(READ_IN_LITTLE_MEMORY, store.path)
         with open(path, "r+b") as file:
             file.write(good)
 
@@ -714,7 +714,7 @@ def test_store_counters_that_cannot_be_are_an_error_and_no_crash(filled, word, v
     data[word], data[16 + word] = value, ~value
     path.write_bytes(data.tobytes())
 
-    answer = run_python(READ_IN_LITTLE_MEMORY, filled, timeout_s=60).split()[0]
+    answer = run_python(READ_IN_LITTLE_MEMORY, filled).split()[0]
     assert answer in ("refused", "0") or int(answer) <= 24
 
 

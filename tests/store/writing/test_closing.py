@@ -20,7 +20,7 @@ IN_USE = (
 )
 CLOSED = "this writer is closed; ask the store for a new one: store.writer()"
 LANES = 4
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 def schema():

@@ -145,7 +145,7 @@ def test_a_writer_that_is_open_when_the_interpreter_ends_is_sealed(tmp_store, en
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == {"sys.exit": 3, "exception": 1}.get(end, 0), done.stderr
