@@ -101,7 +101,7 @@ def leaked(before: dict[str, set], folder: str) -> dict[str, set]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which `tools/test` runs a part of the slow tests."""
+    """Add the option --part: `tools/test` runs a part of the slow tests."""
     parser.addoption(
         "--part",
         type=int,

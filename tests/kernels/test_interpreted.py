@@ -31,7 +31,7 @@ NUMBERS = dr.Schema(
 
 
 def leaves(tree: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the arrays of a batch by name, those of nested fields too."""
+    """Return the arrays of a batch by name, also of nested fields."""
     found = {}
     for name, value in tree.items():
         inner = leaves(value) if isinstance(value, dict) else {"": value}
@@ -53,7 +53,7 @@ def all_batches(folder: Path) -> dict[str, np.ndarray]:
 
 
 def two_batches(name: str, store: dr.Store, view: View, distribution: Distribution) -> dict[str, np.ndarray]:
-    """Return two batches, and what an update between them changes."""
+    """Return two batches, with an update between them."""
     arrays = {}
     with dr.Sampler(store, view, distribution, **BATCH) as sampler:
         for batch in (0, 1):

@@ -1,4 +1,4 @@
-"""An earlier revision beside itself, and beside this tree: all by the code of these benches, in turn."""
+"""Compare this tree, and a second copy of an earlier revision, with that revision, all by these benches."""
 
 import io
 import json
@@ -29,7 +29,7 @@ Figures = dict[str, float]
 class Size(NamedTuple):
     """Whether the benches run at their full size, and how many rounds each process makes of the shorter ones.
 
-    Full sizes are smaller than those of the benches themselves: the same package is on both sides.
+    Full sizes are smaller than the sizes of the benches themselves: both sides are the same package.
     """
 
     full: bool
@@ -51,7 +51,7 @@ def _write_path(size: Size, folder: Path) -> Iterator[Table]:
     for part in write_path.PARTS:
         rounds = size.rounds if part in (write_path._lanes, write_path._whole) else 1  # one flush says little of a disk
         for table in part(write_path.FULL if size.full else write_path.TINY, rounds, folder, False)[0]:
-            yield table._replace(header=["", *table.header[1:]])  # which may say what was measured
+            yield table._replace(header=["", *table.header[1:]])  # its first cell may hold a measured number
 
 
 def _online(size: Size, folder: Path) -> Iterator[Table]:
@@ -106,7 +106,7 @@ CHOSEN = os.environ.get("DISKREPLAY_BEFORE_PARTS", ",".join(PARTS)).split(",")
 
 
 def measure(size: Size, folder: Path, names: list[str]) -> Figures:
-    """Run parts, of whichever package was found first, and return their figures by what they are of."""
+    """Run parts with the package that was imported, and return their figures by name."""
     figures: Figures = {}
     for name in names:
         (folder / name).mkdir()
@@ -184,11 +184,11 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [Table(["figure", "before", "now", "now, times", *beside, "before again, times", *beside], rows)],
         targets,
         [
-            "The revision is that of DISKREPLAY_BEFORE, the parts are those of DISKREPLAY_BEFORE_PARTS. In each round "
+            "DISKREPLAY_BEFORE names the revision, DISKREPLAY_BEFORE_PARTS the parts. In each round "
             "a process measures the revision, one the same revision in another folder, and one this tree. Each of the "
             "three comes first in turn. Ratios are of one round; a first round is not counted.",
-            f"The limit of {', '.join(LIMITED)} is {SLOWER:.0%}, or the farther quartile of the revision beside itself "
-            "if that is more.",
-            "The plain file of write_path is written by neither: it shows what the disk did meanwhile.",
+            f"The limit of {', '.join(LIMITED)} is {SLOWER:.0%}, or more, if a quartile of the revision's second copy "
+            "lies farther from 1.",
+            "The plain file of write_path is the same for all trees: it shows changes of the disk's speed.",
         ],
     )

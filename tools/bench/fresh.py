@@ -23,7 +23,7 @@ def begin(what: str, *arguments: object) -> "Callable[[], dict[str, float]]":
     import subprocess
     from pathlib import Path
 
-    # The package is that of PYTHONPATH, if that names one: `before` measures others with these benches.
+    # PYTHONPATH may name another package: `before` measures earlier revisions with these benches.
     command = [sys.executable, "-P", "-m", "tools.bench.fresh", what, *map(str, arguments)]
     pipe, root = subprocess.PIPE, str(Path(__file__).parents[2])
     found_in = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
