@@ -81,7 +81,7 @@ def _open(size: Size, folder: Path) -> Iterator[Table]:
 
 
 def _grown(size: Size, folder: Path) -> Iterator[Table]:
-    given = grown.Size(500_000, 0, 1000, 100, 200, 0) if size.full else grown.TINY
+    given = grown.Size(500_000, 0, 1000, 100, 200, 0) if size.full else grown.TINY._replace(steps=400)
     path = folder / "grown"
     grown._fill(path, given.steps, given)
     yield Table(["a store that merged its segments", "ms"], [["and a first batch", str(grown._opening(path) * 1e3)]])
