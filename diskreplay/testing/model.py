@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.testing.nested import Flat, flat, pick, same_bytes
+from diskreplay.testing.nested import Flat, flat, pick, same_values
 
 
 @dataclass
@@ -128,10 +128,13 @@ class ModelLane:
         """Append a step; an observation that does not continue the last `next_obs` cuts the episode there."""
         seen = flat(obs, "obs")
         current = self.open
-        if current is not None and current.final is not None and not same_bytes(current.final, seen):
-            self.discontinuities += 1
-            current.end(cut=True)
-            current = None
+        if current is not None and current.final is not None:
+            if same_values(current.final, seen):
+                seen = current.final  # which came first
+            else:
+                self.discontinuities += 1
+                current.end(cut=True)
+                current = None
         if current is None:
             current = ModelEpisode(self.writer, self.lane)
             self.episodes.append(current)

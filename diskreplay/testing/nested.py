@@ -29,6 +29,8 @@ def pick(value: Any, index: Any) -> Any:
     return value[index]
 
 
-def same_bytes(one: Flat, other: Flat) -> bool:
-    """Tell whether two flattened values hold the same bytes: NaN equals itself, 0.0 differs from -0.0."""
-    return one.keys() == other.keys() and all(one[leaf].tobytes() == other[leaf].tobytes() for leaf in one)
+def same_values(one: Flat, other: Flat) -> bool:
+    """Tell whether two flattened values hold the same values: NaN equals NaN, and 0.0 equals -0.0."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[leaf], other[leaf], equal_nan=one[leaf].dtype.kind == "f") for leaf in one
+    )

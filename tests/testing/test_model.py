@@ -3,7 +3,7 @@ import pytest
 
 from diskreplay.testing import ModelStore, transition
 from diskreplay.testing.model import ModelLane
-from diskreplay.testing.nested import flat, pick, same_bytes
+from diskreplay.testing.nested import flat, pick, same_values
 
 
 def lane_of(*rewards, terminated=False, truncated=False, next_obs=True):
@@ -34,9 +34,9 @@ def test_pick_takes_a_row_of_every_leaf():
     assert pick({"a": [1, 2], "b": ([3, 4],)}, 1) == {"a": 2, "b": (4,)}
 
 
-@pytest.mark.parametrize(("one", "other", "same"), [(np.nan, np.nan, True), (0.0, -0.0, False), (1.0, 2.0, False)])
-def test_same_bytes_compares_bytes_and_not_values(one, other, same):
-    assert same_bytes(flat(one, "obs"), flat(other, "obs")) is same
+@pytest.mark.parametrize(("one", "other", "same"), [(np.nan, np.nan, True), (0.0, -0.0, True), (1.0, 2.0, False)])
+def test_same_values_compares_values_and_not_bytes(one, other, same):
+    assert same_values(flat(one, "obs"), flat(other, "obs")) is same
 
 
 def test_a_terminated_episode_without_final_observation_keeps_all_its_windows():

@@ -54,6 +54,7 @@ class EpisodeWriter:
         self.path = root.path
         self.columns = list(root.schema.step_leaves)
         self._obs_columns = [leaf for leaf in self.columns if leaf == "obs" or leaf.startswith("obs/")]
+        self._obs_dtypes = [root.schema.leaves[leaf].dtype for leaf in self._obs_columns]
         self.obs_count = len(self._obs_columns)
         self.rest: list[str] = self.columns[self.obs_count :]
         self._sealer = sealer
@@ -229,7 +230,7 @@ class EpisodeWriter:
         if lane.open:
             self._cut_if_needed(lane, items)
         if not lane.open:
-            if lane.continues and not _continues(items, lane.resumes_at):
+            if lane.continues and not self._continues(items, lane.resumes_at):
                 lane.continues = False
                 self._note_discontinuity(lane)
             changes = self.rotation.changes
@@ -268,7 +269,7 @@ class EpisodeWriter:
 
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
         """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
-        if lane.open and final is not None and not _continues(final, lane.pending):
+        if lane.open and final is not None and not self._continues(final, lane.pending):
             self._note_discontinuity(lane)
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
             warn_caller(
@@ -292,17 +293,27 @@ class EpisodeWriter:
                 "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of "
                 "several environments need a lane each, num_envs=; reset observations need a done step or "
                 "end_episode() before them; and an observation that is normalised or stacked anew cannot be told from "
-                "another one: it must be the same bytes in both places",
+                "another one: it must have the same values in both places",
             )
 
     def _cut_if_needed(self, lane: Lane, items: Items) -> None:
         obs = items[: self.obs_count]
-        if not _continues(obs, lane.pending):
+        if not self._continues(obs, lane.pending):
             self.cut(lane, None, None)
             self._note_discontinuity(lane)
         elif self.rotation.has_to_end(lane.home):
             self.cut(lane, obs, None)
             lane.continues, lane.resumes_at = True, list(obs)
+
+    def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
+        """Whether a step with these items, the observation first, continues from a known observation, if one is known.
+
+        Nearly all that do have the same bytes. The others are compared by value.
+        """
+        if known is None or items[: len(known)] == known:
+            return True
+        rows = zip(self._obs_dtypes, items, known, strict=False)
+        return all(bool(same_rows(*(np.frombuffer(row, dtype)[None] for row in pair))[0]) for dtype, *pair in rows)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -335,9 +346,13 @@ class EpisodeWriter:
         self._sealer.drain()
 
 
-def _continues(items: list[Any], known: list[bytes] | None) -> bool:
-    """Whether a step with these items, the observation first, continues from a known observation, if one is known."""
-    return known is None or items[: len(known)] == known
+def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
+    """Tell for each row whether it has the values of another one: NaN equals NaN, and 0.0 equals -0.0."""
+    same = rows == others
+    if rows.dtype.kind == "f":
+        same |= (rows != rows) & (others != others)
+    found: NDArray[np.bool_] = same.all(axis=tuple(range(1, same.ndim)))
+    return found
 
 
 def _flags(

@@ -11,7 +11,7 @@ from diskreplay.format.segment_column import is_bytes
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Ints
 from diskreplay.store.writing.append_cursor import Lane
-from diskreplay.store.writing.episode_writer import EpisodeWriter, final_flags, step_flags
+from diskreplay.store.writing.episode_writer import EpisodeWriter, final_flags, same_rows, step_flags
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
@@ -63,19 +63,20 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Tell which lanes were to go on with another observation than they do; None for no lane."""
+        """Tell which lanes were to go on with another observation than they do; None for no lane.
+
+        Bytes are compared first, and values only where these differ.
+        """
         found = None
         if not self.steady and not np.count_nonzero(self.known):
             return None
-        for words, value in zip(self._words, values, strict=False):
+        for words, kept, value in zip(self._words, self._next_obs, values, strict=False):
             differ = words != np.frombuffer(value, words.dtype)
             if np.count_nonzero(differ):
                 found = np.zeros(len(self.open), np.bool_) if found is None else found
-                found[np.flatnonzero(differ) // (len(words) // len(found))] = True
-        if found is None:
-            return None
-        found &= self.known
-        return found if np.count_nonzero(found) else None
+                lanes = np.flatnonzero(differ.reshape(len(found), -1).any(axis=1) & self.known)
+                found[lanes] |= ~same_rows(kept[lanes], value[lanes])
+        return found if found is not None and np.count_nonzero(found) else None
 
 
 def _word_of(values: Array) -> np.dtype[Any]:

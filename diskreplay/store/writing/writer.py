@@ -63,7 +63,7 @@ class Writer(BaseWriter):
             How the step ended the episode, if it did; 0 and 1 will do, other numbers are refused.
         next_obs : optional
             The observation the step led to, the final one where it ended the episode. With it the step can be sampled
-            at once. The next ``obs`` must be the same bytes; where it is not, the episode is cut there, with a warning.
+            at once. The next ``obs`` must have the same values; where it has not, the episode is cut, with a warning.
         episode : dict, optional
             Values of the whole episode, with the step that ends it.
         priority : float, optional

@@ -232,7 +232,32 @@ def test_info_counts_the_cuts(store):
         assert store.info()["episodes"]["cut"] == 1
 
 
-def test_a_continuation_is_compared_by_bytes_so_nan_continues(tmp_store):
+@pytest.mark.parametrize("lanes", [None, 3])
+def test_a_continuation_is_compared_by_value_where_its_bytes_differ(tmp_store, lanes):
+    other_nan = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
+    told, came = np.array([0.0, np.nan, 1.0], np.float32), np.array([-0.0, other_nan, 1.0], np.float32)
+    assert told.tobytes() != came.tobytes()
+    schema = dr.Schema({"a": dr.Field((3,), "float32"), "b": dr.Field((), "int64")}, dr.Field((), "int64"))
+    shape = () if lanes is None else (lanes,)
+
+    def pair(row, b=0):
+        return {"a": np.broadcast_to(row, (*shape, 3)), "b": np.full(shape, b)}
+
+    rest = np.zeros(shape, np.int64), np.zeros(shape), np.zeros(shape, bool)
+    with dr.create(tmp_store, schema, segment_steps=12) as store, store.writer(lanes) as writer:
+        for _ in range(9):  # on to a second segment
+            writer.append(pair(came), *rest, next_obs=pair(told))
+        with pytest.warns(UserWarning, match="differs from the next_obs"):
+            writer.append(pair(told, 1), *rest, next_obs=pair(told))
+        writer.end_episode(**({"final_obs": pair(came)} if lanes is None else {}))
+        store.refresh()
+        assert sum(lengths(store)) == 10 * (lanes or 1)
+        kept = store.episodes[0].obs["a"]
+        assert kept[0].tobytes() == came.tobytes()
+        assert kept[1].tobytes() == told.tobytes()  # as `next_obs` came first
+
+
+def test_a_nan_continues_itself(tmp_store):
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
         for t in range(3):
             writer.append(obs(np.nan), 0, 0.0, False, next_obs=obs(np.nan), serial=t)
