@@ -2,15 +2,16 @@
 
 import io
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import MissingExtra
+from diskreplay.errors import MissingExtra, ReplayError
 from diskreplay.format.spaces import Field
 
 ROW = 8  # frames side by side
+_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best first
 
 
 def is_image(leaf: Field) -> bool:
@@ -91,7 +92,12 @@ def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
     if images.ndim == 3:
         images = np.broadcast_to(images[..., None], (count, height, width, 3))
     padded = np.pad(images, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    codec = next(name for name in ("libx264", "libopenh264", "mpeg4") if name in av.codecs_available)
+    codec = next((name for name in _VIDEO_CODECS if name in av.codecs_available), None)
+    if codec is None:
+        raise ReplayError(
+            f"this PyAV has no encoder of {', '.join(_VIDEO_CODECS)}: install PyAV from its wheels "
+            '(pip install --force-reinstall "av"), or take a GIF'
+        )
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         options = {"crf": "18"} if codec == "libx264" else {}  # what looks like the original

@@ -74,6 +74,13 @@ def test_pictures_are_read_back_from_an_mp4(shape: tuple[int, ...]) -> None:
     assert np.abs(found[:, shape[1] :] - found[:, shape[1] - 1 : shape[1]]).mean() < 4 if shape[1] % 2 else True
 
 
+def test_an_encoder_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    av = pytest.importorskip("av")
+    monkeypatch.setattr(av, "codecs_available", frozenset({"gif"}))
+    with pytest.raises(dr.ReplayError, match=r"^this PyAV has no encoder of libx264, libopenh264, mpeg4: .* GIF$"):
+        mp4(np.zeros((2, 4, 4), np.uint8), 10)
+
+
 def test_frames_lie_eight_in_a_row() -> None:
     sheet = strip(np.zeros((9, 4, 5, 3), np.uint8))
     assert sheet.shape == (2 * 5 - 1, 8 * 6 - 1, 3)

@@ -43,5 +43,5 @@ def _tables(tree: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _kind(key: str) -> str:
     try:
         return " ".join(map(str, loads(key)))
-    except (JSONDecodeError, TypeError):
+    except (JSONDecodeError, RecursionError, TypeError):
         return key

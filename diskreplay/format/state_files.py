@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -24,7 +24,7 @@ from diskreplay.format import layout
 from diskreplay.format.durable import storage_errors, sync_file, sync_folder, sync_tree, write_file
 from diskreplay.format.limiters import is_name
 from diskreplay.format.locks import Lock, held_lock, try_lock
-from diskreplay.format.mapping import open_regular
+from diskreplay.format.mapping import data_ranges, opened, read_part
 from diskreplay.format.metadata import (
     Document,
     dump,
@@ -46,6 +46,8 @@ ARRAY, CRC = "@array", "crc32c"
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4
+_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array, for every version of NumPy; an axis of no rows counts as one row
+_DIGITS = 18  # of the number of a state
 _LONGEST = 100  # characters of an array's name, before what makes it different from others
 
 DRAFT = "state-"
@@ -176,7 +178,7 @@ def _group(root: Root) -> Document:
 def _numbers(folder: Path) -> list[int]:
     """Return the numbers of the states that a name has, finished or not."""
     try:
-        return [int(name) for name in os.listdir(folder) if re.fullmatch("[1-9][0-9]{0,17}", name)]
+        return [int(name) for name in os.listdir(folder) if len(name) <= _DIGITS and re.fullmatch("[1-9][0-9]*", name)]
     except FileNotFoundError:
         return []
 
@@ -303,7 +305,7 @@ def _current(folder: Path) -> int:
         number = read_verified(folder / layout.METADATA).get("current")
     except FileNotFoundError:
         number = None
-    if type(number) is not int:
+    if type(number) is not int or not 0 < number < 10**_DIGITS:
         raise FormatError(f"{folder} does not say which state counts; delete the folder and save again")
     return number
 
@@ -319,22 +321,41 @@ def _with_arrays(tree: Tree, folder: Path) -> Tree:
 
 
 def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
-    if not isinstance(name, str) or not re.fullmatch("[a-z0-9_][a-z0-9_.]*", name):
-        raise FormatError(f"{folder} names an array {name!r}; delete the folder above and save again")
+    if not isinstance(name, str) or not re.fullmatch("[a-z0-9_][a-z0-9_.]{0,199}", name):
+        raise FormatError(f"{folder} names an array {str(name)[:80]!r}; delete the folder above and save again")
     path = folder / name / layout.METADATA
     text = read_document(path)
     if crc32c(text) != crc:
         raise FormatError(f"{path} does not fit its checksum; delete {folder.parent} and save again")
     document = parse_document(text, path)
-    shape, dtype = document.get("shape"), document.get("data_type")
-    if dtype not in _DTYPES or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+    shape = document.get("shape")
+    dtype = _DTYPES.get(str(document.get("data_type")), "")
+    item_bytes = np.dtype(dtype).itemsize if dtype else 0
+    if not item_bytes or not _is_shape(shape, item_bytes):
         raise FormatError(f"{path} is not an array of a sampler's state; delete {folder.parent} and save again")
     if 0 in shape:
         return np.zeros(shape, dtype)
-    expected = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
+    expected = math.prod(shape) * item_bytes
     chunk = str(path.with_name(_chunk_name(shape)))
-    with open(open_regular(chunk, expected + _CRC_BYTES), "rb", buffering=0) as file:
-        data = np.fromfile(file, np.uint8)
-    if crc32c(data[:expected].tobytes()) != int.from_bytes(data[expected:].tobytes(), "little"):
+    with opened(chunk, expected + _CRC_BYTES) as fd:
+        try:
+            data = np.zeros(expected + _CRC_BYTES, np.uint8)
+        except MemoryError:
+            raise FormatError(
+                f"{path.parent} is an array of {expected} bytes, more than there is memory; delete {folder.parent} and "
+                "save again"
+            ) from None
+        for start, stop in data_ranges(fd, 0, len(data)):  # a hole takes no memory, however long it is
+            read_part(fd, start, data[start:stop])
+    if crc32c(data[:expected].data) != int.from_bytes(data[expected:].tobytes(), "little"):
         raise FormatError(f"{path.parent} does not fit its checksum; delete {folder.parent} and save again")
-    return data[:expected].view(_DTYPES[dtype]).reshape(shape)
+    return data[:expected].view(dtype).reshape(shape)
+
+
+def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
+    return (
+        isinstance(shape, list)
+        and len(shape) <= _MOST_AXES
+        and all(type(n) is int and 0 <= n <= _MOST_BYTES for n in shape)
+        and item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES
+    )

@@ -28,6 +28,7 @@ from diskreplay.sampling.population import InitialErrors, Mark, Population, Shar
 from diskreplay.sampling.saved_state import bits, masks, state_of
 
 FIRST_PAGES = 16
+_MOST_EMPTY = 1 << 16, 64  # pages that a saved table is believed to have: one, or a multiple of those in use
 # Places that are shown or hidden at a time.
 _BLOCK = 4096
 _PAGES_AT_ONCE = 64
@@ -389,6 +390,8 @@ class PriorityTable:
         good = good and values.shape == (np.count_nonzero(bits(known)),) and not (given & ~known).any()
         if not good or not (values > 0).all() or not np.isfinite(values).all():
             raise ValueError("this saved table of priorities contradicts itself: it is damaged")
+        if count > (room := max(_MOST_EMPTY[0], _MOST_EMPTY[1] * len(number))):
+            count, number = room, np.arange(len(number))  # another order of pages is as good
         table = cls(alpha, least)
         table._resize(count)
         for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):

@@ -269,7 +269,7 @@ def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
 def _kind(text: str) -> tuple[Any, ...]:
     try:
         parts = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         parts = None
     if not isinstance(parts, list):
         raise ValueError(f"{text!r} is no kind of id: these are no saved priorities")

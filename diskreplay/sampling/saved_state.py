@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # What reading an invalid state may raise.
-INVALID = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+INVALID = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import time
-from typing import Any
+from typing import Any, TypeGuard
 
 from crc32c import crc32c
 
@@ -13,9 +13,10 @@ from diskreplay.verify.documents import MAX_DOCUMENT_BYTES, Document, is_whole, 
 from diskreplay.verify.files import Files, Problem, read_at
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
-_ARRAY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.]*")
+_ARRAY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.]{0,199}")
 _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
+_MOST_AXES, _MOST_BYTES = 32, 1 << 62
 _BLOCK_BYTES = 1 << 20
 _LEVELS = 100  # of a tree; those that are written have a handful
 # A state that is replaced meanwhile is verified again before anything is reported.
@@ -66,7 +67,7 @@ def _check_current(files: Files, where: str, store: str) -> object:
     if attributes is None or names is None:
         return None
     current = attributes.get("current")
-    if not is_whole(current, 1):
+    if not is_whole(current, 1, 10**18 - 1):
         files.report("metadata", f"{where}/{layout.METADATA}", f"the state that counts is {str(current)[:40]}")
         return current
     numbers = {name for name, kind in names.items() if _NUMBER.fullmatch(name) and kind in ("file", "folder")}
@@ -115,7 +116,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
         return
     document = parse(files, where, data) or {}
     shape, item_bytes = document.get("shape"), _ITEM_BYTES.get(str(document.get("data_type")))
-    if item_bytes is None or not isinstance(shape, list) or not all(map(is_whole, shape)):
+    if item_bytes is None or not _is_shape(shape, item_bytes):
         files.report("metadata", where, "is not an array of a state")
         return
     chunk = ".".join(["c", *("0" for _ in shape)])
@@ -123,6 +124,13 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
     if nbytes:
         _check_chunk(files, f"{folder}/{chunk}", nbytes)
     files.report_unknown(folder, dict.fromkeys(files.listing(folder) or {}, "file"), [chunk] if nbytes else [])
+
+
+def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
+    """Whether a shape is one of an array that NumPy could have; an axis of no rows counts as one row."""
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
+        return False
+    return bool(item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES)
 
 
 def _check_chunk(files: Files, where: str, nbytes: int) -> None:

@@ -1,13 +1,14 @@
 """Writes that are whole or an error."""
 
 import os
+import resource
 
 import numpy as np
 import pytest
 
 from diskreplay.errors import StorageFull
 from diskreplay.format import durable
-from diskreplay.format.durable import write_at, write_atomic, write_file, write_row
+from diskreplay.format.durable import storage_errors, write_at, write_atomic, write_file, write_row
 
 
 def test_a_file_that_is_written_in_part_is_no_space(tmp_path, monkeypatch):
@@ -49,3 +50,20 @@ def test_rows_that_are_written_in_part_are_written_on_and_an_error_is_the_system
         assert os.pread(file.fileno(), 99, 0) == b"\0\0\x000123456789"
     with open(tmp_path / "file", "rb") as file, pytest.raises(OSError, match="Bad file descriptor"):
         write_row(file.fileno(), b"0", 0)
+
+
+def test_a_limit_of_the_size_of_files_is_no_full_disk(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, hard))  # Python ignores the signal that comes, too
+    try:
+        with (
+            pytest.raises(StorageFull) as told,
+            storage_errors(tmp_path / "file"),
+            open(tmp_path / "file", "wb") as file,
+        ):
+            file.truncate((64 << 20) + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(told.value).startswith(f"[Errno 27] {tmp_path}/file is larger than ")
+    assert "`ulimit -f`" in str(told.value)
+    assert "space" not in str(told.value)

@@ -1,6 +1,9 @@
 """States of samplers on disk: what is read is what was saved, whole, whatever happens meanwhile."""
 
+import json
+import math
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from crc32c import crc32c
 from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -19,6 +23,8 @@ import diskreplay as dr
 from diskreplay.format import state_files
 from diskreplay.format.root import Limits, Root, create_root, read_root
 from diskreplay.format.state_files import read_state, state_names, write_state
+from diskreplay.verify.verify import verify
+from tests.format.hostile import write_document
 from tests.testing.support import REPOSITORY, serial_schema
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -164,6 +170,56 @@ def test_damage_is_found_and_saving_again_mends_it(root: Root, file: str, how: s
         return  # which nothing can be renamed over
     write_state(root, "one", PLAIN)
     assert same(PLAIN, read_state(root, "one"))
+
+
+def rewrite_array(state: Path, document: dict[str, Any]) -> None:
+    """Replace the document of the array `weights`, with checksums that fit, and make its chunk as long as it says."""
+    weights = state / "weights"
+    data = json.dumps(weights_document := json.loads((weights / "zarr.json").read_bytes()) | document).encode()
+    (weights / "zarr.json").write_bytes(data)
+    group = json.loads((state / "zarr.json").read_bytes())
+    group["attributes"]["state"]["weights"]["crc32c"] = crc32c(data)
+    write_document(state / "zarr.json", group)
+    if 0 < math.prod(weights_document["shape"]) < 1 << 40:
+        with open(weights / ".".join(["c", *("0" for _ in weights_document["shape"])]), "ab") as chunk:
+            chunk.truncate(8 * math.prod(weights_document["shape"]) + 4)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *({"shape": shape} for shape in ([0, 1 << 62], [1 << 62, 0], [10**300, 0], [0] * 70, [1] * 70, [1 << 36])),
+        *({"data_type": data_type} for data_type in (["float64"], {}, None, "object")),
+    ],
+    ids=lambda document: str(document)[:40],
+)
+def test_an_array_that_nobody_could_have_is_refused_in_one_line(root: Root, document: dict[str, Any]) -> None:
+    write_state(root, "one", PLAIN)
+    rewrite_array(root.path / "samplers/one/1", document)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (64 << 30, hard))  # half a TiB, of which the file has none, is too much
+    try:
+        with pytest.raises(
+            dr.FormatError, match=r"samplers/one/1/weights.* is (not )?an array of .* save again$"
+        ) as told:
+            read_state(root, "one")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert "\n" not in str(told.value)
+    if document != {"shape": [1 << 36]}:
+        assert "samplers/one/1/weights/zarr.json" in {problem.where for problem in verify(root.path, deep=True)}
+
+
+@pytest.mark.parametrize(("key", "value"), [("current", 10**300), ("current", -1), ("@array", "x" * 300)])
+def test_a_name_that_no_file_has_is_refused_in_one_line(root: Root, key: str, value: object) -> None:
+    write_state(root, "one", PLAIN)
+    path = root.path / "samplers/one" / ("zarr.json" if key == "current" else "1/zarr.json")
+    group = json.loads(path.read_bytes())
+    (group["attributes"] if key == "current" else group["attributes"]["state"]["weights"])[key] = value
+    write_document(path, group)
+    with pytest.raises(dr.FormatError, match="samplers/one"):
+        read_state(root, "one")
+    assert verify(root.path, deep=True)
 
 
 def test_a_link_in_place_of_a_state_is_not_followed(root: Root, tmp_path: Path) -> None:

@@ -232,3 +232,15 @@ def test_a_state_with_refused_batches_needs_the_batch_size_and_its_ids(store: An
         state["planner"]["refused"] = wrong
         with pytest.raises(ValueError, match="this is no state of a sampler"):
             sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("state_of", [dr.Uniform(), dr.Prioritized()])
+def test_a_state_whose_text_is_nested_beyond_all_stacks_is_refused(store: Any, state_of: Any) -> None:
+    append_episodes(store, [5] * 2)
+    sampler = dr.Sampler(store, dr.Transitions(), state_of, batch_size=3)
+    state = sampler.state_dict()
+    state["planner"]["rng"] = "[" * 200_000
+    with pytest.raises(ValueError, match="this is no state of a sampler: RecursionError"):
+        sampler.load_state_dict(state)
+    with pytest.raises(ValueError, match="is no kind of id"):
+        dr.Prioritized().load_state_dict({"[" * 200_000: {}})

@@ -411,6 +411,17 @@ def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any]) 
     np.testing.assert_array_equal(distribution.chances(population, everything(population)), before)
 
 
+@pytest.mark.parametrize("pages", [1 << 40, 10**300])
+def test_a_state_gets_no_memory_for_the_empty_pages_that_it_claims(pages: int) -> None:
+    distribution, population = updated(grown(1, [[10, 10]]))
+    state = distribution.state_dict()
+    state['["transitions"]'] |= {"pages": pages, "page": np.array([(1 << 40) - 1])}
+    loaded = Prioritized()
+    loaded.load_state_dict(state)
+    everyone = everything(population)
+    np.testing.assert_array_equal(loaded.chances(population, everyone), distribution.chances(population, everyone))
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_share_the_ids_in_proportion(world_size: int) -> None:
     distribution, population = updated(grown(2, [[30], [40]]), alpha=1.0)
