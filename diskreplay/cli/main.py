@@ -7,8 +7,8 @@ with 128 and the number of the signal that ended it.
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -118,10 +118,33 @@ def _run(arguments: Sequence[str] | None) -> int:
         return UNUSABLE
 
 
+def _unfit(found: Mapping[str, Any], said: str) -> str:
+    """Say what is wrong with the value of an argument that pydantic found, or what pydantic ``said``."""
+    value, context = found["input"], found.get("ctx", {})
+    match found["type"]:
+        case "int_parsing" | "int_from_float":
+            return f"{value!r} is not a whole number"
+        case "float_parsing":
+            return f"{value!r} is not a number"
+        case "greater_than_equal":
+            return f"{value} is less than {context['ge']}"
+        case "less_than_equal":
+            return f"{value} is not {context['le']} or less"
+        case "value_error":
+            return str(context["error"])
+    return said
+
+
 def _unexpected(error: Exception) -> str:
     # Errors of arguments have this method in every version of typer; their class is not public in all of them.
     if hasattr(error, "format_message"):
         command = getattr(getattr(error, "ctx", None), "command_path", "diskreplay")
-        return f"{text.clean(' '.join(error.format_message().split()))} (see {command} --help)"
+        message = error.format_message()
+        # pydantic, which newer releases of typer check values with, names neither the value nor the bound.
+        if error.__cause__ is not None and hasattr(error.__cause__, "errors"):
+            (found, *_) = error.__cause__.errors()
+            where, _, said = message.partition(": ")
+            message = f"{where}: {_unfit(found, said)}"
+        return f"{text.clean(' '.join(message.split()))} (see {command} --help)"
     where = "set DISKREPLAY_TRACEBACK=1 to see where"
     return f"unexpected {type(error).__name__}: {text.one_line(error)} ({where})"

@@ -98,6 +98,30 @@ def test_a_wrong_argument_takes_one_line_and_exit_code_2(run: Callable, argument
 
 
 @pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["episodes", "a", "--limit", "many"], "many"),
+        (["episodes", "a", "--limit", "-7"], "-7"),
+        (["episodes", "a", "--min-return", "high"], "high"),
+        (["watch", "a", "--interval", "nan"], "nan"),
+        (["frames", "a", "0", "--out", "x.gif", "--scale", "33"], "33"),
+        (["show", "a", "1.5"], "1.5"),
+        (["episodes", "a", "--ended", "somehow"], "somehow"),
+        (["plot", "a", "dreams"], "dreams"),
+    ],
+)
+def test_a_value_that_is_refused_is_named_whatever_library_refuses_it(
+    run: Callable, arguments: list[str], value: str
+) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert is_one_line(done.err)
+    assert value in done.err
+    assert "Input should" not in done.err
+    assert "Value error" not in done.err
+
+
+@pytest.mark.parametrize(
     ("error", "message"),
     [
         (dr.FormatError("damaged\n  in two lines"), "damaged in two lines"),
