@@ -154,8 +154,15 @@ class Batch(Mapping[str, Tree]):
         return Batch(map_tree(operator.itemgetter(chosen), self._tensors()), self._kind)
 
     def pin_memory(self) -> "Batch":
-        """Return the batch in pinned memory, from where a copy to a CUDA device is fastest."""
-        return Batch(map_tree(torch.Tensor.pin_memory, self._tensors()), self._kind)
+        """Return the batch in pinned memory, from where a copy to a CUDA device is fastest.
+
+        Raises ValueError where torch has no device for which it can pin memory.
+        """
+        try:
+            return Batch(map_tree(torch.Tensor.pin_memory, self._tensors()), self._kind)
+        except RuntimeError as error:
+            (why, *_) = str(error).splitlines()
+            raise ValueError(f"torch cannot pin memory here, leave pin_memory() out: {why}") from error
 
     def replaced(self, fields: Mapping[str, Tree]) -> "Batch":
         """Return the batch with these fields in place of those of the same names, and beside the others."""

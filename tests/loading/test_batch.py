@@ -152,3 +152,10 @@ def test_jax_takes_its_tensors_without_a_copy() -> None:
         pytest.skip("jax is not installed")
     # In a process of its own: its threads outlive the test, and no later one could fork.
     subprocess.run([sys.executable, "-c", JAX], check=True, timeout=600)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned for a device that is there")
+def test_without_a_device_pinned_memory_is_refused_in_one_line(batch: Batch) -> None:
+    with pytest.raises(ValueError, match=r"^torch cannot pin memory here, leave pin_memory\(\) out: ") as told:
+        batch.pin_memory()
+    assert "\n" not in str(told.value)

@@ -411,7 +411,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any]) 
     np.testing.assert_array_equal(distribution.chances(population, everything(population)), before)
 
 
-@pytest.mark.parametrize("pages", [1 << 40, 10**300])
+@pytest.mark.parametrize("pages", [1 << 40, 10**300], ids=["memory", "int64"])
 def test_a_state_gets_no_memory_for_the_empty_pages_that_it_claims(pages: int) -> None:
     distribution, population = updated(grown(1, [[10, 10]]))
     state = distribution.state_dict()
