@@ -119,7 +119,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unfit(found: Mapping[str, Any], said: str) -> str:
-    """Say what is wrong with the value of an argument that pydantic found, or what pydantic ``said``."""
+    """Name the value of an argument that pydantic refused, and the reason; other reasons as pydantic ``said`` them."""
     value, context = found["input"], found.get("ctx", {})
     match found["type"]:
         case "int_parsing" | "int_from_float":

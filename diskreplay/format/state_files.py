@@ -46,7 +46,7 @@ ARRAY, CRC = "@array", "crc32c"
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4
-_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array, for every version of NumPy; an axis of no rows counts as one row
+_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array in any NumPy
 _DIGITS = 18  # of the number of a state
 _LONGEST = 100  # characters of an array's name, before what makes it different from others
 
@@ -353,6 +353,7 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
+    """Whether NumPy can have an array of this shape; it counts an empty axis as one row."""
     return (
         isinstance(shape, list)
         and len(shape) <= _MOST_AXES

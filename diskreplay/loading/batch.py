@@ -156,7 +156,7 @@ class Batch(Mapping[str, Tree]):
     def pin_memory(self) -> "Batch":
         """Return the batch in pinned memory, from where a copy to a CUDA device is fastest.
 
-        Raises ValueError where torch has no device for which it can pin memory.
+        Raises ValueError where torch cannot pin memory, such as without a device.
         """
         try:
             return Batch(map_tree(torch.Tensor.pin_memory, self._tensors()), self._kind)

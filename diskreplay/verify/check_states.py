@@ -127,7 +127,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Whether a shape is one of an array that NumPy could have; an axis of no rows counts as one row."""
+    """Whether NumPy can have an array of this shape; it counts an empty axis as one row."""
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
         return False
     return bool(item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES)

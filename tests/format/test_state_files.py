@@ -197,7 +197,7 @@ def test_an_array_that_nobody_could_have_is_refused_in_one_line(root: Root, docu
     write_state(root, "one", PLAIN)
     rewrite_array(root.path / "samplers/one/1", document)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (64 << 30, hard))  # half a TiB, of which the file has none, is too much
+    resource.setrlimit(resource.RLIMIT_AS, (64 << 30, hard))  # a sparse file claims half a TiB
     try:
         with pytest.raises(
             dr.FormatError, match=r"samplers/one/1/weights.* is (not )?an array of .* save again$"

@@ -154,7 +154,7 @@ def test_jax_takes_its_tensors_without_a_copy() -> None:
     subprocess.run([sys.executable, "-c", JAX], check=True, timeout=600)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned for a device that is there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned for the CUDA device")
 def test_without_a_device_pinned_memory_is_refused_in_one_line(batch: Batch) -> None:
     with pytest.raises(ValueError, match=r"^torch cannot pin memory here, leave pin_memory\(\) out: ") as told:
         batch.pin_memory()

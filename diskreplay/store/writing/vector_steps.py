@@ -63,7 +63,7 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Tell which lanes were to go on with another observation than they do; None for no lane.
+        """Tell which lanes have another observation than the announced one; None for no lane.
 
         Bytes are compared first, and values only where these differ.
         """
