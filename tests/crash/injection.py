@@ -348,9 +348,13 @@ def _finalizes(frame: FrameType | None) -> bool:
 
 @cache
 def _unreachable(code: CodeType) -> frozenset[int]:
-    """Return where nothing is done, and where ``with`` is left: `__exit__` is called with three times None."""
+    """Return where nothing is done, and where ``with`` is left: `__exit__` is called with three times None.
+
+    Nothing is done by an ``except`` clause with `pass` alone. No table of the code covers its end: what a tracer raises
+    there would leave the exception that was caught, and all variables of its frames, with the thread for ever.
+    """
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
-    found = {step.offset for step in steps if step.opname == "NOP"}
+    found = {step.offset for step in steps if step.opname in ("NOP", "POP_EXCEPT")}
     for at in range(len(steps) - 3):
         nones = [step.opname.startswith("LOAD_CONST") and step.argval is None for step in steps[at : at + 3]]
         if all(nones) and (steps[at + 3].opname, steps[at + 3].arg) in (("CALL", 2), ("CALL", 3)):
