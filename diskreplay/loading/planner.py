@@ -188,15 +188,36 @@ class Planner:
             self.set_target(self._view, self.distribution)
         while len(self.queue) < len(sizes):
             try:
-                plan = self.draw(sizes[len(self.queue)], refresh)
+                plan = self._draw_kept(sizes[len(self.queue)], refresh, self._keep)
             except NotEnoughData:
                 if not self.queue:
                     raise
                 break  # there may be enough when its turn comes
-            if not len(plan.draw.ids) and self.queue:
+            if self.queue[-1] is not plan:
                 break
-            self.queue.append(plan)
         return self.queue[0]
+
+    def _keep(self, plan: Plan) -> None:
+        """Put a plan behind the others, unless it is the end and there are others."""
+        if len(plan.draw.ids) or not self.queue:
+            self.queue.append(plan)
+
+    def _draw_kept(self, size: int, refresh: bool, keep: Callable[[Plan], None], lost: Draw | None = None) -> Plan:
+        """Draw a batch and keep its plan; an interrupt before it is kept leaves what is to be drawn as it was."""
+        active, plan, returned = self.active, None, self._returned
+        place = active.place() if active.gives_once else None
+        try:
+            plan = self.draw(size, refresh, lost)
+            keep(plan)
+            return plan
+        except Exception:
+            raise  # nothing was drawn
+        except BaseException:
+            if active.gives_once and not any(kept is plan for kept in (*self.queue, *self._apart.values())):
+                if not self.rewind():
+                    active.go_back(place)
+                self._returned = returned
+            raise
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
         """Draw one batch from the store's snapshot; in place of one that has `lost` ids, if that is given."""
@@ -272,15 +293,13 @@ class Planner:
     def draw_apart(self, size: int, refresh: bool) -> Plan:
         """Draw one batch of another size than those that are drawn ahead, or return the one that was not delivered."""
         if size not in self._apart:
-            self._apart[size] = self.draw(size, refresh)
+            self._draw_kept(size, refresh, lambda plan: self._apart.update({size: plan}))
         return self._apart[size]
 
     def draw_again(self, plan: Plan, size: int) -> Plan:
         """Draw a batch in place of one of which segments are gone."""
         self.rewind()
-        again = self.draw(size, refresh=True, lost=plan.draw)
-        self._replace(plan, again)
-        return again
+        return self._draw_kept(size, True, lambda again: self._replace(plan, again), plan.draw)
 
     def delivered(self, plan: Plan) -> None:
         """Take note that a batch is delivered; after an interrupt, it is once more, or is the next one again."""

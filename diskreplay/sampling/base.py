@@ -161,6 +161,13 @@ class Distribution(ABC):
         """
         return False
 
+    def place(self) -> Any:
+        """Return where it is, where it `gives_once`, at a cost that does not depend on how many ids there are."""
+        return None
+
+    def go_back(self, place: Any) -> None:  # noqa: B027  # as `delivered`
+        """Go back to a place, as if what was drawn since had not been drawn."""
+
     def forget(self, population: Population, draw: Draw) -> None:  # noqa: B027  # as `delivered`
         """Take note that the batch of a draw will not be delivered."""
 

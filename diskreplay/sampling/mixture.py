@@ -102,6 +102,15 @@ class Mixture(Distribution):
         """Update all that are prioritized; see `Prioritized.update`."""
         return max((part.update(population, ids, errors) for part in self._parts if part.weighted), default=0)
 
+    def place(self) -> list[Any]:
+        """Return where all are."""
+        return [part.place() for part in self._parts]
+
+    def go_back(self, place: list[Any]) -> None:
+        """Have all go back to a place."""
+        for part, its_place in zip(self._parts, place, strict=True):
+            part.go_back(its_place)
+
     def claim(self, owner: object) -> None:
         """Belong to this owner with all that have state; see `Owned.claim`."""
         for part in self._parts:

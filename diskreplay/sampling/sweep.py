@@ -1,6 +1,7 @@
 """Every id once, and again where there are more passes."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,14 @@ class Sweep(Owned):
         if self._pass is not None and self._pass.kind != population.kind:
             self._pass = None
         return self._pass
+
+    def place(self) -> tuple[int, Pass | None]:
+        """Return where it is."""
+        return self._finished, copy(self._pass)  # whose attributes are replaced, and not changed in place
+
+    def go_back(self, place: tuple[int, Pass | None]) -> None:
+        """Go back to a place."""
+        self._finished, self._pass = place
 
     def count_left(self, population: Population) -> int:
         """Return how many ids of the share come until the end; costs as much as a pass where one has begun."""

@@ -36,6 +36,14 @@ class Counts:
             there = (counts > 0) & (known >= visible.least_ids(known))
             self._old, self._new = (known[there], counts[there]), (_NONE, _NONE)
 
+    def place(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Return the arrays, which are replaced, and not changed in place."""
+        return self._old, self._new
+
+    def go_back(self, place: tuple[tuple[Ints, Ints], tuple[Ints, Ints]]) -> None:
+        """Go back to a place."""
+        self._old, self._new = place
+
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
         """Return `ids`, in order, and their `counts`, (n,) int64, each less by as often as an id is in `less`."""
         ids, counts = _merged(*self._old, *self._new)
@@ -105,6 +113,16 @@ class AtMost(Restricted):
         self._count(population, draw.ids, 1)
         self._pending.append(draw)
         return draw
+
+    def place(self) -> tuple[Any, list[Draw]]:
+        """Return what was drawn so far."""
+        return self._counts.place(), self._pending.copy()
+
+    def go_back(self, place: tuple[Any, list[Draw]]) -> None:
+        """Go back to a place."""
+        counts, self._pending = place
+        self._counts.go_back(counts)
+        self._mark = None  # what was not left is now
 
     def allowed(self, ids: Ints) -> Ints:
         """Return how many times more each id may be drawn."""
