@@ -62,10 +62,10 @@ class BackgroundCompaction:
             # One that an error ended is there no more: another may begin.
             is_idle = self._thread is None or not self._thread.is_alive()
             if is_due and is_idle and not self._is_stopped:
-                thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
+                # Known before it starts: an interrupt in the middle of that must not let another one start.
+                self._thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
                 with suppress(RuntimeError):  # the interpreter is ending
-                    thread.start()
-                    self._thread = thread
+                    self._thread.start()
 
     @property
     def _has_new(self) -> bool:
