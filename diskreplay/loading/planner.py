@@ -203,7 +203,7 @@ class Planner:
             self.queue.append(plan)
 
     def _draw_kept(self, size: int, refresh: bool, keep: Callable[[Plan], None], lost: Draw | None = None) -> Plan:
-        """Draw a batch and keep its plan; an interrupt before it is kept leaves what is to be drawn as it was."""
+        """Draw a batch and keep its plan; an interrupt before it is kept leaves the distribution as it was."""
         active, plan, returned = self.active, None, self._returned
         place = active.place() if active.gives_once else None
         try:

@@ -166,7 +166,7 @@ class Distribution(ABC):
         return None
 
     def go_back(self, place: Any) -> None:  # noqa: B027  # as `delivered`
-        """Go back to a place, as if what was drawn since had not been drawn."""
+        """Go back to a place, as if no id had been drawn since."""
 
     def forget(self, population: Population, draw: Draw) -> None:  # noqa: B027  # as `delivered`
         """Take note that the batch of a draw will not be delivered."""

@@ -115,14 +115,14 @@ class AtMost(Restricted):
         return draw
 
     def place(self) -> tuple[Any, list[Draw]]:
-        """Return what was drawn so far."""
+        """Return the counts and the draws that are pending."""
         return self._counts.place(), self._pending.copy()
 
     def go_back(self, place: tuple[Any, list[Draw]]) -> None:
         """Go back to a place."""
         counts, self._pending = place
         self._counts.go_back(counts)
-        self._mark = None  # what was not left is now
+        self._mark = None  # more ids may be left now
 
     def allowed(self, ids: Ints) -> Ints:
         """Return how many times more each id may be drawn."""

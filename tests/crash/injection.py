@@ -350,8 +350,8 @@ def _finalizes(frame: FrameType | None) -> bool:
 def _unreachable(code: CodeType) -> frozenset[int]:
     """Return where nothing is done, and where ``with`` is left: `__exit__` is called with three times None.
 
-    Nothing is done by an ``except`` clause with `pass` alone. No table of the code covers its end: what a tracer raises
-    there would leave the exception that was caught, and all variables of its frames, with the thread for ever.
+    Nothing is done by an ``except`` clause with `pass` alone. No table of the code covers its end: an exception of a
+    tracer there would leave the exception that was caught, and all variables of its frames, with the thread for ever.
     """
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL")]
     found = {step.offset for step in steps if step.opname in ("NOP", "POP_EXCEPT")}
