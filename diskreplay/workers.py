@@ -1,16 +1,16 @@
 """Threads that make calls for others, and stay in order whatever interrupts those.
 
-A signal's handler may raise between any two lines of the main thread. In the middle of what the executors of the
-standard library do there, it leaves a second thread on one job, or a lock that nobody releases. Here each step of the
-caller is one operation, or may be repeated:
+A signal's handler may raise between any two lines of the main thread. Inside an executor of the standard library that
+can leave a second thread on one job, or a lock taken for ever. Here each step of the caller is one operation, or may be
+repeated:
 
-- A job enters the queue by one operation. Who asks for its result waits for a thread only if the queue has it.
+- A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
 - Which threads there are is fixed when their owner is made. Each can be started once, and another thread starts them:
   `threading.Thread.start` waits under a lock, where an interrupt would leave it taken.
 - A job has no lock but the one that says that it is over, and a thread releases that.
 
-A job references its call, and so the memory that the call writes to, until the call is over. Nobody else gets that
-memory before.
+A job references its call until the call is over, and so the memory that the call writes to. That memory is not reused
+before.
 """
 
 import atexit
