@@ -91,8 +91,8 @@ class Hindsight:
             )
 
     def __repr__(self) -> str:
-        name = getattr(self.reward_fn, "__qualname__", None) or type(self.reward_fn).__qualname__
-        return f"Hindsight(strategy={self.strategy!r}, ratio={self.ratio}, reward_fn={name})"
+        ends = "" if self.terminated_fn is None else f", terminated_fn={_name_of(self.terminated_fn)}"
+        return f"Hindsight(strategy={self.strategy!r}, ratio={self.ratio}, reward_fn={_name_of(self.reward_fn)}{ends})"
 
     def rewards(self, achieved: NDArray[Any], desired: NDArray[Any]) -> NDArray[np.float64]:
         """Return the rewards (M,) of steps that achieved (M, *goal_shape) while that was desired.
@@ -128,6 +128,10 @@ class Hindsight:
                 f"not {found.dtype}{list(found.shape)}"
             )
         return np.broadcast_to(found, (len(achieved),))
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
@@ -169,8 +173,8 @@ class HindsightReader(Reader):
                 )
         shown = (("obs", "desired_goal"), ("next_obs", "desired_goal"))
         self._shown = [place[path] for path in shown if path in place]
-        recomputed = any(leaf == "reward" for leaf, _, _ in self._plain.weights)
-        self._reward = place.get(("reward",), -1) if recomputed else -1
+        self._reward = place.get(("reward",), -1)
+        self._calls_reward_fn = self._reward >= 0 and any(leaf == "reward" for leaf, _, _ in self._plain.weights)
         self._terminated, self._discount = place.get(("terminated",), -1), place.get(("discount",), -1)
         others = [leaf for leaf, *_ in self._plain.weights if leaf != "reward"]
         if self._plain.discount is not None:
@@ -245,8 +249,10 @@ class HindsightReader(Reader):
             shown = block.arrays[place]
             frames = (1,) * (shown.ndim - goals.ndim)
             shown[items] = goals.reshape(len(items), *frames, *goals.shape[1:])
-        ends = self._hindsight.terminated_fn is not None
-        wanted = (self._reward, self._terminated, self._discount) if ends else (self._reward,)
+        if self._hindsight.terminated_fn is not None:
+            wanted: tuple[int, ...] = (self._reward, self._terminated, self._discount)
+        else:
+            wanted = (self._reward if self._calls_reward_fn else -1,)
         if max(wanted) >= 0:
             returns, terminated, discount = self._returns(snapshot, windows, k, goals)
             for at, values in zip(wanted, (returns, terminated, discount), strict=False):
@@ -263,7 +269,9 @@ class HindsightReader(Reader):
         self._steps.set_lengths(width)
         achieved, *others = self._steps.rows(snapshot, windows)
         desired = np.repeat(goals, k, axis=0)
-        rewards = self._hindsight.rewards(achieved[inside], desired) if self._reward >= 0 else np.zeros(len(desired))
+        rewards = np.zeros(len(desired))
+        if self._calls_reward_fn:
+            rewards = self._hindsight.rewards(achieved[inside], desired)
         reached = np.zeros((size, width), np.bool_)
         if self._hindsight.terminated_fn is not None:
             reached[inside] = self._hindsight.terminations(achieved[inside], desired)

@@ -41,6 +41,11 @@ def distance(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
     return np.abs(2 * achieved.astype(np.float64) - desired).sum(-1)
 
 
+def reached(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+    """Tell for some pairs of goals that the first one reaches the second."""
+    return np.abs(2 * achieved.astype(np.float64) - desired).sum(-1) % 3 < 1
+
+
 def filled(
     view: Transitions, snapshot: Snapshot, ids: Any, entropy: int | None = 0, fields: Any = None
 ) -> dict[tuple[str, ...], np.ndarray]:
@@ -92,12 +97,15 @@ def return_of(view: Transitions, model: ModelEpisode, t: int, k: int, goal: np.n
     st.sampled_from(REWARDS),
     st.sampled_from((0.0, 0.9, 1.0)),
     st.sampled_from((None, "bonus")),
+    st.sampled_from((None, reached)),
     st.integers(0, 2**63 - 1),
 )
 def test_goals_and_returns_equal_the_rule_and_nothing_else_changes(
-    snapshot: Snapshot, strategy: str, n: Any, stack: Any, reward: Any, gamma: float, discount: Any, entropy: int
-) -> None:
-    view = Transitions(n, gamma, stack, reward, relabel=Hindsight(strategy, 1.0, distance), discount=discount)
+    snapshot: Snapshot, strategy: str, n: Any, stack: Any, reward: Any, gamma: float, discount: Any, ends: Any,
+    entropy: int,
+) -> None:  # fmt: skip
+    relabel = Hindsight(strategy, 1.0, distance, terminated_fn=ends)
+    view = Transitions(n, gamma, stack, reward, relabel=relabel, discount=discount)
     ids = sorted(snapshot.sampleable(None))
     batch, want = filled(view, snapshot, ids, entropy), plain(view, snapshot, ids)
     for i, step_id in enumerate(ids):
@@ -109,8 +117,17 @@ def test_goals_and_returns_equal_the_rule_and_nothing_else_changes(
         assert len(row) == bool(rows)
         if row:
             want["obs", "desired_goal"][i] = want["next_obs", "desired_goal"][i] = achieved(model, row[0])
-            want[REWARD][i] = return_of(view, model, t, k, achieved(model, row[0]))
-    np.testing.assert_allclose(batch.pop(REWARD), want.pop(REWARD), rtol=1e-5, atol=1e-5)
+            goal, taken = achieved(model, row[0]), k
+            if ends is not None:
+                last = next((j for j in range(k) if ends(achieved(model, t + j + 1), goal)), None)
+                bootstraps = last is None
+                taken = k if last is None else last + 1
+                factors = [step.extra[discount] if discount else 1.0 for step in model.steps[t : t + k]]
+                want["terminated",][i] = not bootstraps
+                want["discount",][i] = gamma**k * np.prod(factors) if bootstraps else 0.0
+            want[REWARD][i] = return_of(view, model, t, taken, goal)
+    for path in (REWARD, ("discount",)):
+        np.testing.assert_allclose(batch.pop(path), want.pop(path), rtol=1e-5, atol=1e-5)
     assert batch.keys() == want.keys()
     for path, array in want.items():
         np.testing.assert_array_equal(batch[path], array)
@@ -457,6 +474,7 @@ def test_hindsights_are_equal_by_their_arguments_and_print_short() -> None:
     assert Hindsight("final", reward_fn=distance) != Hindsight("future", 0.8, distance)
     assert repr(Hindsight(reward_fn=distance)) == "Hindsight(strategy='future', ratio=0.8, reward_fn=distance)"
     assert repr(Hindsight(reward_fn=Task())) == "Hindsight(strategy='future', ratio=0.8, reward_fn=Task)"
+    assert repr(Hindsight(reward_fn=distance, terminated_fn=reached)).endswith(", terminated_fn=reached)")
     assert repr(Transitions(relabel=Hindsight(reward_fn=distance))).endswith(
         "relabel=" + repr(Hindsight(reward_fn=distance)) + ")"
     )
