@@ -26,6 +26,10 @@ RETURN = "return"
 PIECE_BYTES = 8 << 20
 # A value this many times farther from the mean than the deviation of the others, or than 1, makes a deviation useless.
 _FAR = 1e6
+# So many times smaller ones are no such values.
+_ALIKE = 1e3
+# Larger values are left out as infinities are: sums of squares of returns of them would be infinite.
+_LARGEST = 1e140
 
 
 class Moments(NamedTuple):
@@ -101,8 +105,8 @@ class StoreMoments:
     moments : dict of str to Moments
         By leaf, and `RETURN`. Replaced as a whole when steps come.
     not_finite : int
-        Steps with NaN or an infinity in a leaf or a reward. The moments of that leaf, or of returns, leave them out;
-        such a reward counts as 0 in the returns of later steps.
+        Steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that leaf, or of
+        returns, leave them out; such a reward counts as 0 in the returns of later steps.
     """
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
@@ -193,7 +197,7 @@ class StoreMoments:
             read = self._plan.rows(snapshot, place(snapshot, ids[start : start + piece]))
             values = [array[:, 0] for array in read]
             for leaf, column in zip(self._fields, values, strict=False):
-                good = np.isfinite(column).reshape(len(column), -1).all(axis=1)
+                good = _are_countable(column).reshape(len(column), -1).all(axis=1)
                 moments[leaf] = self._merged(leaf, moments[leaf], column if good.all() else column[good])
                 is_finite[start : start + piece] &= good
             summands = zip(self._weights, values[len(self._fields) :], strict=True)
@@ -201,7 +205,7 @@ class StoreMoments:
         returns = np.zeros(len(ids))
         if self._weights:
             reward = np.concatenate(rewards)
-            good = np.isfinite(reward)
+            good = _are_countable(reward)
             chosen("discounted")(np.where(good, reward, 0.0), runs.steps, runs.before, self._gamma, returns)
             moments[RETURN] = self._merged(RETURN, moments[RETURN], returns[good])
             is_finite &= good
@@ -209,30 +213,22 @@ class StoreMoments:
         if not_finite:
             self._warn(
                 "not finite",
-                f"step {ids[~is_finite][0]} has NaN or an infinity: Normalize leaves such steps out of its statistics, "
-                "and stats() counts them in steps_not_finite",
+                f"step {ids[~is_finite][0]} has NaN or an infinity, or a number beyond {_LARGEST:g}: Normalize leaves "
+                "such steps out of its statistics, and stats() counts them in steps_not_finite",
             )
         return moments, returns, not_finite
 
     def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
-        """Return moments with finite values, (n, *shape); warn if one is so large that it alone makes the deviation."""
+        """Return moments with more values, (n, *shape); warn if some are so large that they make the deviation."""
         if not len(values):
             return known
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = known.merged(Moments.of(values))
-            flat = np.abs(values.reshape(len(values), -1))
-            at = np.unravel_index(int(flat.argmax()), flat.shape) if flat.size else (0, 0)
-            if flat.size and flat[at] >= _FAR and known.count + len(values) > 2:
-                column = values.reshape(len(values), -1)[:, at[1]].astype(np.float64)
-                mean, var = (np.asarray(each).reshape(-1)[at[1]] for each in known[1:])
-                others = Moments(known.count, mean, var).merged(Moments.of(np.delete(column, at[0])))
-                if abs(column[at[0]] - others.mean) > _FAR * max(1.0, float(np.sqrt(others.var))):
-                    self._warn(
-                        name,
-                        f"{name} has a value of {column[at[0]]:g} where its standard deviation is "
-                        f"{float(np.sqrt(others.var)):g}: normalised by all of them, the others become nearly equal",
-                    )
-        return found
+        if name not in self._warned and (far := _far_value(known, values)):
+            self._warn(
+                name,
+                f"{name} has a value of {far[0]:g} where its standard deviation is {far[1]:g}: normalised by all of "
+                "them, the others become nearly equal",
+            )
+        return known.merged(Moments.of(values))
 
     def _warn(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -269,6 +265,35 @@ class StoreMoments:
         if given != expected:
             raise ValueError(f"these are moments of {given}, and needed are those of {expected}")
         self.moments = {name: moments[name] for name in expected}
+
+
+def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell which values are finite, and no larger than `_LARGEST`."""
+    found = np.isfinite(values)
+    if values.dtype.kind == "f" and values.dtype.itemsize > 4:
+        found &= np.abs(values) <= _LARGEST
+    return np.asarray(found)
+
+
+def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | None:
+    """Return the largest value of a column that is `_FAR` from most others, and the deviation of these.
+
+    Values of about its size are not among the others. None: no column has one.
+    """
+    flat = values.reshape(len(values), -1)
+    means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
+    most, total = np.abs(flat).max(axis=0), known.count + len(flat)
+    # Of few columns: most values are small, and so this is cheap.
+    for at in np.flatnonzero(most >= _FAR * (np.maximum(1.0, deviations) if known.count else 1.0)):
+        column = flat[:, at].astype(np.float64)
+        alike = np.abs(column) >= np.abs(column).max() / _ALIKE
+        if total > 2 and 2 * np.count_nonzero(alike) <= total:
+            before = Moments(known.count, means[at], deviations[at] ** 2)
+            others = before if alike.all() else before.merged(Moments.of(column[~alike]))
+            value, deviation = float(column[np.abs(column).argmax()]), float(np.sqrt(others.var))
+            if abs(value - others.mean) > _FAR * max(1.0, deviation):
+                return value, deviation
+    return None
 
 
 def loaded(state: Mapping[str, Any]) -> Moments:
