@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay import MissingExtra
 from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.step_values import as_flags
 
 with MissingExtra.raised_for("a replay buffer of Tianshou", "tianshou"):
     import torch
@@ -115,7 +116,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         if self._last_frame:
             obs, after = _mapped(_newest_frame, obs), _mapped(_newest_frame, after)
         writer = self._writer or self._opened(obs, action)
-        values = obs, action, *(np.asarray(batch[key]) for key in ("rew", "terminated", "truncated")), after
+        flags = (as_flags(batch[key], key) for key in ("terminated", "truncated"))
+        values = obs, action, np.asarray(batch["rew"]), *flags, after
         mask = None
         if not np.array_equal(lanes, np.arange(self.buffer_num)):
             mask = np.isin(np.arange(self.buffer_num), lanes)

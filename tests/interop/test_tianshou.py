@@ -132,6 +132,28 @@ def test_batches_are_those_of_tianshous_buffer_through_wraparounds(tmp_path, kwa
         assert store.verify(deep=True) == []
 
 
+@pytest.mark.parametrize("buffer_ids", [None, [0, 2]])
+def test_flags_may_be_floats_0_and_1_and_no_other_numbers(tmp_path, buffer_ids):
+    envs = np.arange(ENVS) if buffer_ids is None else np.array(buffer_ids)
+    lanes, ends = Lanes(), envs == envs[-1]
+    buffer = StoreReplayBuffer(tmp_path / "store", SIZE, ENVS)
+    for flag, wrong in (("terminated", 0.5), ("truncated", np.nan)):
+        batch = lanes.step(envs)
+        batch.terminated, batch.truncated = ends.astype(np.float32), np.zeros(len(envs))
+        kept = batch[flag].copy()
+        batch[flag][0] = wrong
+        with pytest.raises(dr.SchemaError, match=f"^{flag} is one truth value a step"):
+            buffer.add(batch, buffer_ids)
+        batch[flag] = kept
+        buffer.add(batch, buffer_ids)
+    buffer.close()
+    with dr.open(tmp_path / "store") as store:
+        assert [(ep.lane, len(ep), ep.terminated) for ep in store.episodes if ep.terminated] == [
+            (envs[-1], 1, True)
+        ] * 2
+        assert len(store) == 2 * len(envs)
+
+
 def test_a_closed_buffer_names_itself(tmp_path):
     buffer, lanes = StoreReplayBuffer(tmp_path / "store", SIZE, ENVS), Lanes()
     buffer.add(lanes.step(np.arange(ENVS)))
