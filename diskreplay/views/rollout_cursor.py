@@ -71,7 +71,7 @@ def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
     """Return how many steps of each episode, from its first on, a rollout may hold.
 
     All of them, but for the last step of a lane while what it is bootstrapped with may yet come (a writer that closes
-    takes it away with the lane), and the last one of a cut episode that nothing is known behind, where that is needed.
+    takes it away with the lane), or where the lane ends in a cut that nothing is known behind, where that is needed.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps
@@ -85,8 +85,8 @@ def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
-    # A truncation is given, or refused where the rollout is gathered: it is never left out without a word.
-    known |= (end & TRUNCATED != 0) & (end & CUT == 0)
+    # Such a step is given, or refused where the rollout is gathered: in the midst of a lane, none is left out.
+    known |= ((end & TRUNCATED != 0) & (end & CUT == 0)) | ((end & CUT != 0) & has_next)
     if view.next_value is not None:
         known |= ~still_open
     # Of an open episode, `obs_rows` is one more than `steps` where the newest step came with its next observation.

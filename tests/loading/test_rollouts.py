@@ -119,12 +119,13 @@ class Lane:
     def open(self) -> Step | None:
         return self.steps[-1] if self.steps and not self.steps[-1].ended else None
 
-    def act(self, serial: int, with_next: bool, ends: tuple[float, float]) -> tuple[Step, np.ndarray]:
-        """Make a step and the observation it leads to."""
+    def act(self, serial: int, with_next: bool, ends: tuple[float, float], seen: bool) -> tuple[Step, np.ndarray]:
+        """Make a step and the observation it leads to; with `seen` it is truncated only if that is recorded."""
         before = self.open
         obs = self.rng.standard_normal(2) if before is None or self.obs is None else self.obs
         numbers = self.rng.standard_normal(3).astype(np.float32).tolist()
-        step = Step(serial, obs, *numbers, self.rng.random() < ends[0], self.rng.random() < ends[1])
+        terminated, truncated = (self.rng.random(2) < ends).tolist()
+        step = Step(serial, obs, *numbers, terminated, truncated and (with_next or not seen))
         if before is not None:
             before.next, before.next_obs = step, obs
         following = self.rng.standard_normal(2)
@@ -142,14 +143,24 @@ class Lane:
 
 
 class Collector:
-    """A writer, vector or not, that steps a random selection of its lanes."""
+    """A writer, vector or not, that steps a random selection of its lanes.
+
+    With `seen` it records the final observation of what it truncates or cuts, unless it closes.
+    """
 
     serials = 0
 
     def __init__(
-        self, store: Any, num_envs: int | None, seed: int, ends: tuple[float, float], cuts: float, segment: Any = None
+        self,
+        store: Any,
+        num_envs: int | None,
+        seed: int,
+        ends: tuple[float, float],
+        cuts: float,
+        segment: Any = None,
+        seen: bool = False,
     ) -> None:
-        self.segment_an_episode = segment == "episode"
+        self.segment_an_episode, self.seen = segment == "episode", seen
         self.writer, self.num_envs = store.writer(num_envs), num_envs
         self.rng = np.random.default_rng(seed)
         self.lanes = [Lane(self.rng) for _ in range(num_envs or 1)]
@@ -171,7 +182,7 @@ class Collector:
         for lane, chosen in zip(self.lanes, mask, strict=True):
             if chosen:
                 Collector.serials += 1
-                step, after = lane.act(Collector.serials, with_next, self.ends)
+                step, after = lane.act(Collector.serials, with_next, self.ends, self.seen)
             else:
                 step, after = Step(0, np.zeros(2), 0, 0, 0), np.zeros(2)
             rows.append(step)
@@ -193,7 +204,7 @@ class Collector:
         else:
             self.writer.append(obs, serial, reward, terminated, truncated, next_obs, mask, **extra)
         if self.rng.random() < self.cuts:
-            self.cut(self.rng.random() < 0.5)
+            self.cut(self.seen or self.rng.random() < 0.5)
 
     def cut(self, final: bool) -> None:
         finals = np.array([lane.obs if lane.open else np.zeros(2) for lane in self.lanes])
@@ -209,7 +220,7 @@ class Collector:
 
 
 def can_be_given(step: Step, view: Rollouts) -> bool:
-    """Whether a step is ever part of a rollout: not where a value_fn lacks the observation behind it."""
+    """Whether a step is ever part of a rollout: not the last one where a value_fn lacks the observation behind it."""
     return view.value_fn is None or view.next_value is not None or step.terminated or step.next_obs is not None
 
 
@@ -273,10 +284,12 @@ VIEWS = {
 @example([2], "episode", 299)  # a rollout is taken before the second lane's first step
 def test_every_step_is_given_once_with_its_advantage(kind: str, writers: list[Any], segment: Any, seed: int) -> None:
     view, rng = VIEWS[kind], np.random.default_rng(seed)
-    # Without a value behind a truncation there is none to bootstrap from: see below.
+    # Without a value behind a truncation or a cut there is none to bootstrap from: see below.
     ends, cuts = ((0.15, 0.0), 0.0) if kind == "stored" else ((0.1, 0.1), 0.05)
     with TemporaryDirectory() as folder, dr.create(Path(folder) / "s", SCHEMA, segment_steps=segment) as store:
-        collectors = [Collector(store, n, int(rng.integers(1 << 32)), ends, cuts, segment) for n in writers]
+        collectors = [
+            Collector(store, n, int(rng.integers(1 << 32)), ends, cuts, segment, kind == "function") for n in writers
+        ]
         with dr.open(store.path) as reader:
             source = Source(reader, view)
             for _ in range(60):
@@ -406,18 +419,25 @@ def test_a_truncation_without_a_final_observation_is_refused_or_bootstraps_from_
         assert batch.ret[2].item() - 1 == -2.0
 
 
-def test_the_last_step_of_a_cut_that_nothing_is_known_behind_is_left_out(tmp_store: Path) -> None:
+@pytest.mark.parametrize("known", [{}, {"value_fn": lambda obs: obs[:, 0]}], ids=["nothing", "value_fn"])
+def test_a_cut_that_nothing_is_known_behind_is_refused_or_left_out_where_the_lane_ends(
+    tmp_store: Path, known: dict[str, Any]
+) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 4, known=False)
         writer.end_episode()
+        source = Source(store, Rollouts(3, 1.0, 0.0, **known))
+        assert given(source.sample()) == [[0, 1, 2]]
+        with pytest.raises(dr.NotEnoughData):
+            source.sample()
         append(writer, 4, 4, known=False)
-        source = Source(store, Rollouts(5, 1.0, 0.0, value_fn=lambda obs: obs[:, 0]))
-        batch = source.sample()
-        assert given(batch) == [[0, 1, 2, 4, 5]]
-        assert batch.truncated.T.tolist() == [[False, False, True, False, False]]
-        assert (batch.ret.T - 1).tolist() == [[1.0, 2.0, 3.0, 5.0, 6.0]]
-        with_field = Source(store, Rollouts(5, value_fn=lambda obs: obs[:, 0], next_value="following"))
-        assert given(with_field.sample()) == [[0, 1, 2, 3, 4]]
+        for _ in range(2):
+            with pytest.raises(dr.ReplayError, match="^step 3 was truncated, .* value_fn.* next_value"):
+                source.sample()
+        both = Source(store, Rollouts(5, next_value="following", **known))
+        batch = both.sample()
+        assert given(batch) == [[0, 1, 2, 3, 4]]
+        assert batch.truncated.T.tolist() == [[False, False, False, True, False]]
 
 
 def test_a_terminated_step_has_nothing_behind_it_even_where_it_was_truncated_too(tmp_store: Path) -> None:
