@@ -52,9 +52,9 @@ class Normalize(OneOwner, Transform):
     all that is there. They are part of the sampler's saved state. A batch is normalised by those of its draw, and what
     is in the store stays as it is. Padding, and observations that are not there, are zeros before they are normalised.
 
-    A step with NaN, an infinity or a number beyond 1e140 is left out of the statistics of that leaf, or of returns,
-    which the first time is a warning; `Sampler.stats` counts such steps in `steps_not_finite`. Values that are so large
-    that they alone make a deviation are a warning, too.
+    A step with NaN, an infinity or a number beyond 1e140 is left out of the statistics of that leaf, or of returns.
+    The first one is a warning; `Sampler.stats` counts such steps in `steps_not_finite`. A few values that are a million
+    times larger than the others make a deviation useless: this is a warning, too.
 
     It belongs to one sampler; ``copy.deepcopy`` makes one for another with the same statistics.
 

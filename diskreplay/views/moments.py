@@ -219,7 +219,7 @@ class StoreMoments:
         return moments, returns, not_finite
 
     def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
-        """Return moments with more values, (n, *shape); warn if some are so large that they make the deviation."""
+        """Return moments with more values, (n, *shape); warn if a few large ones alone make the deviation."""
         if not len(values):
             return known
         if name not in self._warned and (far := _far_value(known, values)):

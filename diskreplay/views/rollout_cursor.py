@@ -70,8 +70,8 @@ class LaneEpisodes(NamedTuple):
 def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
     """Return how many steps of each episode, from its first on, a rollout may hold.
 
-    All of them, but for the last step of a lane while what it is bootstrapped with may yet come (a writer that closes
-    takes it away with the lane), or where the lane ends in a cut that nothing is known behind, where that is needed.
+    All of them but for the last step of a lane: while its bootstrap may yet come (a writer that closes takes the step
+    away with the lane), and if the lane ends in a cut without a final observation that the view needs.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps

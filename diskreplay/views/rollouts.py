@@ -71,8 +71,8 @@ class Rollouts(View):
     - else the stored value of the lane's next step, of the same episode or of its continuation after a length cut.
 
     A step that was truncated or cut without any of these is a ReplayError. With `value_fn` that is one without a final
-    observation; `next_value` beside it gives its value. The last step of a lane that ends in such a cut, as by a writer
-    that closed, is left out.
+    observation; `next_value`, if also given, is its value. The last step of a lane that ends in such a cut, as by a
+    writer that closed, is left out.
 
     The chain of lambda stops at the end of an episode; a length cut is none. `truncated` is true wherever a column's
     chain stops and the step did not terminate.

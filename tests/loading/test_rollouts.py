@@ -145,7 +145,7 @@ class Lane:
 class Collector:
     """A writer, vector or not, that steps a random selection of its lanes.
 
-    With `seen` it records the final observation of what it truncates or cuts, unless it closes.
+    With `seen` it records the final observation of each episode that it truncates or cuts, unless it closes.
     """
 
     serials = 0
@@ -284,7 +284,7 @@ VIEWS = {
 @example([2], "episode", 299)  # a rollout is taken before the second lane's first step
 def test_every_step_is_given_once_with_its_advantage(kind: str, writers: list[Any], segment: Any, seed: int) -> None:
     view, rng = VIEWS[kind], np.random.default_rng(seed)
-    # Without a value behind a truncation or a cut there is none to bootstrap from: see below.
+    # A truncation or a cut without a value behind it is refused: see below.
     ends, cuts = ((0.15, 0.0), 0.0) if kind == "stored" else ((0.1, 0.1), 0.05)
     with TemporaryDirectory() as folder, dr.create(Path(folder) / "s", SCHEMA, segment_steps=segment) as store:
         collectors = [
