@@ -365,6 +365,7 @@ def test_tricks_with_what_may_be_loaded_end_in_one_error(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* steps lead to another observation than the next row has:UserWarning")
 def test_damaged_bytes_never_raise_anything_else(tmp_path: Path) -> None:
     whole = pickle.dumps(filled("dicts", 3, 2, capacity=4), 5)
     rng, refused, messages = random.Random(0), 0, []
