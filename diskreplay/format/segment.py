@@ -167,7 +167,7 @@ class SegmentInfo:
         """
         if self.claimed is None:
             return self.bounds[1]
-        return max(self.bounds[1], self.unproven_time or int(self.sealed_at * 1e9))
+        return max(self.bounds[1], self.unproven_time or min(int(self.sealed_at * 1e9), MOST_NS))
 
     def came_before(self, time: int) -> bool:
         """Whether it is sealed, and all of it came before a time, in nanoseconds since the epoch."""
@@ -520,7 +520,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         times=_parse_times(attributes["times"]) if sealed else None,
         claimed=_parse_claimed(attributes.get("claimed"), len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
-        unproven_time=_whole(attributes.get("unproven_time", 0)) if sealed else 0,
+        unproven_time=_parse_time(attributes.get("unproven_time", 0)) if sealed else 0,
         lost=parse_lost(attributes, len(lanes)),
         packed=packed,
         compressed=compressed,
@@ -562,10 +562,16 @@ def _parse_claimed(rows: Any, lanes: int) -> tuple[int, ...] | None:
 def _parse_times(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
-    first, last = map(_whole, value)
-    if not first <= last <= MOST_NS:
+    first, last = map(_parse_time, value)
+    if not first <= last:
         raise ValueError(f"times are {first} to {last}")
     return first, last
+
+
+def _parse_time(value: Any) -> int:
+    if (time := _whole(value)) > MOST_NS:
+        raise ValueError(f"{time!r:.40} is no time")
+    return time
 
 
 def _moment(value: Any) -> float:

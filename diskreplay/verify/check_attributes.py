@@ -165,7 +165,7 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
     need(_are_whole(claimed) and len(claimed) in (0, len(lanes)), "claimed")
     need(is_whole(unproven), "unproven_steps")
-    need(is_whole(given.get("unproven_time", 0)), "unproven_time")
+    need(is_whole(given.get("unproven_time", 0), 0, _MOST_NS), "unproven_time")
     if packed is not None:
         need(lanes == [0], "lanes")
         need(sealed, "sealed")

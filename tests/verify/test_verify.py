@@ -315,6 +315,11 @@ DAMAGE = {
     "an age of nothing": (with_attributes(".", max_age_s=-1), "metadata", "zarr.json"),
     "an endless age": (with_attributes(".", max_age_s=10**400), "metadata", "zarr.json"),
     "no time of sealing": (with_attributes(SEGMENT, sealed_at="now"), "metadata", f"{SEGMENT}/zarr.json"),
+    "unproven rows that came in another age": (
+        with_attributes(SEGMENT, claimed=[9], unproven_steps=1, unproven_time=1 << 63),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
+    ),
     "huge chunks": (with_attributes(".", chunk_bytes=1 << 60), "metadata", "zarr.json"),
     "no schema": (with_attributes(".", schema={}), "metadata", "zarr.json"),
     "no templates": (with_attributes(".", segment_metadata={}), "metadata", "zarr.json"),

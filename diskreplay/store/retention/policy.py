@@ -232,7 +232,7 @@ class RetentionPolicy:
             self._kept -= account.kept
             self._nbytes -= account.nbytes
             self._below[number] = None
-            horizon = max(horizon, last + 1)
+            horizon = max(horizon, min(last + 1, layout.MOST_COUNTED))  # a time may be damaged, or hostile
         if horizon > before:
             self._counters.set(layout.HORIZON, horizon)
 

@@ -1,8 +1,10 @@
 """Steps that no mark proves are deleted only when a limit has passed them, and never with others that are evicted."""
 
+import json
 import shutil
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 import diskreplay as dr
@@ -73,3 +75,35 @@ def test_evicting_what_is_proven_keeps_what_is_not(tmp_store):
         assert store.info(returns=False)["steps_unproven"] == 15
         store.repair(salvage=True)
     assert serials(copy)[-15:] == [*range(1005, 1020)]
+
+
+def edit(path: Path, **changes: object) -> None:
+    """Change attributes of a document, and its checksum with them."""
+    document = json.loads(path.read_bytes())
+    document["attributes"] |= changes | {"diskreplay_crc32c": "00000000"}
+    data = json.dumps(document, separators=(",", ":")).encode()
+    document["attributes"]["diskreplay_crc32c"] = f"{google_crc32c.value(data):08x}"
+    path.write_bytes(json.dumps(document, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize("changes", [{"unproven_time": 1 << 62}, {"sealed_at": 1e300}])
+def test_a_time_at_the_end_of_all_times_leaves_counters_that_can_be_read(tmp_store, changes):
+    copy = left_by_a_killed_writer(tmp_store, LIMITS["steps"])
+    with another_boot(), dr.open(copy, "a"):
+        pass
+    edit(max(copy.glob("segments/0*/zarr.json")), **({"unproven_time": 0} | changes))
+    with dr.open(copy, "a") as store:
+        with store.writer() as writer:
+            append_numbered(writer, range(2000, 2020))
+        store.resize(capacity_bytes=1)
+    with dr.open(copy) as store:
+        assert store.verify(deep=True) == []
+
+
+def test_a_time_beyond_all_times_is_refused(tmp_store):
+    copy = left_by_a_killed_writer(tmp_store, LIMITS["steps"])
+    with another_boot(), dr.open(copy, "a"):
+        pass
+    edit(max(copy.glob("segments/0*/zarr.json")), unproven_time=(1 << 62) + 1)
+    with pytest.warns(dr.DamagedSegmentWarning, match="no time"), dr.open(copy) as store:
+        assert len(store) > 0
