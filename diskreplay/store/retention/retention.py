@@ -393,10 +393,14 @@ class Retention:
         return fate is Fate.SEALED
 
     def _rebuild_copy(self, info: SegmentInfo) -> bool:
-        """Rebuild a copy of a sealed segment whose files do not fit their checksums; False: nothing was changed."""
-        with suppress(FormatError, FileNotFoundError, NotADirectoryError, StorageFull):
-            return rebuild_copy(info, self._hidden_in(info.number))
-        return False
+        """Rebuild a copy of a sealed segment whose files do not fit their checksums; False: it has to be sealed."""
+        try:
+            with storage_errors(info.path):
+                return rebuild_copy(info, self._hidden_in(info.number))
+        except StorageFull:
+            return True  # as it is, it waits for room: sealing it would forget the checksums
+        except (FormatError, OSError):  # small files do not fit, or cannot be read
+            return False
 
     def _hidden_in(self, number: int) -> list[tuple[int, int]]:
         """Return position and steps of the episodes of a segment that were evicted by hand."""
