@@ -1,5 +1,7 @@
 """Rows prove themselves: what readers show of copies, after a reboot, and where bytes are not what was marked."""
 
+import errno
+import gc
 import os
 import random
 import shutil
@@ -13,6 +15,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.format import root, segment
+from diskreplay.format.locks import is_locked
 from diskreplay.format.marks import read_marks
 from diskreplay.format.quarantine import move_aside
 from diskreplay.format.volume import volume_of
@@ -76,6 +79,97 @@ def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed
         assert store.verify(deep=True) == []
     with dr.open(copy) as copied:
         assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(10 * segments)]
+
+
+def test_who_is_interrupted_while_a_segment_waits_to_be_sealed_keeps_nobody_from_sealing_it(tmp_store, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store:
+        writer = store.writer()
+        append_numbered(writer, range(10))
+        with monkeypatch.context() as patch:
+            patch.setattr(sealer.Sealer, "submit", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                append_numbered(writer, range(10, 15))
+        writer.close()
+    del writer, store
+    gc.collect()
+    with dr.open(tmp_store, "a"):
+        pass
+    with dr.open(tmp_store) as store:
+        assert {info["state"] for info in store.info()["segments"]} == {"sealed"}
+        assert store.verify(deep=True) == []
+
+
+def test_segments_that_there_is_no_room_to_seal_stay_locked_until_they_are_sealed(tmp_store, monkeypatch):
+    seal_segments, submit = sealer.seal_segments, sealer.Sealer.submit
+    submitted: list[int] = []
+    locked: list[bool] = []
+    has_room, may_refuse, has_begun, seals_last = (threading.Event() for _ in range(4))
+
+    def submit_noted(self, info, *args, **kwargs):
+        submit(self, info, *args, **kwargs)
+        submitted.append(info.number)
+
+    def seal(root, infos, *args, **kwargs):
+        if has_room.is_set():
+            locked.extend(is_locked(info.lock_path) for info in infos)
+            return seal_segments(root, infos, *args, **kwargs)
+        has_begun.set()
+        may_refuse.wait()
+        if [info.number for info in infos] == [2]:
+            seals_last.set()
+            has_room.wait()
+        raise dr.StorageFull(errno.ENOSPC, "no room")
+
+    def flush(writer):
+        with suppress(dr.StorageFull):
+            writer.flush()
+
+    monkeypatch.setattr(sealer, "seal_segments", seal)
+    monkeypatch.setattr(sealer.Sealer, "submit", submit_noted)
+    with (
+        dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store,
+        store.writer(durability=3600.0) as writer,
+    ):
+        try:
+            append_numbered(writer, range(10))
+            append_numbered(writer, range(10, 20))
+            assert has_begun.wait(60)
+            append_numbered(writer, range(20, 30))
+            append_numbered(writer, range(30, 35), end="open")
+            may_refuse.set()
+            assert seals_last.wait(60)
+            # The sealer is not done with segment 1 and 2 yet when flush hands in segment 1 again.
+            flushing = threading.Thread(target=flush, args=(writer,))
+            flushing.start()
+            wait_until(lambda: submitted.count(1) == 2, 60)
+        finally:
+            may_refuse.set()
+            has_room.set()
+        flushing.join()
+    assert len(locked) >= 4
+    assert all(locked)
+
+
+def test_segments_of_dead_writers_that_there_is_no_room_to_seal_hold_no_descriptors(tmp_store, monkeypatch):
+    copy = tmp_store.with_name("copy")
+
+    def refuse(*args, **kwargs):
+        raise dr.StorageFull(errno.ENOSPC, "no room")
+
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer(durability="none") as writer:
+        append_numbered(writer, range(5))
+        shutil.copytree(tmp_store, copy)
+    with monkeypatch.context() as patch:
+        patch.setattr(sealer, "seal_segments", refuse)
+        store = dr.open(copy, "a")
+        wait_until(lambda: not any(thread.name == "diskreplay-sealer" for thread in threading.enumerate()), 60)
+        assert not is_locked(segment_of(copy) / "committed/lock")
+    store.close()
+    with dr.open(copy) as store:
+        assert {info["state"] for info in store.info()["segments"]} == {"sealed"}
 
 
 def marked_serials(path: Path) -> list[int]:
@@ -528,6 +622,29 @@ def test_a_damaged_byte_costs_its_block_in_a_copy_whose_files_can_be_written(tmp
         assert 0 < len(shown) >= 2000 - 512 - 300 - 20
         assert {problem.kind for problem in store.verify(deep=True)} == {"quarantine"}
         assert row - 600 < min({*range(2000)} - shown) <= row + 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_a_damaged_copy_whose_files_can_be_written_as_it_is(tmp_store, tmp_path):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer(durability="none") as writer:
+        for first in range(0, 2000, 10):
+            append_numbered(writer, range(first, first + 10))
+    with mounted("tmpfs", 8, folder=tmp_path) as disk:
+        copy = disk.path / "copy"
+        shutil.copytree(tmp_store, copy, copy_function=shutil.copyfile)
+        chunk = segment_of(copy) / "reward/c.0.0"
+        chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 1]) + chunk.read_bytes()[1:])
+        before = digest(segment_of(copy))
+        with open(disk.path / "filling", "wb", 0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1024))
+        dr.open(copy, "a").close()
+        assert digest(segment_of(copy)) == before
+        os.unlink(disk.path / "filling")
+        dr.open(copy, "a").close()
+        with dr.open(copy) as store:
+            (entry,) = store.quarantine
+            assert len(store) == 2000 - entry.steps > 0
 
 
 def test_rows_that_neither_checksums_nor_marks_prove_are_not_shown_of_a_segment_that_was_sealed_meanwhile(tmp_store):

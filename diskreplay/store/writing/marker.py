@@ -108,6 +108,10 @@ class Marker:
                 left = _Left(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 
+    def has_left(self, number: int) -> bool:
+        """Whether a segment that its writer has left is still marked."""
+        return number in self._left
+
     def wait(self) -> None:
         """Wait for the marks that are being made: whoever seals a segment that was left before may begin then.
 

@@ -231,7 +231,12 @@ class Rotation:
                 segment.lock.release()
                 return
             self.waits_for_sealing = True
-            self._hand_over(segment)
+            try:
+                self._hand_over(segment)
+            except BaseException:  # interrupted while it waited: whoever gets the lock seals the segment
+                if self._marker is not None:
+                    self._marker.forget([segment.number])
+                raise
 
     def _hand_over(self, segment: SegmentWriter) -> None:
         """Have a segment that is closed sealed in the background, when all that was appended is published."""

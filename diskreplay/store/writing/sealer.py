@@ -39,7 +39,7 @@ class Sealer:
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        # Until there is room again; their locks are held as long as nobody was told.
+        # Until there is room again. The locks of those that are marked are held as long as nobody was told.
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
         self._is_behind = False  # there was no room for what follows sealing
         self._of_dead_writers: set[int] = set()
@@ -100,14 +100,16 @@ class Sealer:
                 if self._has_work:  # else this thread has done it: there is no other one
                     self._condition.wait()
         self._seals_at_once = False
+        with self._condition:
+            postponed = self._postponed
+            self._postponed = {number: (info, None, full) for number, (info, _, full) in postponed.items()}
         # Others may seal what is postponed as soon as there is room.
-        self._release([(info, lock) for info, lock, _ in self._postponed.values() if lock is not None])
-        self._postponed = {number: (info, None, full) for number, (info, _, full) in self._postponed.items()}
+        self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
         error, self._error = self._error, None
         if error is not None:
             # Once more: while the store was being deleted, it was still there.
             raise self._root.reason(error)
-        for _, _, full in self._postponed.values():
+        for _, _, full in postponed.values():
             raise full
         if self._is_behind:
             self._after()
@@ -140,7 +142,8 @@ class Sealer:
         except FileNotFoundError:
             pass  # sealed, and evicted
 
-    def _seal(self, batch: list[tuple[SegmentInfo, Lock]]) -> None:
+    def _seal(self, batch: list[tuple[SegmentInfo, Lock]], held: set[int]) -> None:
+        """Seal segments; add the numbers of those that are postponed with their locks to ``held``."""
         infos = [info for info, _ in batch]
         self._marker.wait()
         try:
@@ -158,7 +161,11 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        self._postponed[info.number] = info, lock, reason
+                        # Those of dead writers may be as many as there are descriptors; and nobody marks them.
+                        is_held = self._marker.has_left(info.number)
+                        held |= {info.number} if is_held else set()
+                        with self._condition:
+                            self._postponed[info.number] = info, lock if is_held else None, reason
                     else:
                         self._error = reason
 
@@ -200,10 +207,12 @@ class Sealer:
                 if not batch:
                     self._runner = None  # before the condition is free: who submits from now on begins another one
                     return
+            held = set[int]()
             try:
-                self._seal(batch)
+                self._seal(batch, held)
             finally:
-                self._release([(info, lock) for info, lock in batch if info.number not in self._postponed])
+                # `drain` may have handed in what is postponed again by now, with its lock.
+                self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()
             except StoreLocked:
