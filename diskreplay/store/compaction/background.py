@@ -153,16 +153,19 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
     Without a private folder there is no lock, and each store may be merged.
     """
-    try:
-        turn = try_lock(f"{_private_folder()}/compaction-{boot_id()}")  # other machines may have the same folder
-    except OSError:
-        return True, None
-    return turn is not None, turn
+    # On the nodes of a cluster and in containers, the first is often named and not there.
+    for above in (lambda: os.environ["XDG_RUNTIME_DIR"], tempfile.gettempdir):
+        with suppress(KeyError, OSError):
+            turn = try_lock(f"{_private_folder(above())}/compaction-{boot_id()}")  # other machines may have the folder
+            return turn is not None, turn
+    return True, None
 
 
-def _private_folder() -> str:
-    """Return a folder for processes of this user alone, made where it is missing. Raises OSError."""
-    folder = f"{os.environ.get('XDG_RUNTIME_DIR') or tempfile.gettempdir()}/diskreplay-{os.geteuid()}"
+def _private_folder(above: str) -> str:
+    """Return a folder for processes of this user alone in another one, made where it is missing. Raises OSError."""
+    if not os.path.isabs(above):
+        raise NotADirectoryError(errno.ENOTDIR, "not the path that it has to be", above)
+    folder = f"{above}/diskreplay-{os.geteuid()}"
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     status = os.lstat(folder)

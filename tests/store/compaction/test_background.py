@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -260,6 +261,23 @@ def test_stores_take_turns_until_all_are_merged(tmp_path: Path) -> None:
         assert ends(are_merged, 120.0)
         assert most == 1
         assert all(serials(store) == SERIALS for store in every)
+
+
+@pytest.mark.parametrize("runtime", ["missing", "others", ""])
+def test_without_a_folder_for_this_session_turns_are_taken_in_that_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    (tmp_path / f"others/diskreplay-{os.geteuid()}").mkdir(parents=True)
+    (tmp_path / f"others/diskreplay-{os.geteuid()}").chmod(0o777)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / runtime) if runtime else "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with dr.create(tmp_path / "store", serial_schema(), segment_steps="episode") as store:
+        write(store, MANY)
+        process = stop_who_merges(store)
+        resume_when_store_closes(store, process)
+        held = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+        assert [name for name in held if name.startswith(f"{tmp_path}/temporary/diskreplay-{os.geteuid()}/compaction-")]
 
 
 def test_a_store_that_waits_for_its_turn_starts_no_process_and_can_be_closed(tmp_path: Path) -> None:
