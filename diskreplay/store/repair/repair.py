@@ -16,7 +16,7 @@ from diskreplay.format.locks import held_lock, is_locked, try_lock
 from diskreplay.format.packs import read_tables
 from diskreplay.format.quarantine import QUARANTINE, move_aside, note_change, quarantined_numbers, read_quarantine
 from diskreplay.format.rebuild import build_copy, finish_replacements, put_in_place
-from diskreplay.format.removals import destroy
+from diskreplay.format.removals import PREFIX, destroy
 from diskreplay.format.root import Root, open_home, read_root
 from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, is_never_written, read_segment
@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 _ROUNDS = 4
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
 # What begins like this is being made or deleted; some have a lock that their maker holds.
-_TEMPORARY = {"old-": "", "new-": "", **LOCK_OF_DRAFT}
+_TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
 # Longer than a living process takes to put in place what it makes, or to remove it: what then stays was left behind.
 _PAUSE_S = 0.05
 
@@ -471,7 +471,9 @@ class _Repair:
         for where in lost:
             self._note("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
         for name in sorted(leftovers):
-            self._note("removed", f"{layout.COUNTERS}/{name}", "a process died in the middle of it")
+            # A living process deletes without the store lock, which may take long.
+            detail = "was being deleted" if name.startswith(PREFIX) else "a process died in the middle of it"
+            self._note("removed", f"{layout.COUNTERS}/{name}", detail)
         for info in unsealed:
             self._note_fate(info, fates[info.number])
 

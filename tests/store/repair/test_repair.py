@@ -364,7 +364,9 @@ def test_what_processes_left_half_done_is_removed(store_path):
     (store_path / "counters/new-00000008").mkdir()
     wheres = ["counters/new-00000008", "counters/old-00000007"]
     assert [action.where for action in repair(store_path, dry_run=True).actions] == wheres
-    assert [(action.what, action.where) for action in repair(store_path).actions] == [("removed", w) for w in wheres]
+    done = repair(store_path).actions
+    assert [(action.what, action.where) for action in done] == [("removed", w) for w in wheres]
+    assert [action.detail for action in done] == ["a process died in the middle of it", "was being deleted"]
     assert [action.where for action in repair(store_path).actions] == []
 
 
