@@ -54,18 +54,28 @@ class Damage:
     resized: bool = False
 
 
-def find_damage(info: SegmentInfo, rows: NDArray[np.int64], hidden: Sequence[tuple[int, int]]) -> Damage:
+def find_damage(
+    info: SegmentInfo,
+    rows: NDArray[np.int64],
+    hidden: Sequence[tuple[int, int]],
+    marked: NDArray[np.int64] | None = None,
+) -> Damage:
     """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
 
     ``hidden`` are position and steps of its episodes that were evicted by hand; in a pack, its rows are the positions.
+    ``marked`` is given of a copy that has to prove its rows: the first rows of each lane that marks prove. They are
+    whole, whatever block they are in. Other rows without their priorities are lost too: the priorities may not have
+    been copied yet.
     Raises FormatError where a chunk that its rows need has no checksum, or the tables of a pack are damaged.
     """
-    return _Search(info, rows).find(hidden)
+    return _Search(info, rows, marked).find(hidden)
 
 
 class _Search:
-    def __init__(self, info: SegmentInfo, rows: NDArray[np.int64]) -> None:
+    def __init__(self, info: SegmentInfo, rows: NDArray[np.int64], marked: NDArray[np.int64] | None) -> None:
         self._info, self._rows = info, rows.tolist()
+        self._must_prove = marked is not None
+        self._marked = [0] * len(rows) if marked is None else marked.tolist()
         self._known = known_sums(info)
         self._chunks = list(sealed_chunks(info))
         there = {(chunk.array.path, chunk.number) for chunk in self._chunks}
@@ -83,7 +93,7 @@ class _Search:
         damaged: dict[int, list[Range]] = {}
         unknown: dict[int, list[Range]] = {}
         for chunk in self._chunks:
-            if chunk.array.path == layout.PRIORITY:
+            if chunk.array.path == layout.PRIORITY and not self._must_prove:
                 continue
             for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
                 damaged.setdefault(lane, []).append(range_)
@@ -135,7 +145,18 @@ class _Search:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _parts(self, chunk: Chunk) -> list[Range]:
-        """Return which bytes of a chunk file are damaged: whole blocks."""
+        """Return which bytes of a chunk file are damaged: whole blocks, but for rows that marks prove."""
+        parts = self._bad_blocks(chunk)
+        return layout.subtract_ranges(parts, list(self._marked_bytes(chunk))) if parts else parts
+
+    def _marked_bytes(self, chunk: Chunk) -> Iterator[Range]:
+        row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
+        for lane, rows in enumerate(self._marked):
+            if (count := min(rows - chunk.number * per_chunk, per_chunk)) > 0:
+                at = lane * per_chunk * row_bytes
+                yield at, at + count * row_bytes
+
+    def _bad_blocks(self, chunk: Chunk) -> list[Range]:
         block, known = chunk.block, self._known.get(chunk.name)
         found = self._found(chunk, block)
         if known is None:

@@ -65,6 +65,13 @@ class HiddenEntries:
         return entries
 
 
+def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
+    """Return position and steps of the episodes of a segment that were evicted by hand. See `HiddenEntries.new`."""
+    entries = HiddenEntries(root).new(int(root.counters().read()[layout.HIDDEN_ENTRIES]))
+    own = entries[entries[:, 0] >> layout.POSITION_BITS == number]
+    return [(first & layout.POSITION_MASK, steps) for first, steps in own.tolist()]
+
+
 def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
     """Append entries and publish them together. The caller holds the store lock.
 

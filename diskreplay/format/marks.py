@@ -179,7 +179,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     FileNotFoundError where the segment was evicted, FormatError where a counter is damaged.
     """
     if not shows_live_rows(info):
-        rows = proven_rows(info)
+        rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
         os.stat(info.path)  # one that was evicted meanwhile proves nothing
         return rows, rows
     observed, committed = (

@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,16 +23,15 @@ from diskreplay.format import layout
 from diskreplay.format.blocks import BlockSums, Chunk, Sums, known_sums, parse, sealed_chunks
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import WRITE_BITS
-from diskreplay.format.damage import Damage, Range, find_damage
+from diskreplay.format.damage import Damage, Range
+from diskreplay.format.damaged_copies import prove_by_blocks
 from diskreplay.format.durable import descriptor, drafted, move, sync_folder, sync_tree, write_file
 from diskreplay.format.inner_chunks import InnerChunks
 from diskreplay.format.mapping import data_ranges, opened, read_regular
-from diskreplay.format.marks import proven_rows
 from diskreplay.format.packs import read_tables
 from diskreplay.format.quarantine import move_aside, quarantined_numbers
 from diskreplay.format.root import Root
-from diskreplay.format.sealing import count_steps_in
-from diskreplay.format.segment import Lost, SegmentInfo, read_as_sealed
+from diskreplay.format.segment import Lost, SegmentInfo
 from diskreplay.format.shards import Compressed, ShardWriter, index_bytes, zstd
 from diskreplay.format.times import repeat_times, time_bounds
 
@@ -227,29 +225,19 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
     return _replace(root, number, reason, steps)
 
 
-def rebuild_copy(info: SegmentInfo, hidden: Sequence[tuple[int, int]]) -> bool:
+def rebuild_copy(info: SegmentInfo) -> bool:
     """Replace a copy of a sealed segment by its blocks that fit their checksums, where these prove more than marks.
 
-    The copy has to prove its rows: chunk files of it may be written, and some do not fit. They were copied before they
-    were sealed, or are damaged. It goes to quarantine as it is. ``hidden`` are position and steps of its episodes that
-    were evicted by hand.
+    See `damaged_copies.prove_by_blocks`. The damaged one goes to quarantine as it is.
 
-    The caller holds the store lock, and the segment's. Returns False, and nothing is changed, where marks prove a row
-    that would be lost, or no fewer steps. Raises FormatError or FileNotFoundError where small files do not fit either,
-    StorageFull where there is no room; nothing is changed.
+    The caller holds the store lock, and the segment's. Returns False, and nothing is changed, where marks count. Raises
+    FormatError or OSError where small files do not fit either, StorageFull where there is no room; nothing is changed.
     """
-    if (sealed := read_as_sealed(info)) is None:
+    if (proof := prove_by_blocks(info)) is None:
         return False
-    rows = read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes))
-    if crc32c(rows.tobytes()) != sealed.checksums.get(f"{layout.COMMITTED}/c.0"):
-        return False
-    proven, damage = proven_rows(info), find_damage(sealed, rows, hidden)
-    loses_proven = any(first < proven[lane] for lane, ranges in damage.more.items() for first, _ in ranges)
-    if loses_proven or damage.steps_kept <= count_steps_in(info, proven):
-        return False
-    building = build_copy(sealed, damage)
+    building = build_copy(proof.sealed, proof.damage)
     reason = "blocks do not fit their checksums; what fits is in the rebuilt one"
-    put_in_place(info.root, info.number, building, reason, max(0, damage.steps_lost - sealed.lost.steps))
+    put_in_place(info.root, info.number, building, reason, proof.steps_lost)
     return True
 
 

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from diskreplay.errors import SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters, map_lane_counter
-from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.damaged_copies import read_shown
+from diskreplay.format.eviction_list import HiddenEntries, evicted_in
 from diskreplay.format.locks import is_held
-from diskreplay.format.marks import proven_rows, shows_live_rows
+from diskreplay.format.marks import map_trusted, shows_live_rows
 from diskreplay.format.numbers import segment_numbers
 from diskreplay.format.packs import PackTables, find_superseded, read_packs
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.root import Root
-from diskreplay.format.sealing import count_steps, count_steps_in, may_seal
+from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.ids import NO_STEP, OPEN
@@ -225,9 +226,12 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
     """
     path = root.segment_path(number)
     try:
-        info = read_segment(root, number)
+        info = read_shown(root, number)
         rows = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
-        steps = info.steps if info.steps is not None else count_steps(info)
+        steps = info.steps
+        if steps is None:
+            shown = map_trusted(info)[1].copy()
+            steps, hidden = count_steps_in(info, shown), min(hidden, _hidden_in(info, shown))
     except NeverWritten:
         raise
     except DAMAGE:
@@ -251,11 +255,18 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
     }
 
 
+def _hidden_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
+    """Return how many steps among the first rows of each lane were evicted by hand."""
+    lanes = len(info.lanes)
+    entries = [(*divmod(position, lanes), steps) for position, steps in evicted_in(info.root, info.number)]
+    return sum(max(0, min(steps, int(rows[lane]) - row)) for row, lane, steps in entries)
+
+
 def _unproven(info: SegmentInfo, state: str) -> int:
     """Return how many steps at most no mark proves, of a segment that nobody writes to: they do not count."""
     if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
         return info.unproven_steps
-    proven = proven_rows(info)
+    proven = map_trusted(info)[1]
     return count_steps_in(info, claimed_rows(info, proven)) - count_steps_in(info, proven)
 
 

@@ -47,6 +47,7 @@ class Attributes:
     times: tuple[int, int] | None = None
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
+    was_sealed: bool = False  # the original of a copy that has to prove its rows
     packed: tuple[int, int] | None = None  # of a pack: the lines of its two tables
     compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: how arrays are, by path
 
@@ -288,7 +289,8 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
 
 def _as_unsealed(found: Attributes) -> Attributes:
     """Return what a segment says that was sealed while it was copied: it has to prove its rows."""
-    return replace(found, sealed=False, in_place=False, steps=0, checksums={}, times=None, claimed=(), unproven_steps=0)
+    found = replace(found, sealed=False, was_sealed=True, in_place=False, claimed=(), unproven_steps=0)
+    return replace(found, steps=0, checksums={}, times=None)
 
 
 def _checksum(files: Files, where: str) -> int | None:

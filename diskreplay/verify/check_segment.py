@@ -134,4 +134,6 @@ def _prove(segment: Segment) -> NDArray[np.int64]:
 
 def _report_unproven(segment: Segment, steps: int) -> None:
     what = f"up to {steps} steps of writer {segment.attributes.writer} behind the last mark that fits do not count"
+    if segment.attributes.was_sealed:
+        what += ", unless checksums of blocks prove them: files do not fit their checksums"
     segment.files.report("unproven", segment.where, f"{what}; repair --salvage takes what is whole")

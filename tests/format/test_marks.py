@@ -612,11 +612,15 @@ def test_a_damaged_byte_costs_its_block_in_a_copy_whose_files_can_be_written(tmp
     data = bytearray(chunk.read_bytes())
     data[4 * (row % per_chunk)] ^= 1
     chunk.write_bytes(data)
+    with dr.open(copy) as store:
+        before = {int(s) for e in store.episodes for s in e["serial"]}
+        assert {problem.kind for problem in store.verify(deep=True)} == {"unproven"}
     with dr.open(copy, "a"):
         pass
     assert repair(copy, salvage=True).actions == []
     with dr.open(copy) as store:
         shown = {int(s) for e in store.episodes for s in e["serial"]}
+        assert shown == before
         (entry,) = store.quarantine
         assert entry.steps == 2000 - len(shown)
         assert 0 < len(shown) >= 2000 - 512 - 300 - 20

@@ -270,12 +270,13 @@ class Follower:
             if info is None:
                 continue
             try:
-                self._evictions.add_lost(info)
                 if info.sealed:
+                    self._evictions.add_lost(info)
                     sealed.append(_Sealed([slot], *read_sealed(info)))
                     pending += len(sealed[-1].flags.flags)
                 else:
                     self._live.segments[slot] = LiveSegment(self._root, info.number)
+                    self._evictions.add_lost(self._live.segments[slot].info)
             except DAMAGE as error:
                 self._exclude(slot, error)
             if pending > _AT_ONCE:
@@ -490,10 +491,10 @@ class Follower:
             return False  # replaced by repair, which is about to count a change
         live.checked_rows = before.checked_rows
         span = self._span(slot)
+        if self._evictions.add_lost(live.info):
+            self._log.remove(self._evictions.split(self._log.table)[1])
         if live.info.sealed:
             committed, observed = live.read(self._rows[rows.COMMITTED, span])
-            if self._evictions.add_lost(live.info):
-                self._log.remove(self._evictions.split(self._log.table)[1])
             check_chunks(live.info, live.checked_rows, int(committed.max()))
             self._take_sealed(slot, committed, observed)
             self._last[slot] = live.info.bounds[1]

@@ -6,10 +6,11 @@ from diskreplay.errors import SegmentGone
 from diskreplay.folders import shown
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
+from diskreplay.format.damaged_copies import read_shown
 from diskreplay.format.metadata import Identity, UnknownFeature, identify
 from diskreplay.format.numbers import listed_numbers
 from diskreplay.format.root import Root
-from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
+from diskreplay.format.segment import NeverWritten, SegmentInfo
 from diskreplay.store.reading.damaged import DAMAGE, warn_of_damage
 
 # Numbers between the oldest living segment and the newest; far more than any store can hold.
@@ -42,7 +43,7 @@ class KnownSegments:
     def read(self, number: int) -> SegmentInfo | None:
         """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
         try:
-            info = read_segment(self._root, number)
+            info = read_shown(self._root, number)
             self.note(info)
             return None if self._was_removed(info) else info
         except NeverWritten:

@@ -9,10 +9,10 @@ import numpy as np
 
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
+from diskreplay.format.damaged_copies import read_shown
 from diskreplay.format.marks import map_trusted
 from diskreplay.format.metadata import identify
 from diskreplay.format.root import Root
-from diskreplay.format.segment import read_segment
 from diskreplay.ids import Ints, places_of
 from diskreplay.kernels import advancing, following as rows, frozen
 from diskreplay.kernels.table import Kernel
@@ -36,7 +36,7 @@ class LiveSegment:
     def __init__(self, root: Root, number: int) -> None:
         self.metadata = str(root.segment_path(number) / layout.METADATA)
         self.folder = os.stat(root.segment_path(number)).st_ino
-        self.info, self.checked_rows = read_segment(root, number), 0
+        self.info, self.checked_rows = read_shown(root, number), 0
         self.observed, self.committed = map_trusted(self.info)
 
     def read(self, before: Ints) -> tuple[Ints, Ints]:

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from diskreplay.errors import DamagedSegmentWarning, FormatError, StorageFull, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
 from diskreplay.format import layout
+from diskreplay.format.damaged_copies import Proof, prove_by_blocks
 from diskreplay.format.eviction_list import keep_hidden
 from diskreplay.format.locks import held_lock, is_locked, try_lock
 from diskreplay.format.packs import read_tables
@@ -304,8 +305,8 @@ class _Repair:
             if self._dry_run:
                 return
             info, problems = self._read(number), self._verify_segment(number)
-        if info is not None and not info.sealed and fate_of(info) is Fate.COPIED:
-            return  # it is sealed as far as it is proven
+        if info is not None and not info.sealed and (fate_of(info) is Fate.COPIED or _prove(info) is not None):
+            return  # it is sealed, or rebuilt, as far as it is proven
         for _ in range(_ROUNDS):
             if not problems:
                 return
@@ -463,6 +464,7 @@ class _Repair:
         unsealed = [info for info in self._unsealed() if self._foreign or may_seal(info)]
         leftovers, lost = self._dead_leftovers(), self._never_written()
         fates = {info.number: fate_of(info) for info in unsealed}
+        proofs = {info.number: _prove(info) for info in unsealed}
         # Of what another process has sealed and retention taken out meanwhile, there was nothing to be read.
         unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
@@ -475,7 +477,7 @@ class _Repair:
             detail = "was being deleted" if name.startswith(PREFIX) else "a process died in the middle of it"
             self._note("removed", f"{layout.COUNTERS}/{name}", detail)
         for info in unsealed:
-            self._note_fate(info, fates[info.number])
+            self._note_fate(info, fates[info.number], proofs[info.number])
 
     def _seal(self, unsealed: list[SegmentInfo]) -> None:
         retention = Retention(self._store, self._store.counters(writable=True))
@@ -491,12 +493,17 @@ class _Repair:
         except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             self._give_up(unsealed, error)
 
-    def _note_fate(self, info: SegmentInfo, fate: Fate) -> None:
-        """Note what became of a segment of a dead writer, or would."""
+    def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
+        """Note what became of a segment of a dead writer, or would; a damaged copy has a ``proof``."""
         now = info if self._dry_run else self._read(info.number)
         where = layout.segment_folder(info.number)
         if self._dry_run and any(action.where == where for action in self._actions):
             return  # it would be gone by now
+        kept = None if now is None or now.steps is None else now.steps - now.lost.steps
+        if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
+            detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
+            self._note("rebuilt", where, detail, proof.steps_lost)
+            return
         if fate not in (Fate.SEALED, Fate.COPIED):
             if self._dry_run or now is None:
                 place = f"; now in {QUARANTINE}" if fate is Fate.SET_ASIDE else ""
@@ -506,10 +513,7 @@ class _Repair:
             self._note("quarantined", where, f"{WHY[fate]}; a copy is in {QUARANTINE}")
         if now is not None and (self._dry_run or now.sealed):
             steps = "" if now.steps is None else f", {now.steps - now.lost.steps} steps kept"
-            if now.lost.steps > info.lost.steps:
-                self._note("rebuilt", where, f"a copy with damaged blocks{steps}", now.lost.steps - info.lost.steps)
-            else:
-                self._note("sealed", where, f"its writer is gone{steps}")
+            self._note("sealed", where, f"its writer is gone{steps}")
 
     def _never_written(self) -> list[str]:
         """Return the segments that say nothing of themselves since the power went, where no writer holds them."""
@@ -567,6 +571,12 @@ class _Repair:
                 else:
                     lock.release()
         destroy(self._store, gone)
+
+
+def _prove(info: SegmentInfo) -> Proof | None:
+    with suppress(FormatError, OSError):
+        return prove_by_blocks(info)
+    return None
 
 
 def _summary(problems: list[Problem], where: str) -> str:

@@ -396,17 +396,11 @@ class Retention:
         """Rebuild a copy of a sealed segment whose files do not fit their checksums; False: it has to be sealed."""
         try:
             with storage_errors(info.path):
-                return rebuild_copy(info, self._hidden_in(info.number))
+                return rebuild_copy(info)
         except StorageFull:
             return True  # as it is, it waits for room: sealing it would forget the checksums
         except (FormatError, OSError):  # small files do not fit, or cannot be read
             return False
-
-    def _hidden_in(self, number: int) -> list[tuple[int, int]]:
-        """Return position and steps of the episodes of a segment that were evicted by hand."""
-        entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
-        own = entries[entries[:, 0] >> layout.POSITION_BITS == number]
-        return [(first & layout.POSITION_MASK, steps) for first, steps in own.tolist()]
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
         """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
