@@ -99,3 +99,26 @@ def test_a_repair_that_is_killed_around_the_replacement_leaves_a_segment(damaged
 def test_a_repair_that_is_killed_anywhere_leaves_a_segment(damaged: Path, tmp_path: Path) -> None:
     points = itertools.count(0, STRIDE or whole_or_part(7, 31))
     assert check_points(damaged, tmp_path, points) == {False, True}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_process_that_is_killed_while_it_rebuilds_a_copy_costs_no_more_than_the_damage(
+    damaged: Path, tmp_path: Path
+) -> None:
+    copy, done, killed = (tmp_path / name for name in ("copy", "done", "killed"))
+    shutil.copytree(damaged, copy, copy_function=shutil.copyfile)
+    before = shown(copy)
+    shutil.copytree(copy, done)
+    names = [point.name for point in points_of(lambda: repair(done))]
+    assert shown(done) == before
+    assert len(shown(damaged)) - len(before) == 2
+    first = names.index("rename")
+    assert names.count("rename") >= 3  # as in repair: built, set aside, put in place
+    died = 0
+    for point in [*range(0, first - 1, whole_or_part(1, 9)), *range(first - 1, len(names), whole_or_part(1, 3))]:
+        shutil.copytree(copy, killed)
+        died += die_at(work(killed), point).died
+        assert check_killed(killed, before, before)
+        shutil.rmtree(killed)
+    assert died > 20
