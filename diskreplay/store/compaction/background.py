@@ -154,10 +154,13 @@ def _try_turn() -> tuple[bool, Lock | None]:
     Without a private folder there is no lock, and each store may be merged.
     """
     # On the nodes of a cluster and in containers, the first is often named and not there.
-    for above in (lambda: os.environ["XDG_RUNTIME_DIR"], tempfile.gettempdir):
-        with suppress(KeyError, OSError):
-            turn = try_lock(f"{_private_folder(above())}/compaction-{boot_id()}")  # other machines may have the folder
-            return turn is not None, turn
+    for above in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
+        if above:
+            with suppress(OSError):
+                turn = try_lock(
+                    f"{_private_folder(above)}/compaction-{boot_id()}"
+                )  # other machines may have the folder
+                return turn is not None, turn
     return True, None
 
 
