@@ -62,10 +62,10 @@ class BackgroundCompaction:
             # One that an error ended is there no more: another may begin.
             is_idle = self._thread is None or not self._thread.is_alive()
             if is_due and is_idle and not self._is_stopped:
-                # Known before it starts: an interrupt in the middle of that must not let another one start.
-                self._thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
+                thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
                 with suppress(RuntimeError):  # the interpreter is ending
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
 
     @property
     def _has_new(self) -> bool:
@@ -153,14 +153,12 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
     Without a private folder there is no lock, and each store may be merged.
     """
-    # On the nodes of a cluster and in containers, the first is often named and not there.
-    for above in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
-        if above:
-            with suppress(OSError):
-                turn = try_lock(
-                    f"{_private_folder(above)}/compaction-{boot_id()}"
-                )  # other machines may have the folder
-                return turn is not None, turn
+    # Nodes of a cluster and containers often name the first folder, and lack it.
+    for above in (os.environ.get("XDG_RUNTIME_DIR", ""), None):
+        with suppress(OSError):
+            folder = _private_folder(tempfile.gettempdir() if above is None else above)
+            turn = try_lock(f"{folder}/compaction-{boot_id()}")  # other machines may have the same folder
+            return turn is not None, turn
     return True, None
 
 

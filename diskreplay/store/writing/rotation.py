@@ -233,7 +233,7 @@ class Rotation:
             self.waits_for_sealing = True
             try:
                 self._hand_over(segment)
-            except BaseException:  # interrupted while it waited: whoever gets the lock seals the segment
+            except BaseException:  # interrupted while it waited: another process seals the segment
                 if self._marker is not None:
                     self._marker.forget([segment.number])
                 raise

@@ -39,7 +39,7 @@ class Sealer:
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        # Until there is room again. The locks of those that are marked are held as long as nobody was told.
+        # Until there is room again. The locks of marked segments are held until `drain` has raised the error.
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
         self._is_behind = False  # there was no room for what follows sealing
         self._of_dead_writers: set[int] = set()
@@ -143,7 +143,7 @@ class Sealer:
             pass  # sealed, and evicted
 
     def _seal(self, batch: list[tuple[SegmentInfo, Lock]], held: set[int]) -> None:
-        """Seal segments; add the numbers of those that are postponed with their locks to ``held``."""
+        """Seal segments; add the numbers of postponed ones that keep their locks to ``held``."""
         infos = [info for info, _ in batch]
         self._marker.wait()
         try:
@@ -161,7 +161,7 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        # Those of dead writers may be as many as there are descriptors; and nobody marks them.
+                        # A segment of a dead writer is not marked. There may be more of these than descriptors.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:
@@ -211,7 +211,7 @@ class Sealer:
             try:
                 self._seal(batch, held)
             finally:
-                # `drain` may have handed in what is postponed again by now, with its lock.
+                # By now `drain` may have submitted a postponed segment again, with its lock.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()
