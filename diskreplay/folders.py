@@ -11,7 +11,6 @@ import shutil
 import stat
 import weakref
 from contextlib import ContextDecorator
-from hashlib import sha256
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -172,6 +171,8 @@ def hidden_beside(path: Path, suffix: str) -> Path:
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:
+        from hashlib import sha256  # it loads OpenSSL: 3 MB, which a process that only appends does without
+
         digest = sha256(name).hexdigest()[:16].encode()
         begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")  # no half of a character
         name = begin.encode() + b"~" + digest
