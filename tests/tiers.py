@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 NIGHTLY = os.environ.get("DISKREPLAY_NIGHTLY") == "1"
-PARTS = 6  # of the cases of a test; each number that follows another selects the next part
+PARTS = 8  # of the cases of a test; each number that follows another selects the next part
 
 
 def whole_or_part(whole: int, part: int) -> int:

@@ -224,7 +224,9 @@ class FileSystemSync:
     """
 
     def __init__(self, path: str) -> None:
-        self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._path = path
+        with storage_errors(path):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         close_when_collected(self, self._fd)
 
     def sync(self) -> None:

@@ -6,6 +6,7 @@ prints for each round how many steps were lost, and how much older than the inte
 """
 
 import argparse
+import faulthandler
 import mmap
 import os
 import random
@@ -70,6 +71,7 @@ def cut_power(kind: str, segment_steps: int | None, seconds: float) -> Cut:
 def _begin(work: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
+        faulthandler.disable()  # memory that is mapped from the disk may end it, which is no news
         with suppress(BaseException), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             work()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.kernels import jit
 from diskreplay.kernels.jit import copy_bytes, fence
 from diskreplay.kernels.stream import stream_apart
-from diskreplay.views.parallel_copy import copy_threads, in_parts
+from diskreplay.views.parallel_copy import copy_threads
 from diskreplay.views.windows import Windows
 from tests.kernels.plain.find_windows import row_address
 
@@ -96,6 +96,6 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
         if threads is None:
             work(0, items)
         else:
-            in_parts(threads, threads.parts(batch.nbytes), items, work)
+            threads.copy(threads.parts(batch.nbytes), items, work)
 
     return copy
