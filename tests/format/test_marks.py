@@ -563,15 +563,13 @@ def test_a_full_disk_leaves_a_copy_that_lacks_a_file_as_it_is(tmp_store, tmp_pat
         copy_marked(tmp_store, copy)
         (segment_of(copy) / "reward/c.0.1").unlink()
         before = digest(segment_of(copy))
-        with open(disk.path / "filling", "wb", 0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(1024))
+        filling = disk.fill()
         dr.open(copy, "a").close()
         assert digest(segment_of(copy)) == before
         with dr.open(copy) as reader:
             assert len(reader) == 1000
             assert reader.quarantine == []
-        os.unlink(disk.path / "filling")
+        disk.free(filling)
         dr.open(copy, "a").close()
         with dr.open(copy) as reader:
             assert [entry.segment for entry in reader.quarantine] == [0]
@@ -639,12 +637,10 @@ def test_a_full_disk_leaves_a_damaged_copy_whose_files_can_be_written_as_it_is(t
         chunk = segment_of(copy) / "reward/c.0.0"
         chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 1]) + chunk.read_bytes()[1:])
         before = digest(segment_of(copy))
-        with open(disk.path / "filling", "wb", 0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(1024))
+        filling = disk.fill()
         dr.open(copy, "a").close()
         assert digest(segment_of(copy)) == before
-        os.unlink(disk.path / "filling")
+        disk.free(filling)
         dr.open(copy, "a").close()
         with dr.open(copy) as store:
             (entry,) = store.quarantine
