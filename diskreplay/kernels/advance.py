@@ -3,32 +3,37 @@
 Each call from Python costs as much as following a step, hiding one, or making the record.
 """
 
-from diskreplay.kernels import following as live, hiding, jit
-from diskreplay.kernels.follow import follow
-from diskreplay.kernels.following import Ints
-from diskreplay.kernels.freeze import freeze
-
-_follow, _freeze = jit.apart(follow), jit.apart(freeze)
+from . import advancing, following as live, hiding, jit, packed
+from .follow import follow
+from .following import Ints
+from .freeze import freeze
 
 
-@jit.kernel(
-    "int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints", "ints", "out_ints", "int", "ints",
-    "out_ints", "out_ints",
-)  # fmt: skip
+@jit.kernel("int", "ints2", "int", "out_ints", "out_ints", "int", "ints", "out_ints", "out_ints")
 def advance(
-    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
-    time_shift: Ints, times: Ints, origin: int, rows: Ints, ended: Ints, found: Ints, head: Ints, hidden: Ints,
-    until: int, oldest: Ints, newer: Ints, record: Ints,
-) -> int:  # fmt: skip
+    tables: Ints, origin: int, found: Ints, hidden: Ints, until: int, oldest: Ints, newer: Ints, record: Ints
+) -> int:
     """Follow lanes, and write the record of a snapshot if found[CHANGED]; see `follow` and `advancing` for the result.
 
-    `head` is what the record begins with, `oldest` the first row of each lane that is not hidden: none of an episode
-    that began at hidden[REACHED] or later. `until` and `newer` are there for `advance_hiding`, which is called alike.
+    For `tables` see `advancing.GROWING`: HEAD is what the record begins with. `oldest` is the first row of each lane
+    that is not hidden: none of an episode that began at hidden[REACHED] or later. `until` and `newer` are there for
+    `advance_hiding`, which is called alike.
     """
-    status = _follow(
-        growing, first_chunk, chunks, shift, bases, first_times, time_chunks, time_shift, times, origin, rows, ended,
-        found,
-    )  # fmt: skip
+    growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
+    status = follow_tables(tables, origin, found)
     if status == live.DONE and found[live.CHANGED] != 0:
-        _freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+        freeze(growing, rows, oldest, hidden[hiding.REACHED], packed.ints(tables, advancing.HEAD), record)
     return status
+
+
+@jit.inner
+def follow_tables(tables: Ints, origin: int, found: Ints) -> int:
+    """Call `follow` with the arrays of a record."""
+    return follow(
+        packed.ints2(tables, advancing.GROWING), packed.ints(tables, advancing.FIRST_CHUNK),
+        packed.ints(tables, advancing.CHUNKS), packed.ints(tables, advancing.SHIFT),
+        packed.ints(tables, advancing.BASES), packed.ints(tables, advancing.FIRST_TIMES),
+        packed.ints(tables, advancing.TIME_CHUNKS), packed.ints(tables, advancing.TIME_SHIFT),
+        packed.ints(tables, advancing.TIMES), origin, packed.ints2(tables, advancing.ROWS),
+        packed.ints2(tables, advancing.ENDED), found,
+    )  # fmt: skip

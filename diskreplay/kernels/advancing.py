@@ -4,38 +4,54 @@ Both follow lanes and then make the record of a snapshot, if anything has change
 what is more than a store keeps. Whatever it needs meanwhile, it says so and is called again.
 """
 
-from diskreplay.kernels import following as live, hiding
-from diskreplay.kernels.following import DONE, Ints, follow_plain
-from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.hiding import hide_oldest_plain
+from collections.abc import Callable
+
+from . import following as live, hiding
+from .following import DONE, Ints, follow_plain
+from .frozen import freeze_plain
+from .hiding import hide_oldest_plain
+from .packed import pack
 
 UNREADY, UNMAPPED = range(5, 7)
 """What `advance_hiding` returns beside the results of `follow`: the arrays of `hide_oldest` were not made yet; the time
 of step NEEDED is not mapped."""
 
 
+# The record of what `advance` reads, see `packed`, and what `advance_hiding` reads as well.
+(
+    GROWING, FIRST_CHUNK, CHUNKS, SHIFT, BASES, FIRST_TIMES, TIME_CHUNKS, TIME_SHIFT, TIMES, ROWS, ENDED, HEAD,
+    LANES, LANE_BASE, CLOCKS, FOLDERS, FIRST_ROWS, HEAP, BY_PLACE, FOLLOWING,
+) = range(20)  # fmt: skip
+
+Arrays = tuple[Ints, ...]
+
+
+def tables_of(kernel: Callable[..., int], arrays: Arrays) -> Ints | Arrays:
+    """Return the arrays as a kernel takes them: their record, or as they are for a plain twin."""
+    return arrays if kernel in (advance_plain, advance_hiding_plain) else pack(*arrays)
+
+
+def _follow(arrays: Arrays, origin: int, found: Ints) -> int:
+    before, (rows, ended) = arrays[:ROWS], arrays[ROWS:HEAD]
+    return follow_plain(*before, origin, rows, ended, found)  # type: ignore[call-arg, arg-type]
+
+
 def advance_plain(
-    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
-    time_shift: Ints, times: Ints, origin: int, rows: Ints, ended: Ints, found: Ints, head: Ints, hidden: Ints,
-    until: int, oldest: Ints, newer: Ints, record: Ints,
-) -> int:  # fmt: skip
+    arrays: Arrays, origin: int, found: Ints, hidden: Ints, until: int, oldest: Ints, newer: Ints, record: Ints
+) -> int:
     """Do what `advance` does."""
-    tables = (first_chunk, chunks, shift, bases), (first_times, time_chunks, time_shift, times)
-    status = follow_plain(growing, *tables[0], *tables[1], origin, rows, ended, found)
+    status = _follow(arrays, origin, found)
     if status == DONE and found[live.CHANGED]:
-        freeze_plain(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+        freeze_plain(arrays[GROWING], arrays[ROWS], oldest, hidden[hiding.REACHED], arrays[HEAD], record)
     return status
 
 
 def advance_hiding_plain(
-    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
-    time_shift: Ints, times: Ints, origin: int, rows: Ints, ended: Ints, found: Ints, head: Ints, hidden: Ints,
-    lanes: Ints, lane_base: Ints, clocks: Ints, folders: Ints, first_rows: Ints, heap: Ints, by_place: Ints,
-    following: Ints, until: int, oldest: Ints, newer: Ints, record: Ints,
-) -> int:  # fmt: skip
+    arrays: Arrays, origin: int, found: Ints, hidden: Ints, until: int, oldest: Ints, newer: Ints, record: Ints
+) -> int:
     """Do what `advance_hiding` does."""
-    tables = (first_chunk, chunks, shift, bases), (first_times, time_chunks, time_shift, times)
-    status = follow_plain(growing, *tables[0], *tables[1], origin, rows, ended, found)
+    growing, times, rows, ended = arrays[GROWING], arrays[FIRST_TIMES:ROWS], arrays[ROWS], arrays[ENDED]
+    status = _follow(arrays, origin, found)
     if status != DONE:
         return status
     kept = hidden[hiding.CAPACITY]
@@ -46,17 +62,18 @@ def advance_hiding_plain(
     if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
         if not hidden[hiding.READY]:
             return UNREADY
-        segments = origin, lanes, lane_base, clocks, folders, first_rows
-        lines = ended[: found[live.ENDED]]
-        if hide_oldest_plain(lines, growing, rows, *segments, *tables[1], heap, by_place, following, hidden):
+        lines, (heap, by_place, following) = ended[: found[live.ENDED]], arrays[HEAP:]
+        segments = *arrays[LANES:HEAP], *times, heap, by_place, following
+        if hide_oldest_plain(lines, growing, rows, origin, *segments, hidden):  # type: ignore[call-arg]
             return UNMAPPED
         hidden[hiding.PAST] = hidden[hiding.UNTIL]
     if hidden[hiding.LAST] >= 0:
-        hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST] + 1)
-        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST])
+        hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
+        hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
+        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
         hidden[hiding.LAST], found[live.CHANGED] = -1, found[live.CHANGED] | live.HIDDEN
-        newer[:] = by_place[hiding.OLDEST]
-        freeze_plain(growing, rows, newer, hidden[hiding.REACHED], head, record)
+        newer[:] = arrays[BY_PLACE][hiding.OLDEST]
+        freeze_plain(growing, rows, newer, hidden[hiding.REACHED], arrays[HEAD], record)
     elif found[live.CHANGED]:
-        freeze_plain(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+        freeze_plain(growing, rows, oldest, hidden[hiding.REACHED], arrays[HEAD], record)
     return DONE

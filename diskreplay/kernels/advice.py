@@ -1,8 +1,9 @@
 """Tell the system which memory is about to be read: a call for each range, without Python in between."""
 
 from diskreplay.ids import Ints
-from diskreplay.kernels import jit
-from diskreplay.kernels.jit import madvise
+
+from . import jit
+from .jit import madvise
 
 
 @jit.kernel("int", "ints", "ints", "int")

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
-from diskreplay.kernels import frozen, jit
-from diskreplay.kernels.following import COMMITTED, OBSERVED
-from diskreplay.kernels.freeze import rows_of
-from diskreplay.kernels.gathering import (
+
+from . import frozen, jit
+from .following import COMMITTED, OBSERVED
+from .freeze import rows_of
+from .gathering import (
     AFTER,
     BEFORE,
     FLOOR,
@@ -20,14 +21,13 @@ from diskreplay.kernels.gathering import (
     LANE,
     LINE,
     OBS_STOP,
-    OWN,
     OWN_STOP,
     ROW,
     SLOT,
     STEP_STOP,
     K,
 )
-from diskreplay.kernels.jit import load_byte, load_int, touch
+from .jit import load_byte, load_int, touch
 
 Ints = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ WORD = 8  # flags read at once
 MANY_SLOTS = 1 << 10
 
 
-@jit.kernel("int", "int", "int", inner=True)
+@jit.inner
 def _all_zero(address: int, count: int) -> int:
     """Tell whether the `count` flags from an address on are zero; `max(count, WORD)` bytes are there to be read."""
     if count < WORD:
@@ -50,7 +50,7 @@ def _all_zero(address: int, count: int) -> int:
     return load_int(address + count - WORD) == 0
 
 
-@jit.kernel("none", "ints", "ints", inner=True)
+@jit.inner
 def _touch_lanes(ids: Ints, record: Ints) -> None:
     """Read what is known of the ids' lanes from memory at once: of many segments, no cache holds all that."""
     slots, origin = record[frozen.SLOTS], record[frozen.ORIGIN]
@@ -72,18 +72,18 @@ def _touch_lanes(ids: Ints, record: Ints) -> None:
             touch(record[frozen.ROWS] + 8 * (COMMITTED * record[frozen.ALL_LANES] + place))
 
 
-@jit.kernel("int", "ints2", "int", "int", "ints", "ints", "ints", inner=True)
+@jit.inner
 def _floor_of(windows: Ints, i: int, stack: int, first_chunk: Ints, shift: Ints, bases: Ints) -> int:
     """Return the oldest row that a stack up to the row of item `i` may show; -1 where the flags of one are not mapped.
 
-    The row itself begins no episode.
+    The row itself begins no episode. Rows that are hidden are shown: they are of the episode.
     """
     folder, before = windows[FOLDER, _at(i)], windows[BEFORE, _at(i)]
     # Rows are counted as in the folder here.
-    row, kept = windows[ROW, _at(i)] + before, windows[OWN, _at(i)] + before
+    row = windows[ROW, _at(i)] + before
     bits, first = shift[_at(folder)], first_chunk[_at(folder)]
     floor, chunk, base = row, -1, 0
-    while floor > kept and row - floor < stack - 1:
+    while floor > before and row - floor < stack - 1:
         floor -= 1
         if floor >> bits != chunk:
             chunk = floor >> bits
@@ -95,26 +95,11 @@ def _floor_of(windows: Ints, i: int, stack: int, first_chunk: Ints, shift: Ints,
     return floor - before
 
 
-@jit.kernel("int", "ints", "int", "int", "int", *["ints"] * 5, "out_ints2", "out_bytes")
-def find_windows(
-    ids: Ints,
-    n: int,
-    stack: int,
-    whole: int,
-    record: Ints,
-    first_chunk: Ints,
-    chunks: Ints,
-    shift: Ints,
-    bases: Ints,
-    windows: Ints,
-    ends: NDArray[np.uint8],
-) -> int:
-    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
+@jit.inner
+def _locate(ids: Ints, record: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, windows: Ints) -> int:
+    """Write where each id's row is, up to the first that is not visible or has no mapped flags; return how many.
 
-    `stack` rows up to the step's own are looked at for the episode's start. With `whole`, row AFTER of an open episode
-    must be a step and not only an observation. `ends` gets bit 1 where the window reaches the end of a terminated
-    episode, bit 2 of a truncated or cut one, and the flags FIRST and CUT of the window's first row. Returns the first
-    id that has no such window or whose flags are not mapped, or -1.
+    AFTER gets the address of the row's flags, K how many the chunk has from there on, OWN_STOP the end of the lane.
     """
     # Read once: for all that the compiler knows, each number that is written may be one of the record.
     origin, lanes, lane_base = record[frozen.ORIGIN], record[frozen.LANES], record[frozen.LANE_BASE]
@@ -153,13 +138,35 @@ def find_windows(
             break
         inside &= (1 << bits) - 1
         windows[FOLDER, item], windows[LINE, item], windows[BEFORE, item] = folder, line, before
-        # Where the flag of the row is, and how many the chunk has from there on, until the pass below has what belongs
-        # there.
         windows[AFTER, item], windows[K, item] = base + (line << bits) + inside, (1 << bits) - inside
         windows[SLOT, item], windows[LANE, item], windows[ROW, item] = slot, lane, row
-        windows[OWN, item], windows[OWN_STOP, item] = kept, stop
+        windows[OWN_STOP, item] = stop
         located += 1
+    return located
 
+
+@jit.kernel("int", "ints", "int", "int", "int", *["ints"] * 5, "out_ints2", "out_bytes")
+def find_windows(
+    ids: Ints,
+    n: int,
+    stack: int,
+    whole: int,
+    record: Ints,
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    bases: Ints,
+    windows: Ints,
+    ends: NDArray[np.uint8],
+) -> int:
+    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
+
+    `stack` rows up to the step's own are looked at for the episode's start. With `whole`, row AFTER of an open episode
+    must be a step and not only an observation. `ends` gets bit 1 where the window reaches the end of a terminated
+    episode, bit 2 of a truncated or cut one, and the flags FIRST and CUT of the window's first row. Returns the first
+    id that has no such window or whose flags are not mapped, or -1.
+    """
+    located = _locate(ids, record, first_chunk, chunks, shift, bases, windows)
     for i in range(located):
         touch(windows[AFTER, _at(i)])
     for i in range(located):
@@ -239,4 +246,44 @@ def find_windows(
         windows[STEP_STOP, _at(i)] = after + 1 if is_step else 0
         windows[K, _at(i)] = k
         ends[_at(i)] = at_end | begins
+    return -1 if located == ids.size else located
+
+
+@jit.kernel("int", *["ints"] * 6, "out_ints2", "out_bytes", "out_bytes")
+def find_steps(
+    ids: Ints,
+    record: Ints,
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    bases: Ints,
+    windows: Ints,
+    own: NDArray[np.uint8],
+    behind: NDArray[np.uint8],
+) -> int:
+    """Write the window of one row of each id of a snapshot, its flags, and those of the row behind it, 0 if none.
+
+    OWN_STOP gets the end of the lane. Returns the first id that is no visible step's or whose flags are not mapped, or
+    -1.
+    """
+    located = _locate(ids, record, first_chunk, chunks, shift, bases, windows)
+    for i in range(located):
+        touch(windows[AFTER, _at(i)])
+    for i in range(located):
+        address, row = windows[AFTER, _at(i)], windows[ROW, _at(i)]
+        flags, following = load_byte(address), 0
+        if flags & NO_STEP:
+            return i
+        if row + 1 < windows[OWN_STOP, _at(i)]:
+            if windows[K, _at(i)] > 1:
+                following = load_byte(address + 1)
+            else:
+                folder = windows[FOLDER, _at(i)]
+                bits, first = shift[_at(folder)], first_chunk[_at(folder)]
+                chunk = (windows[BEFORE, _at(i)] + row + 1) >> bits
+                if chunk >= min(chunks[_at(folder)], bases.size - first) or bases[_at(first + chunk)] == 0:
+                    return i
+                following = load_byte(bases[_at(first + chunk)] + (windows[LINE, _at(i)] << bits))
+        windows[FLOOR, _at(i)], windows[AFTER, _at(i)] = row, row + 1
+        own[_at(i)], behind[_at(i)] = flags, following
     return -1 if located == ids.size else located

@@ -7,20 +7,23 @@ here. All that is new of a lane is looked at once, one byte a row.
 import numpy as np
 
 from diskreplay import ids
-from diskreplay.kernels import following as live, jit
-from diskreplay.kernels.find_windows import WORD
-from diskreplay.kernels.following import Ints
+
+from . import following as live, jit
+from .find_windows import WORD
+from .following import Ints
 
 AHEAD = 32  # lanes
 
 
-@jit.kernel("none", "out_ints2", "out_ints", *["int"] * 7, inner=True)
+@jit.inner
 def _emit(
     ended: Ints, found: Ints, segment: int, width: int, start: int, steps: int, final: int, end: int, time: int
 ) -> None:
     """Write an ended episode; one that nothing ended was cut by its writer."""
     if end & live.ENDS == 0:
         end |= ids.TRUNCATED | ids.CUT
+    if end & ids.DISCARDED:
+        found[live.SPLITS] = 1
     at = found[live.ENDED]
     ended[at, ids.FIRST_ID] = segment + start * width
     ended[at, ids.STRIDE] = width
@@ -32,7 +35,7 @@ def _emit(
     found[live.ENDED_STEPS] += steps
 
 
-@jit.kernel("int", "int", "int", "int", *["ints"] * 4, inner=True)
+@jit.inner
 def _are_mapped(folder: int, first: int, last: int, start: Ints, chunks: Ints, shift: Ints, bases: Ints) -> int:
     """Tell whether the chunks of two rows of a segment, and those between them, have addresses."""
     bits = shift[folder]
@@ -42,9 +45,7 @@ def _are_mapped(folder: int, first: int, last: int, start: Ints, chunks: Ints, s
     return 1
 
 
-@jit.kernel(
-    "int", "int", "ints2", *["ints"] * 8, "int", "out_ints2", "out_ints2", "out_ints", inner=True, inlined=True
-)  # fmt: skip
+@jit.inner
 def _follow_segment(
     which: int, growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints,
     time_chunks: Ints, time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
@@ -67,6 +68,7 @@ def _follow_segment(
         observed = jit.load_shared(growing[line, live.OBSERVED_AT] + 8 * lane)
         stop = jit.load_shared(growing[line, live.COMMITTED_AT] + 8 * lane)
         row, over, steps_over = lanes[live.COMMITTED, at], found[live.ENDED], found[live.ENDED_STEPS]
+        splits = found[live.SPLITS]
         if stop < row or observed > stop + 1:
             return live.DAMAGED
         observed = max(observed, stop)
@@ -99,10 +101,10 @@ def _follow_segment(
                 row, previous = row + WORD, 0
                 continue
             flags = np.int64(jit.load_byte(address))
-            if flags & ~ids.KNOWN_FLAGS:
-                found[live.ENDED], found[live.ENDED_STEPS] = over, steps_over
+            if flags & ids.DISCARDED and flags != ids.DISCARD and flags != ids.DISCARD_BEFORE:
+                found[live.ENDED], found[live.ENDED_STEPS], found[live.SPLITS] = over, steps_over, splits
                 return live.DAMAGED
-            if start >= 0 and flags & ids.NO_STEP:
+            if start >= 0 and flags & ids.NO_STEP and flags & ids.FIRST == 0:
                 end = previous & live.LAST_STEP | flags & live.BEHIND_LAST | before
                 final = 1 if flags & ids.OBSERVATION_ONLY else 0
                 _emit(ended, found, segment, width, start, row - start, final, end, time)
@@ -112,8 +114,8 @@ def _follow_segment(
                     _emit(ended, found, segment, width, start, row - start, 0, previous & live.LAST_STEP | before, time)
                     start = -1
                 if start < 0:
-                    if flags & (ids.FIRST | ids.NO_STEP) != ids.FIRST:
-                        found[live.ENDED], found[live.ENDED_STEPS] = over, steps_over
+                    if flags & (ids.FIRST | ids.NO_STEP) != ids.FIRST and flags != ids.DISCARD_BEFORE:
+                        found[live.ENDED], found[live.ENDED_STEPS], found[live.SPLITS] = over, steps_over, splits
                         return live.DAMAGED
                     start, before = row, ids.CONTINUES if flags & ids.CUT else 0
                     if times.size:
@@ -121,6 +123,9 @@ def _follow_segment(
                         block = times[np.uint64(first_times[folder] + (row >> bits_of_times))]
                         inside_block = (lane << bits_of_times) + (row & ((1 << bits_of_times) - 1))
                         time = jit.load_int(block + 8 * inside_block) + clock
+                    if flags & ids.DISCARDED:
+                        _emit(ended, found, segment, width, start, 0, 0, ids.DISCARDED | before, time)
+                        start = -1
                 previous = flags
             row += 1
         if start >= 0 and previous & live.ENDS:

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from diskreplay.ids import (
     CONTINUES,
     CUT,
+    DISCARD,
+    DISCARD_BEFORE,
+    DISCARDED,
     EPISODE_VALUES,
     FIRST,
-    KNOWN_FLAGS,
     NO_STEP,
     OBSERVATION_ONLY,
     OPEN,
@@ -55,7 +57,7 @@ followed, but episodes ended that are to be looked at first (SPLITS)."""
 ENDS = TERMINATED | TRUNCATED
 # What an episode's last step, and the row behind it that is none, say of its end.
 LAST_STEP = ENDS | EPISODE_VALUES
-BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES
+BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
 
 def follow_plain(
@@ -113,6 +115,8 @@ def _follow_lane_plain(
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1
             found[ENDED_STEPS] += steps
+            if end & DISCARDED:
+                found[SPLITS] = 1
         if start >= row or len(over):
             time = published[start - row if start >= 0 else max(over[-1][0] - row, -1)]
     elif observed == seen:
@@ -156,10 +160,10 @@ def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[
     last = -1
     for at in np.flatnonzero(flags).tolist():
         here = int(flags[at])
-        if here & ~KNOWN_FLAGS:
+        if here & DISCARDED and here not in (DISCARD, DISCARD_BEFORE):
             return None
         step = previous if at == last + 1 else 0  # the flags of the row before
-        if start >= 0 and here & NO_STEP:
+        if start >= 0 and here & NO_STEP and not here & FIRST:
             end_at(row + at, step & LAST_STEP | here & BEHIND_LAST, int(here & OBSERVATION_ONLY != 0))
             start = -1
         else:
@@ -167,9 +171,12 @@ def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[
                 end_at(row + at, step & LAST_STEP)
                 start = -1
             if start < 0:
-                if here & (FIRST | NO_STEP) != FIRST:
+                if here & (FIRST | NO_STEP) != FIRST and here != DISCARD_BEFORE:
                     return None
                 start, before = row + at, CONTINUES if here & CUT else 0
+                if here & DISCARDED:
+                    end_at(start, DISCARDED)
+                    start = -1
         if start < 0 or here & ENDS:
             behind = flags[at + 1 : at + 2]
             if len(behind) and not behind[0] & (FIRST if start < 0 else FIRST | NO_STEP):

@@ -1,7 +1,8 @@
 """Make the record of a snapshot, and read it: see `frozen`."""
 
 from diskreplay.ids import Ints
-from diskreplay.kernels import following, frozen, jit
+
+from . import following, frozen, jit
 
 
 @jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")
@@ -25,7 +26,7 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
         at += count
 
 
-@jit.kernel("int", "int", "int", "int", "ints", inner=True, inlined=True)
+@jit.inner
 def rows_of(which: int, slot: int, lane: int, record: Ints) -> int:
     """Return how many rows of a lane were followed: `following.COMMITTED` or `OBSERVED` ones."""
     column = -1

@@ -6,7 +6,8 @@ Here are the columns, and the plain twin of what makes the record, which a store
 """
 
 from diskreplay.ids import Ints, places_of
-from diskreplay.kernels import following
+
+from . import following
 
 # Of each segment by slot: its lanes, 0 where it is gone; the place of the first of them among all lanes; its first
 # column among lanes that may grow, -1 where it is sealed. The number of the first slot's segment, and how many there

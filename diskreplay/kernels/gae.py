@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import TERMINATED, TRUNCATED
-from diskreplay.kernels import jit
+
+from . import jit
 
 Floats = NDArray[np.float64]
 

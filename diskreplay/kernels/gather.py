@@ -18,17 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import TERMINATED, TRUNCATED
-from diskreplay.kernels import frozen, gathering as cols, jit
-from diskreplay.kernels.find_windows import find_windows
-from diskreplay.kernels.stream import WIDE, stream_apart
 
-_find_windows = jit.apart(find_windows)
+from . import frozen, gathering as cols, jit
+from .find_windows import find_windows
+from .stream import WIDE, stream
 
 Ints = NDArray[np.int64]
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64
 _LINE = 64  # bytes that a cache reads at once
+# Items that are found, and then copied: of more, the first rows that were prefetched would have left the caches.
+_PART = 512
 
 
 @jit.kernel("none", "out_ints", "int", "ints", "ints", "ints", "ints", "int")
@@ -42,7 +43,7 @@ def bind_table(
     record[at + cols.ROW_BYTES] = row_bytes
 
 
-@jit.kernel("int", *["int"] * 6, inner=True, inlined=True)
+@jit.inner
 def _base(folder: int, chunk: int, first_chunks: int, chunk_counts: int, bases: int, bases_size: int) -> int:
     """Return where a chunk of a folder begins in memory, 0 where it is not mapped; the others are a table's columns."""
     if chunk >= jit.load_int(chunk_counts + 8 * folder):
@@ -51,7 +52,7 @@ def _base(folder: int, chunk: int, first_chunks: int, chunk_counts: int, bases: 
     return jit.load_int(bases + 8 * place) if _at(place) < _at(bases_size) else 0
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
+@jit.inner
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Write where the window of each item starts, and 0 where it is not one run of mapped rows; count the latter."""
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
@@ -83,7 +84,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
     return count - found
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
+@jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Do what `_locate` does with windows that were found, and one row of each or its steps: nearly always.
 
@@ -112,12 +113,12 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
     return count - found
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "out_ints2", inner=True)
+@jit.inner
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
     """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
     folder, row = windows[cols.FOLDER, _at(i)], windows[cols.BEFORE, _at(i)] + r
     bits = jit.load_int(plan[leaf, cols.SHIFT] + 8 * folder)
-    if r < 0:
+    if row < 0:
         return 0
     base = _base(
         folder, row >> bits, plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.BASES],
@@ -130,7 +131,7 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
     return (1 << bits) - inside
 
 
-@jit.kernel("int", "ints2", "ints2", "int", "int", "int", "int", "out_ints2", inner=True)
+@jit.inner
 def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, count: int, sources: Ints) -> int:
     """Copy the windows that `_locate` left, piece by piece; return the first item with an unmapped row, or -1."""
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
@@ -151,14 +152,14 @@ def _pieces(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, count
                 return i
             run = 1 if r > row + done else min(run, length - done, stop - r)
             if streamed and run * row_bytes >= WIDE:
-                stream_apart(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
+                stream(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
             else:
                 jit.copy_bytes(target + done * row_bytes, sources[_at(leaf), _at(i)], run * row_bytes)
             done += run
     return -1
 
 
-@jit.kernel("none", "int", "int", "int", "int", "ints2", "int", inner=True)
+@jit.inner
 def _copy(out: int, nbytes: int, streamed: int, count: int, sources: Ints, leaf: int) -> None:
     """Copy the windows that `_locate` found, past the caches if they are wide and that is wanted."""
     # Of a constant width a copy is two moves and no call.
@@ -177,14 +178,14 @@ def _copy(out: int, nbytes: int, streamed: int, count: int, sources: Ints, leaf:
     elif streamed and nbytes >= WIDE:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
-                stream_apart(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
+                stream(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
     else:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
                 jit.copy_bytes(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
 
 
-@jit.kernel("float", "int", "int", "int", inner=True)
+@jit.inner
 def _number(address: int, kind: int, width: int) -> float:
     """Read a number of one of `KINDS`."""
     if kind == 0 and width == 4:
@@ -209,14 +210,14 @@ def _number(address: int, kind: int, width: int) -> float:
     return -size if bits >> 15 else size
 
 
-@jit.kernel("int", "int", "int", "int", "ints", "ints", inner=True, inlined=True)
+@jit.inner
 def _target(which: int, width: int, begin: int, record: Ints, addresses: Ints) -> int:
     """Return where something computed goes for item `begin`, 0 where the batch has no such array."""
     place = record[which]
     return addresses[place] + begin * width if place >= 0 else 0
 
 
-@jit.kernel("none", "int", "float", "float", "int", "int", "int", "int", "int", inner=True, inlined=True)
+@jit.inner
 def _store(
     i: int, total: float, power: float, end: int, rewards: int, discounts: int, terminals: int, truncations: int
 ) -> None:
@@ -231,7 +232,7 @@ def _store(
         jit.store_byte(truncations + i, np.uint8(end >> 1 & 1))
 
 
-@jit.kernel("none", "ints2", "bytes", "ints2", "ints", "ints", "int", "int", "ints2", inner=True)
+@jit.inner
 def _sum_runs(
     windows: Ints,
     ends: NDArray[np.uint8],
@@ -257,7 +258,7 @@ def _sum_runs(
         _store(i, total, power, ends[_at(i)], rewards, discounts, terminals, truncations)
 
 
-@jit.kernel("int", "ints2", "bytes", "ints2", "ints", "ints", "int", "int", "out_ints2", inner=True)
+@jit.inner
 def _sum(
     windows: Ints,
     ends: NDArray[np.uint8],
@@ -300,7 +301,7 @@ def _sum(
     return -1
 
 
-@jit.kernel("int", "out_ints2", "ints", "ints", "int", inner=True)
+@jit.inner
 def _find_folders(windows: Ints, lanes: Ints, snapshot: Ints, count: int) -> int:
     """Find where the rows of windows are that are given, as `find_windows` does of those that it finds.
 
@@ -308,13 +309,17 @@ def _find_folders(windows: Ints, lanes: Ints, snapshot: Ints, count: int) -> int
     """
     for i in range(count):
         slot, lane = windows[cols.SLOT, _at(i)], windows[cols.LANE, _at(i)]
-        if slot < 0 or slot >= lanes.size or lane < 0 or lane >= lanes[slot] or windows[cols.FLOOR, _at(i)] < 0:
+        if slot < 0 or slot >= lanes.size or lane < 0 or lane >= lanes[slot]:
             return i
         place = jit.load_int(snapshot[frozen.LANE_BASE] + 8 * slot) + lane
         first = jit.load_int(snapshot[frozen.FIRST_ROWS] + 8 * place)
         windows[cols.FOLDER, _at(i)] = jit.load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         is_own = first == frozen.OWN_FOLDER
-        windows[cols.LINE, _at(i)], windows[cols.BEFORE, _at(i)] = (lane, 0) if is_own else (0, first)
+        windows[cols.LINE, _at(i)] = jit.either(is_own, lane, 0)
+        windows[cols.BEFORE, _at(i)] = jit.either(is_own, 0, first)
+        # Values of episodes in a pack may have rows below 0 of their lane, as there are fewer than rows of the pack.
+        if windows[cols.BEFORE, _at(i)] + windows[cols.FLOOR, _at(i)] < 0:
+            return i
     return -1
 
 
@@ -326,73 +331,79 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
 
     Returns an item that has no window or a row that is not mapped, or -1. Threads may share the items of a batch.
     """
-    # Of the arrays of all items, what lies behind the first of these: an index that counts from 0 cannot be negative.
-    items, count = record[cols.ITEMS], until - begin
-    mine = jit.ints_at(ids.ctypes.data + 8 * begin, count)
-    windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
-    ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)
-    lanes = jit.ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
-    flags = cols.FLAGS
-    folders = record[flags + cols.FOLDERS]
-    if record[cols.FINDS] and folders < snapshot[frozen.FOLDER_COUNT]:
-        bad = 0
-    elif record[cols.FINDS]:
-        bad = _find_windows(
-            mine, record[cols.N], record[cols.STACK], record[cols.WHOLE], snapshot,
-            jit.ints_at(record[flags + cols.FIRST_CHUNK], folders), jit.ints_at(record[flags + cols.CHUNKS], folders),
-            jit.ints_at(record[flags + cols.SHIFT], folders),
-            jit.ints_at(record[flags + cols.BASES], record[flags + cols.BASES_SIZE]), windows, ends,
-        )  # fmt: skip
-    else:
-        bad = _find_folders(windows, lanes, snapshot, count)
-    if bad >= 0:
-        record[cols.FAILED] = -1
-        return begin + bad
-    for i in range(count if record[cols.LIMITS] != 0 else 0):
-        n = jit.load_int(record[cols.LIMITS] + 8 * (begin + i))
-        if n < windows[cols.K, _at(i)]:
-            windows[cols.K, _at(i)], windows[cols.AFTER, _at(i)] = n, windows[cols.ROW, _at(i)] + n
-            for stop in (cols.OBS_STOP, cols.STEP_STOP, cols.FRAMES_STOP):
-                windows[stop, _at(i)] = windows[cols.AFTER, _at(i)] + 1
-            ends[_at(i)] &= ~(TERMINATED | TRUNCATED)
-    lines, copied, streamed = record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
-    plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
-    sources = jit.ints2_at(record[cols.SOURCES] + 8 * begin, lines, items)
-    left = missing = 0
-    for leaf in range(lines):
-        if plan[leaf, cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
-            return begin
-        is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
-        row_bytes = plan[leaf, cols.ROW_BYTES]
-        is_in_a_line = row_bytes <= _LINE and row_bytes & (row_bytes - 1) == 0
-        if record[cols.FINDS] and is_step and is_in_a_line:
-            missing = _locate_found(windows, plan, leaf, copied, count, sources)
+    while begin < until:
+        # Of the arrays of all items, what lies behind the first of these: an index from 0 on cannot be negative.
+        items, count = record[cols.ITEMS], min(_PART, until - begin)
+        mine = jit.ints_at(ids.ctypes.data + 8 * begin, count)
+        windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
+        ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)
+        lanes = jit.ints_at(snapshot[frozen.LANES], snapshot[frozen.SLOTS])
+        flags = cols.FLAGS
+        folders = record[flags + cols.FOLDERS]
+        if record[cols.FINDS] and folders < snapshot[frozen.FOLDER_COUNT]:
+            bad = 0
+        elif record[cols.FINDS]:
+            bad = find_windows(
+                mine, record[cols.N], record[cols.STACK], record[cols.WHOLE], snapshot,
+                jit.ints_at(record[flags + cols.FIRST_CHUNK], folders),
+                jit.ints_at(record[flags + cols.CHUNKS], folders),
+                jit.ints_at(record[flags + cols.SHIFT], folders),
+                jit.ints_at(record[flags + cols.BASES], record[flags + cols.BASES_SIZE]), windows, ends,
+            )  # fmt: skip
         else:
-            missing = _locate(windows, plan, leaf, copied, count, sources)
-        left += missing
-    for leaf in range(copied):
-        nbytes = plan[leaf, cols.LENGTH] * plan[leaf, cols.ROW_BYTES]
-        out = addresses[plan[leaf, cols.TARGET]] + begin * nbytes
-        _copy(out, nbytes, streamed, count, sources, leaf)
-        bad = _pieces(windows, plan, leaf, out, streamed, count, sources) if left else -1
+            bad = _find_folders(windows, lanes, snapshot, count)
         if bad >= 0:
-            record[cols.FAILED] = leaf
+            record[cols.FAILED] = -1
             return begin + bad
-    if lines == copied + 1 and plan[copied, cols.KIND] == 0 and plan[copied, cols.ROW_BYTES] == 4 and missing == 0:
-        _sum_runs(windows, ends, plan, record, addresses, begin, count, sources)
-    elif copied < lines:
-        bad = _sum(windows, ends, plan, record, addresses, begin, count, sources)
-        if bad >= 0:
-            record[cols.FAILED] = copied
-            return begin + bad
-    index, steps = _target(cols.INDEX, 8, begin, record, addresses), _target(cols.N_STEPS, 8, begin, record, addresses)
-    weights = _target(cols.WEIGHT, 4, begin, record, addresses)
-    if index != 0:
-        jit.copy_bytes(index, mine.ctypes.data, 8 * count)
-    if steps != 0:
-        jit.copy_bytes(steps, record[cols.WINDOWS] + 8 * (cols.K * items + begin), 8 * count)
-    for i in range(count if weights != 0 else 0):
-        jit.store_float32(weights + 4 * i, np.float32(1.0))
-    if streamed:
-        jit.fence()
+        for i in range(count if record[cols.LIMITS] != 0 else 0):
+            n = jit.load_int(record[cols.LIMITS] + 8 * (begin + i))
+            if n < windows[cols.K, _at(i)]:
+                windows[cols.K, _at(i)], windows[cols.AFTER, _at(i)] = n, windows[cols.ROW, _at(i)] + n
+                for stop in (cols.OBS_STOP, cols.STEP_STOP, cols.FRAMES_STOP):
+                    windows[stop, _at(i)] = windows[cols.AFTER, _at(i)] + 1
+                ends[_at(i)] &= ~(TERMINATED | TRUNCATED)
+        lines, copied, streamed = record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
+        plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
+        sources = jit.ints2_at(record[cols.SOURCES] + 8 * begin, lines, items)
+        left = missing = 0
+        for leaf in range(lines):
+            if plan[leaf, cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
+                return begin
+            is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
+            row_bytes = plan[leaf, cols.ROW_BYTES]
+            is_in_a_line = row_bytes <= _LINE and row_bytes & (row_bytes - 1) == 0
+            if record[cols.FINDS] and is_step and is_in_a_line:
+                missing = _locate_found(windows, plan, leaf, copied, count, sources)
+            else:
+                missing = _locate(windows, plan, leaf, copied, count, sources)
+            left += missing
+        for leaf in range(copied):
+            nbytes = plan[leaf, cols.LENGTH] * plan[leaf, cols.ROW_BYTES]
+            out = addresses[plan[leaf, cols.TARGET]] + begin * nbytes
+            _copy(out, nbytes, streamed, count, sources, leaf)
+            bad = _pieces(windows, plan, leaf, out, streamed, count, sources) if left else -1
+            if bad >= 0:
+                record[cols.FAILED] = leaf
+                return begin + bad
+        if lines == copied + 1 and plan[copied, cols.KIND] == 0 and plan[copied, cols.ROW_BYTES] == 4 and missing == 0:
+            _sum_runs(windows, ends, plan, record, addresses, begin, count, sources)
+        elif copied < lines:
+            bad = _sum(windows, ends, plan, record, addresses, begin, count, sources)
+            if bad >= 0:
+                record[cols.FAILED] = copied
+                return begin + bad
+        index, steps = (
+            _target(cols.INDEX, 8, begin, record, addresses),
+            _target(cols.N_STEPS, 8, begin, record, addresses),
+        )
+        weights = _target(cols.WEIGHT, 4, begin, record, addresses)
+        if index != 0:
+            jit.copy_bytes(index, mine.ctypes.data, 8 * count)
+        if steps != 0:
+            jit.copy_bytes(steps, record[cols.WINDOWS] + 8 * (cols.K * items + begin), 8 * count)
+        for i in range(count if weights != 0 else 0):
+            jit.store_float32(weights + 4 * i, np.float32(1.0))
+        if streamed:
+            jit.fence()
+        begin += count
     return -1

@@ -2,13 +2,13 @@
 
 # Rows of a table of windows, one column an id.
 SLOT, LANE, ROW = 0, 1, 2
-FLOOR = 3  # the oldest row that a stack may show: the episode's first, or the first that retention has left
+FLOOR = 3  # the oldest row that a stack may show: the episode's first, or as many rows back as the stack has
 AFTER = 4  # the row k steps later; `find_windows` has the address of the window's first flag there meanwhile
 OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
 STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
 K = 7  # the steps of the window
 FRAMES_STOP = 8  # the row behind the last observation: AFTER + 1 where that row has one, else AFTER
-OWN, OWN_STOP = 9, 10  # what a reader writes there; `find_windows` has the bounds of the lane there meanwhile
+OWN, OWN_STOP = 9, 10  # what a reader writes there; `find_windows` has the end of the lane in OWN_STOP meanwhile
 # Written by the kernels: the folder whose chunks hold the rows, which line of each is the lane's, and how many rows of
 # the line come before the first of the lane.
 FOLDER, LINE, BEFORE = 11, 12, 13

@@ -4,14 +4,18 @@ A heap has an entry for each lane of each segment that has a step left: when its
 that, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of the log; behind them
 comes its open episode. Times are read where a lane's oldest step lies inside of an episode: of the first step of one,
 the tables of episodes know it.
+
+The next steps of lanes that were appended together come in the order in which the steps before them were hidden. They
+wait in a ring, which is in order, and not in the heap: a heap moves each entry through all of its levels.
 """
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME, Ints
-from diskreplay.kernels import following as live, hiding, jit
-from diskreplay.kernels.addresses import row_address
+
+from . import following as live, hiding, jit
+from .addresses import row_address
 
 
-@jit.kernel("int", "ints2", "int", "int", inner=True)
+@jit.inner
 def _before(heap: Ints, one: int, other: int) -> int:
     """Tell whether one entry comes before another."""
     if heap[one, hiding.WHEN] != heap[other, hiding.WHEN]:
@@ -19,7 +23,7 @@ def _before(heap: Ints, one: int, other: int) -> int:
     return heap[one, hiding.ID] < heap[other, hiding.ID]
 
 
-@jit.kernel("none", "out_ints2", "int", "int", inner=True)
+@jit.inner
 def _swap(heap: Ints, one: int, other: int) -> None:
     for column in range(heap.shape[1]):
         held = heap[one, column]
@@ -27,7 +31,7 @@ def _swap(heap: Ints, one: int, other: int) -> None:
         heap[other, column] = held
 
 
-@jit.kernel("none", "out_ints2", "int", inner=True)
+@jit.inner
 def _sink(heap: Ints, size: int) -> None:
     """Move the first entry down to where it belongs."""
     at = 0
@@ -43,15 +47,48 @@ def _sink(heap: Ints, size: int) -> None:
         at = least
 
 
-@jit.kernel("none", "out_ints2", "int", inner=True)
-def _rise(heap: Ints, at: int) -> None:
-    """Move an entry up to where it belongs."""
+@jit.inner
+def _push(heap: Ints, line: int, found: Ints) -> None:
+    """Put a copy of the entry of a line into the heap."""
+    at = found[hiding.SIZE]
+    for column in range(heap.shape[1]):
+        heap[at, column] = heap[line, column]
+    found[hiding.SIZE] = at + 1
     while at > 0 and _before(heap, at, (at - 1) >> 1):
         _swap(heap, at, (at - 1) >> 1)
         at = (at - 1) >> 1
 
 
-@jit.kernel("int", *["int"] * 5, *["ints"] * 7, "out_ints", inner=True)
+@jit.inner
+def _behind(heap: Ints, count: int, front: int) -> int:
+    """Return the line behind the first `count` of the ring, which begins at its line `front`."""
+    half = heap.shape[0] >> 1
+    at = front + count
+    return half + (at - half if at >= half else at)
+
+
+@jit.inner
+def _wait(heap: Ints, found: Ints) -> None:
+    """Take the entry behind the ring into it, or where that breaks its order, into the heap.
+
+    The last entry of the ring goes to the heap before a new one does: else one late step kept all others out.
+    """
+    count, front = found[hiding.WAITING], found[hiding.FRONT]
+    line = _behind(heap, count, front)
+    if count == 0 or not _before(heap, line, _behind(heap, count - 1, front)):
+        found[hiding.WAITING] = count + 1
+        return
+    last = _behind(heap, count - 1, front)
+    _push(heap, last, found)
+    if count > 1 and _before(heap, line, _behind(heap, count - 2, front)):
+        _push(heap, line, found)
+        found[hiding.WAITING] = count - 1
+        return
+    for column in range(heap.shape[1]):
+        heap[last, column] = heap[line, column]
+
+
+@jit.inner
 def _time_of(
     step_id: int, row: int, slot: int, lane: int, place: int, clocks: Ints, folders: Ints, first_rows: Ints,
     first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, found: Ints,
@@ -66,9 +103,7 @@ def _time_of(
     return jit.load_int(address) + clocks[slot]
 
 
-@jit.kernel(
-    "int", *["int"] * 6, "ints2", "out_ints2", *["ints"] * 7, "out_ints2", "out_ints2", "out_ints", inner=True
-)  # fmt: skip
+@jit.inner
 def _set_entry(
     at: int, place: int, base: int, slot: int, lane: int, width: int, lines: Ints, rows: Ints, clocks: Ints,
     folders: Ints, first_rows: Ints, first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints,
@@ -95,24 +130,21 @@ def _set_entry(
     return 1
 
 
-@jit.kernel(
-    "int", *["int"] * 5, "ints2", "out_ints2", *["ints"] * 7, "out_ints2", "out_ints2", "out_ints", inner=True
-)  # fmt: skip
+@jit.inner
 def _list(
     place: int, base: int, slot: int, lane: int, width: int, lines: Ints, rows: Ints, clocks: Ints,
     folders: Ints, first_rows: Ints, first_times: Ints, time_chunks: Ints, time_shift: Ints, times: Ints, heap: Ints,
     by_place: Ints, found: Ints,
 ) -> int:  # fmt: skip
     """Put a lane into the heap, if it has a step; -1: its time is not mapped."""
-    at = found[hiding.SIZE]
+    line = _behind(heap, found[hiding.WAITING], found[hiding.FRONT])
     status = _set_entry(
-        at, place, base, slot, lane, width, lines, rows, clocks, folders, first_rows, first_times, time_chunks,
+        line, place, base, slot, lane, width, lines, rows, clocks, folders, first_rows, first_times, time_chunks,
         time_shift, times, heap, by_place, found,
     )  # fmt: skip
     if status > 0:
         by_place[hiding.LISTED, place] = 1
-        found[hiding.SIZE] = at + 1
-        _rise(heap, at)
+        _push(heap, line, found)
     return status
 
 
@@ -138,7 +170,8 @@ def hide_oldest(
             row = position // width
             lane = position - row * width
             place = lane_base[slot] + lane
-            if row + lines[line, STEPS] > by_place[hiding.OLDEST, place]:
+            # A discard of the parts before it alone has no step.
+            if lines[line, STEPS] > 0 and row + lines[line, STEPS] > by_place[hiding.OLDEST, place]:
                 oldest, newest = by_place[hiding.LINE, place], by_place[hiding.TAIL, place]
                 following[line] = -1
                 if oldest < 0:
@@ -166,8 +199,16 @@ def hide_oldest(
                 )  # fmt: skip
                 if status < 0:
                     return hiding.UNMAPPED
-    while found[hiding.SIZE] > 0:
-        when, step_id, row, place = heap[0, hiding.WHEN], heap[0, hiding.ID], heap[0, hiding.ROW], heap[0, hiding.PLACE]
+    while found[hiding.SIZE] > 0 or found[hiding.WAITING] > 0:
+        at, front = 0, _behind(heap, 0, found[hiding.FRONT])
+        if found[hiding.WAITING] > 0 and (found[hiding.SIZE] == 0 or _before(heap, front, 0)):
+            at = front
+        when, step_id, row, place = (
+            heap[at, hiding.WHEN],
+            heap[at, hiding.ID],
+            heap[at, hiding.ROW],
+            heap[at, hiding.PLACE],
+        )
         status = 0
         kept, line = by_place[hiding.OLDEST, place], by_place[hiding.LINE, place]
         if kept < hiding.NEVER:
@@ -179,9 +220,11 @@ def hide_oldest(
             if line >= 0 and step_id >= lines[line, FIRST_ID] + (lines[line, STEPS] - 1) * width:
                 by_place[hiding.LINE, place] = following[line]
             base = step_id - row * width
+            # There is a line behind the ring: this entry's own leaves, and together they are no more than the lanes.
             status = _set_entry(
-                0, place, base, slot, base & POSITION_MASK, width, lines, rows, clocks, folders, first_rows,
-                first_times, time_chunks, time_shift, times, heap, by_place, found,
+                _behind(heap, found[hiding.WAITING], found[hiding.FRONT]), place, base, slot, base & POSITION_MASK,
+                width, lines, rows, clocks, folders, first_rows, first_times, time_chunks, time_shift, times, heap,
+                by_place, found,
             )  # fmt: skip
             if status < 0:
                 by_place[hiding.OLDEST, place], by_place[hiding.LINE, place] = kept, line
@@ -189,9 +232,15 @@ def hide_oldest(
             found[hiding.COUNT] -= 1
             found[hiding.HIDDEN] += 1
             found[hiding.LAST] = max(found[hiding.LAST], when)
-        if status == 0:
-            by_place[hiding.LISTED, place] = 0
+        if at == 0:
             found[hiding.SIZE] -= 1
             _swap(heap, 0, found[hiding.SIZE])
-        _sink(heap, found[hiding.SIZE])
+            _sink(heap, found[hiding.SIZE])
+        else:
+            found[hiding.WAITING] -= 1
+            found[hiding.FRONT] = _behind(heap, 1, found[hiding.FRONT]) - (heap.shape[0] >> 1)
+        if status > 0:
+            _wait(heap, found)
+        else:
+            by_place[hiding.LISTED, place] = 0
     return hiding.DONE

@@ -6,12 +6,13 @@ import heapq
 import numpy as np
 
 from diskreplay.ids import FIRST_ID, POSITION_BITS, POSITION_MASK, STEPS, STRIDE, TIME, Ints
-from diskreplay.kernels import following as live
-from diskreplay.kernels.frozen import OWN_FOLDER
-from diskreplay.kernels.runs import NEVER as NEVER
+
+from . import following as live
+from .frozen import OWN_FOLDER
+from .runs import NEVER as NEVER
 
 # Columns of the heap, a line a lane of a segment that has a step left: when its oldest one was published, the id and
-# the row of that, and the lane's place among all lanes.
+# the row of that, and the lane's place among all lanes. The second half of the lines is the ring of `hide_oldest`.
 WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
@@ -24,9 +25,10 @@ PLACE_ROWS = 4
 # time all are; how many were, and when the last of them was published; the id of the step whose time is not mapped.
 # Then what `advance_hiding` knows: how many steps are left at most, or -1; before which time all are hidden by now, and
 # none of an episode that began at REACHED or later, as `advance` knows, too; whether the arrays of `hide_oldest` were
-# made.
-SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY = range(11)
-FOUND = 11
+# made; the time behind the last step that is hidden: steps of one call have one time, and some of them may be left.
+# The first line of the ring that is in use, and how many are.
+SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING = range(14)
+FOUND = 14
 
 DONE, UNMAPPED = range(2)
 """What `hide_oldest` returns: all is done; the time of step NEEDED is not mapped, and it is to be called again."""
@@ -68,7 +70,10 @@ def hide_oldest_plain(
         when = time if row == begin else time_of(step_id)
         return (-1 if when is None else when), step_id, row
 
-    queue = [tuple(entry) for entry in heap[: found[SIZE]].tolist()]
+    half = len(heap) // 2
+    ring = half + (found[FRONT] + np.arange(found[WAITING])) % max(half, 1)
+    queue = [tuple(entry) for entry in np.concatenate([heap[: found[SIZE]], heap[ring]]).tolist()]
+    heapq.heapify(queue)
 
     def listed(place: int, base: int, width: int) -> bool:
         entry = oldest_of(place, base, width)
@@ -86,7 +91,7 @@ def hide_oldest_plain(
             slot, position = (first >> POSITION_BITS) - origin, first & POSITION_MASK
             if lanes[slot]:
                 place = int(lane_base[slot]) + position % width
-                if position // width + steps > by_place[OLDEST, place]:
+                if steps and position // width + steps > by_place[OLDEST, place]:
                     before = by_place[[LINE, TAIL], place].copy()
                     following[line] = -1
                     if before[0] < 0:
@@ -134,6 +139,6 @@ def hide_oldest_plain(
         return True
 
     done = all_listed() and hidden()
-    found[SIZE] = len(queue)
+    found[SIZE], found[WAITING] = len(queue), 0
     heap[: len(queue)] = np.array(queue, np.int64).reshape(-1, HEAP_COLUMNS)
     return DONE if done else UNMAPPED

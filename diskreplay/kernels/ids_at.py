@@ -3,15 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.mix import fraction
-from diskreplay.kernels.runs import BEFORE, COARSE_BITS, FIRST, STRIDE
+from . import jit
+from .mix import fraction
+from .runs import BEFORE, COARSE_BITS, FIRST, STRIDE
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@jit.kernel("none", "out_ints", "int", "ints", "ints", inner=True, inlined=True)
+@jit.inner
 def _search(out: Ints, width: int, before: Ints, wanted: Ints) -> None:
     """Move each place to the last one of so many from there on with a number that is not above what is wanted.
 
@@ -21,11 +21,12 @@ def _search(out: Ints, width: int, before: Ints, wanted: Ints) -> None:
     while width > 1:
         half = width >> 1
         for i in range(wanted.size):
-            out[i] += half * (before[np.uint64(out[i] + half)] <= wanted[i])
+            further = out[i] + half
+            out[i] = jit.either(before[np.uint64(further)] <= wanted[i], further, out[i])
         width -= half
 
 
-@jit.kernel("none", "out_ints", "int", "int", "ints2", "ints", "out_ints", inner=True, inlined=True)
+@jit.inner
 def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
     """Write the id at each position, counted from the first id of run 0.
 

@@ -4,8 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Ints
-from diskreplay.kernels import jit
-from diskreplay.kernels.addresses import row_address
+
+from . import jit
+from .addresses import row_address
 
 _FINITE = np.finfo(np.float64).max
 

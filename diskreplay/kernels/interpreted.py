@@ -51,6 +51,16 @@ def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
+def same(address: int) -> int:
+    """Return an address: what `carray` takes for a pointer."""
+    return address
+
+
+def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
+    """Return an array of the memory at an address, which it borrows: numba's function of this name."""
+    return array_at(address, kind, shape)
+
+
 def array_at(address: int, kind: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return an array of the memory at an address, which it borrows."""
     nbytes = int(np.prod(shape)) * np.dtype(kind).itemsize
@@ -70,6 +80,11 @@ def zero_bytes(target: int, count: int) -> None:
 def lowest_bit(x: int) -> int:
     """Count the zeros below the lowest bit that is set; one must be."""
     return (int(x) & -int(x)).bit_length() - 1
+
+
+def either(condition: bool, one: int, other: int) -> int:
+    """Return one number where a condition is true, another one where it is not."""
+    return one if condition else other
 
 
 def madvise(address: int, count: int, advice: int) -> int:

@@ -11,8 +11,8 @@ each block of `BLOCK` successive pages, the largest of theirs. Updates only rais
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.pages import KNOWN, PAGE_BITS, WANTED
+from . import jit
+from .pages import KNOWN, PAGE_BITS, WANTED
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ def bounds_of(pages: int, before: Floats) -> Floats:
     return bounds
 
 
-@jit.kernel("none", "int", "float", "out_floats", inner=True, inlined=True)
+@jit.inner
 def raise_bound(page: int, value: float, bounds: Floats) -> None:
     """Make the bounds of a page at least the value, one that is not positive aside."""
     at = bounds.size // (BLOCK + 1) + page
@@ -44,7 +44,7 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
             bounds[_at(block)] = value
 
 
-@jit.kernel("int", "floats", "int", "int", inner=True)
+@jit.inner
 def _first_largest(bounds: Floats, begin: int, end: int) -> int:
     """Return where the largest of the bounds from one to before another is; the first of equal ones."""
     most = np.int64(0)

@@ -3,12 +3,13 @@
 import numpy as np
 
 from diskreplay.ids import mixed
-from diskreplay.kernels import jit
 
-mix = jit.kernel("uint", "uint", inner=True, inlined=True)(mixed)
+from . import jit
+
+mix = jit.inner(mixed)
 
 
-@jit.kernel("float", "int", "int", inner=True, inlined=True)
+@jit.inner
 def fraction(key: int, i: int) -> float:
     """Return random number `i` from 0 to below 1: the first 53 bits of number `i` of splitmix64 from the state `key`.
 

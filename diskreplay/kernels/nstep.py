@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
+from . import jit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

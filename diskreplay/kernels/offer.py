@@ -4,17 +4,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import jit, pages as paging
-from diskreplay.kernels.largest import largest_given, raise_bound
-from diskreplay.kernels.pages import find_page, slot_of
-from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
-from diskreplay.kernels.sumtree import FAN_OUT_BITS, sumtree_set
+
+from . import jit, packed, pages as paging
+from .largest import largest_given, raise_bound
+from .pages import find_page, slot_of
+from .powers import LARGEST, SMALLEST, powers
+from .sumtree import FAN_OUT_BITS, sumtree_set
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
-
-_powers, _sumtree_set, _largest_given = map(jit.apart, (powers, sumtree_set, largest_given))
 
 # Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched. Behind the heights of
 # these comes that of what is left of the second when the call returns: pages with rows that entered, in their order.
@@ -28,7 +27,7 @@ PAGE_ROW = 3
 _at = np.uint64
 
 
-@jit.kernel("int", "int", "int", "out_ints2", "out_ints32", "out_ints2", "out_ints", inner=True)
+@jit.inner
 def _add_page(first: int, stride: int, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints) -> int:
     """Make a page of one that nobody uses and return it, -1 if there is none."""
     if heights[UNUSED] == 0:
@@ -43,7 +42,7 @@ def _add_page(first: int, stride: int, pages: Ints, slots: Ints32, stacks: Ints,
     return int(page)
 
 
-@jit.kernel("none", "int", "out_ints2", "out_ints2", "out_ints", inner=True, inlined=True)
+@jit.inner
 def _touch(page: int, pages: Ints, stacks: Ints, heights: Ints) -> None:
     """Note that a page changes."""
     if pages[page, paging.TOUCHED] == 0:
@@ -52,7 +51,7 @@ def _touch(page: int, pages: Ints, stacks: Ints, heights: Ints) -> None:
         heights[CHANGED] += 1
 
 
-@jit.kernel("int", "int", "int", "int", inner=True, inlined=True)
+@jit.inner
 def _mask(begin: int, count: int, step: int) -> int:
     """Set so many bits from one on, each `step` behind the one before."""
     if step == 1:
@@ -63,10 +62,7 @@ def _mask(begin: int, count: int, step: int) -> int:
     return int(bits)
 
 
-@jit.kernel(
-    "int", "out_ints2", "int", "int", "int", "int", "int", "ints", "out_ints2", "out_ints32", "out_ints2", "out_ints",
-    inner=True, inlined=True,
-)  # fmt: skip
+@jit.inner
 def _want(
     runs: Ints, i: int, first: int, count: int, wanted: int, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
     stacks: Ints, heights: Ints,
@@ -103,7 +99,7 @@ def _want(
     return lacking
 
 
-@jit.kernel("none", "out_ints2", "int", "int", "ints", "ints2", "ints32", "int", inner=True, inlined=True)
+@jit.inner
 def _look_ahead(runs: Ints, i: int, origin: int, lanes: Ints, pages: Ints, slots: Ints32, found: int) -> None:
     """Start to load where the page of a run's last id is looked up, or that page, where the former is `found`."""
     last = runs[0, _at(i)] + (runs[2, _at(i)] - 1) * runs[1, _at(i)]
@@ -118,7 +114,7 @@ def _look_ahead(runs: Ints, i: int, origin: int, lanes: Ints, pages: Ints, slots
             jit.prefetch(slots.ctypes.data + 4 * at)
 
 
-@jit.kernel("int", "int", "int", "ints", inner=True)
+@jit.inner
 def _lane(first: int, origin: int, lanes: Ints) -> int:
     """Return the id of row 0 of an id's lane: a number that orders ids by segment and lane."""
     slot = (first >> POSITION_BITS) - origin
@@ -126,10 +122,7 @@ def _lane(first: int, origin: int, lanes: Ints) -> int:
     return int(first - (first & POSITION_MASK) // max(width, 1) * width)
 
 
-@jit.kernel(
-    "int", "int", "out_ints2", "int", "int", "out_ints2", "int", "int", "int", "int", "ints",
-    "out_ints2", "out_ints32", "out_ints2", "out_ints", inner=True,
-)  # fmt: skip
+@jit.inner
 def _want_difference(
     wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: int,
     origin: int, lanes: Ints, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
@@ -167,7 +160,7 @@ def _want_difference(
     return int(lacking)
 
 
-@jit.kernel("float", "ints2", "ints2", "ints", "floats", "out_floats", inner=True)
+@jit.inner
 def _fresh(pages: Ints, stacks: Ints, heights: Ints, raw: Floats, bounds: Floats) -> float:
     """Return the priority that new ids enter with; raise the bounds for ids that can be drawn again."""
     entering = np.int64(0)
@@ -179,14 +172,11 @@ def _fresh(pages: Ints, stacks: Ints, heights: Ints, raw: Floats, bounds: Floats
         while rows != 0:
             raise_bound(page, raw[_at((page << paging.PAGE_BITS) + jit.lowest_bit(rows))], bounds)
             rows &= rows - 1
-    most = _largest_given(pages, raw, bounds) if entering != 0 else 0.0
+    most = largest_given(pages, raw, bounds) if entering != 0 else 0.0
     return most if most > 0.0 else 1.0
 
 
-@jit.kernel(
-    "none", "float", "float", "out_ints2", "out_ints2", "out_ints", "out_floats",
-    "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2", inner=True,
-)  # fmt: skip
+@jit.inner
 def _show(
     alpha: float, fresh: float, pages: Ints, stacks: Ints, heights: Ints, raw: Floats,
     starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
@@ -195,7 +185,7 @@ def _show(
     places, changed = ints[0], ints[1]
     values, numbers, masses = floats[0], floats[1], floats[2]
     values[0] = fresh
-    _powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
+    powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]
     done, count, entered = 0, heights[CHANGED], 0
     while done < count:
@@ -233,37 +223,42 @@ def _show(
                 used += 1
             done += 1
         if known_again != 0:
-            _powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
+            powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
         for i in range(used):
             mass = masses[i] if known_again != 0 else fresh_mass
             masses[i] = mass if values[i] > 0.0 else 0.0
-        _sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
+        sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
     heights[CHANGED], heights[NEW] = 0, entered
 
 
 @jit.kernel(
-    "int", "out_ints2", "int", "int", "int", "ints", "out_ints2", "int", "int", "int", "ints", "int", "float",
-    "out_ints2", "out_ints32", "out_ints2", "out_ints", "out_floats", "out_floats",
-    "ints", "out_floats", "out_floats", "out_floats", "out_ints2", "out_floats2", checked=False,
+    "int", "out_ints2", "ints", "ints", "out_ints2", "ints", "ints", "int", "float", "ints2", checked=False
 )  # fmt: skip
 def offer(
-    old: Ints, old_ended: int, old_left: int, old_origin: int, old_lanes: Ints,
-    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float,
-    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats, bounds: Floats,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
+    old: Ints, old_numbers: Ints, old_lanes: Ints, new: Ints, numbers: Ints, lanes: Ints, whole: int, alpha: float,
+    table: Ints,
 ) -> int:  # fmt: skip
     """Let the ids of `new` runs be drawn, and those of `old` ones that are not among them no more.
 
-    Runs are (4, n): first ids, strides, counts and what `PAGE_ROW` says, which is found for the new ones. The first
-    `ended` ones stay as they are from then on, so the old ones of these are not looked at. Then come `left`, of which
-    as many are the same as before in the same order; the rest are by segment and lane. `whole`: nothing but the new
-    ones can be drawn, whatever was before.
+    Runs are (4, n): first ids, strides, counts and what `PAGE_ROW` says, which is found for the new ones. Their numbers
+    are `ended`, `left`, and that of the first segment, whose `lanes` come first. The first `ended` ones stay as they
+    are from then on, so the old ones of these are not looked at. Then come `left`, of which as many are the same as
+    before in the same order; the rest are by segment and lane. `whole`: nothing but the new ones can be drawn, whatever
+    was before.
 
     New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any: for
     `raw` and `bounds` see `largest`. `stacks` then lists their pages. Returns how many pages
     are lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more.
-    `ints` and `floats` are scratch memory, (2, block) and (3, block), at least a page.
+    For the record of the `table` see `pages.PAGES`: `ints` and `floats` are (2, block) and (3, block), at least a page.
     """
+    pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
+    stacks, heights = packed.ints2(table, paging.STACKS), packed.ints(table, paging.HEIGHTS)
+    raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
+    starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
+    sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
+    ints, floats = packed.ints2(table, paging.INTS), packed.floats2(table, paging.FLOATS)
+    old_ended, old_left, old_origin = old_numbers[0], old_numbers[1], old_numbers[2]
+    ended, left, origin = numbers[0], numbers[1], numbers[2]
     if whole:
         for page in range(pages.shape[0]):
             if pages[page, paging.SHOWN] | pages[page, paging.WANTED]:

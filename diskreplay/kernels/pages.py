@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, mixed
-from diskreplay.kernels import jit
-from diskreplay.kernels.mix import mix
+
+from . import jit
+from .mix import mix
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
@@ -23,19 +24,23 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
+# The record of a table of priorities, see `packed`: arrays of `pages`, `offer`, `largest` and `sumtree`; and scratch
+# memory, `some` for a draw, `ints` and `floats` for an offer.
+PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, SOME, INTS, FLOATS = range(13)
+
 FIRST, STRIDE, SHOWN, WANTED, KNOWN, TOUCHED, ENTERED = range(7)
 COLUMNS = 8
 
 _at = np.uint64
 
 
-@jit.kernel("int", "int", "int", inner=True, inlined=True)
+@jit.inner
 def slot_of(first: int, slots: int) -> int:
     """Return the hash of a page's first id, below the number of slots, which is a power of two."""
-    return int(mix(_at(first)) & _at(slots - 1))
+    return np.int64(mix(_at(first)) & _at(slots - 1))  # type: ignore[return-value]
 
 
-@jit.kernel("int", "int", "ints2", "ints32", inner=True, inlined=True)
+@jit.inner
 def find_page(first: int, pages: Ints, slots: Ints32) -> int:
     """Return the page of this first id, -1 if there is none."""
     at = slot_of(first, slots.size)

@@ -14,8 +14,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.jit import bits_of, number_of
+from . import jit
+from .jit import bits_of, number_of
 
 Floats = NDArray[np.float64]
 
@@ -62,9 +62,6 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
         out[i] = number_of(bits_of(out[i]) + (bits_of(numbers[i]) << _EXPONENT))
 
 
-_powers = jit.apart(powers)
-
-
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
     """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances, NaN aside.
@@ -81,6 +78,6 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
     ratios, numbers, found = scratch[0], scratch[1], scratch[2]
     for i in range(chances.size):
         ratios[i] = least / chances[i]
-    _powers(ratios, exponent, -1022.0, 0.0, numbers, found)
+    powers(ratios, exponent, -1022.0, 0.0, numbers, found)
     for i in range(chances.size):
         out[i] = np.float32(found[i])

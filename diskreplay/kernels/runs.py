@@ -15,7 +15,8 @@ from diskreplay.ids import (
     locate,
     row_keys,
 )
-from diskreplay.kernels.following import COMMITTED, OBSERVED, OPEN_END, OPEN_START, OPEN_TIME
+
+from .following import COMMITTED, OBSERVED, OPEN_END, OPEN_START, OPEN_TIME
 
 
 class IdRuns(NamedTuple):

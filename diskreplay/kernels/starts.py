@@ -4,23 +4,27 @@ import numpy as np
 
 from diskreplay import ids
 from diskreplay.ids import Ints
-from diskreplay.kernels import frozen, jit, runs
-from diskreplay.kernels.following import COMMITTED, LANE_ROWS, OBSERVED, OPEN_START, OPEN_TIME
+
+from . import frozen, jit, runs
+from .following import COMMITTED, LANE_ROWS, OBSERVED, OPEN_START, OPEN_TIME
 
 _FIRST, _STRIDE, _COUNT, _TIME, _BEFORE = runs.FIRST, runs.STRIDE, runs.COUNT, runs.TIME, runs.BEFORE
 
+# Makes an index that is not tested for being negative.
+_at = np.uint64
 
-@jit.kernel("int", "out_ints2", *["int"] * 5, inner=True, inlined=True)
+
+@jit.inner
 def _append(block: Ints, at: int, first: int, stride: int, count: int, time: int) -> int:
     """Write a run; return the place behind it."""
-    block[_FIRST, at], block[_STRIDE, at], block[_COUNT, at] = first, stride, count
-    if block[_TIME, at] != time:  # a page of zeros that nobody writes takes no memory
-        block[_TIME, at] = time
-    block[_BEFORE, at + 1] = block[_BEFORE, at] + count
+    block[_FIRST, _at(at)], block[_STRIDE, _at(at)], block[_COUNT, _at(at)] = first, stride, count
+    if block[_TIME, _at(at)] != time:  # a page of zeros that nobody writes takes no memory
+        block[_TIME, _at(at)] = time
+    block[_BEFORE, _at(at + 1)] = block[_BEFORE, _at(at)] + count
     return at + 1
 
 
-@jit.kernel("int", "int", "ints", inner=True)
+@jit.inner
 def _least_id(step_id: int, snapshot: Ints) -> int:
     """Return the least id of a step's lane that is not hidden."""
     slot, position = (step_id >> ids.POSITION_BITS) - snapshot[frozen.ORIGIN], step_id & ids.POSITION_MASK
@@ -32,7 +36,7 @@ def _least_id(step_id: int, snapshot: Ints) -> int:
     return step_id + (jit.load_int(snapshot[frozen.OLDEST] + 8 * place) - row) * width
 
 
-@jit.kernel("int", *["int"] * 6, "ints", "ints", "int", "out_ints2", inner=True, inlined=True)
+@jit.inner
 def _starts_of(
     begin: int, apart: int, steps: int, obs_rows: int, end: int, time: int, rule: Ints, snapshot: Ints, at: int,
     block: Ints,

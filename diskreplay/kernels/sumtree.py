@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
+from . import jit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -52,7 +52,7 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
     return starts, tree, np.zeros(starts[-1] - starts[-2] + 1), smallest
 
 
-@jit.kernel("int", "out_ints", "int", inner=True)
+@jit.inner
 def _parents(nodes: Ints, count: int) -> int:
     """Replace the first `count` nodes by their parents, each once where siblings follow each other; count these."""
     found, previous = np.int64(0), np.int64(-1)
@@ -64,7 +64,7 @@ def _parents(nodes: Ints, count: int) -> int:
     return int(found)
 
 
-@jit.kernel("float", "int", "int", "int", "floats", "floats", inner=True)
+@jit.inner
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
     """Return the smallest mass that is not 0 below so many entries, 0 if none; inner nodes start at `inner`."""
     smallest = math.inf
@@ -113,7 +113,7 @@ def sumtree_set(
         least[least.size - 1] = _smallest(top, sums.size - 1, starts[1], tree, least)
 
 
-@jit.kernel("none", "int", "int", "int", "floats", "out_floats", "out_ints", "out_floats")
+@jit.inner
 def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints, some: Floats) -> None:
     """Replace nodes by their children, in the level that begins at `start`.
 
@@ -141,9 +141,6 @@ def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nod
         mass[i] = left if left < most else most
 
 
-_descend_all = jit.apart(_descend)
-
-
 @jit.kernel("none", "ints", "floats", "floats", "ints2", "out_floats", "out_ints", "out_floats")
 def sumtree_find(
     starts: Ints, tree: Floats, sums: Floats, notes: Ints, mass: Floats, leaves: Ints, some: Floats
@@ -155,7 +152,7 @@ def sumtree_find(
     Level by level for all at once, without a branch on data: cache misses overlap. The total must not be 0. `some` is
     scratch memory for `SOME` numbers.
     """
-    below_total = sums[sums.size - 1] * _BELOW
+    below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
         leaves[i] = 0
         mass[i] = min(max(mass[i], 0.0), below_total)
@@ -163,7 +160,8 @@ def sumtree_find(
     while size > 1:
         half = size >> 1
         for i in range(mass.size):
-            leaves[i] += half * (sums[_at(leaves[i] + half)] <= mass[i])
+            further = leaves[i] + half
+            leaves[i] = jit.either(sums[_at(further)] <= mass[i], further, leaves[i])
         size -= half
     top = starts[starts.size - 2]
     for i in range(mass.size):
@@ -171,8 +169,8 @@ def sumtree_find(
         mass[i] = left if left < most else most
     for level in range(starts.size - 3, -1, -1):
         if level > 0:
-            _descend_all(starts[level], tree.ctypes.data + 8 * starts[level - 1], 64, tree, mass, leaves, some)
+            _descend(starts[level], tree.ctypes.data + 8 * starts[level - 1], 64, tree, mass, leaves, some)
         else:
-            _descend_all(0, notes.ctypes.data, 1, tree, mass, leaves, some)
+            _descend(0, notes.ctypes.data, 1, tree, mass, leaves, some)
     for i in range(mass.size):
         mass[i] = tree[_at(leaves[i])]

@@ -4,10 +4,12 @@ A kernel is compiled, or loaded, when it is first asked for, and numba is import
 a view and a distribution do not need. Stores are followed without any, by the twins of a few kernels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
+
+from diskreplay.errors import MissingExtra
 
 Kernel = Callable[..., Any]
 
@@ -19,6 +21,7 @@ MODULES = {
     "bind_table": "gather",
     "discounted": "discounted",
     "draw": "draw",
+    "find_steps": "find_windows",
     "find_windows": "find_windows",
     "follow": "follow",
     "freeze": "freeze",
@@ -42,32 +45,46 @@ MODULES = {
     "weights": "powers",
 }
 
-CHECK = False
-"""Whether `unchecked` is the same as `chosen`."""
+_OF_ALL_SAMPLERS = "starts", "sort_runs", "random_ids", "bind_table", "gather"
+_OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "offer"
+
+# Those that take longest are at both ends, where two processes begin.
+_FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES
+_WITH_CALLERS = "follow", "freeze", "hide_oldest"
+EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_WITH_CALLERS)), *_LAST)
+"""The kernels that samplers need, without those that are compiled with the kernels that call them."""
 
 
 @cache
 def chosen(name: str) -> Kernel:
     """Return the compiled kernel of this name, or raise MissingExtra where numba cannot be imported."""
-    from diskreplay.kernels import jit
-    from diskreplay.kernels.cache import compiling
+    with MissingExtra.raised_for("sampling", "torch"):
+        from diskreplay.kernels.cache import compile_kernel, compiling, is_disabled
 
     with compiling:  # to import its module, too, takes locks that a forked child would wait for
-        return jit.ready(getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name))
+        if is_disabled():
+            return getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name)
+        return compile_kernel(MODULES[name], name)
 
 
-@cache
-def unchecked(name: str) -> Kernel:
-    """Return the compiled kernel of this name, which does not look at the types of its arguments.
+def of_sampler(weighted: bool) -> tuple[str, ...]:
+    """Return the names of the kernels that the first batches of a sampler need, and its first update of priorities."""
+    return _OF_ALL_SAMPLERS + (_OF_WEIGHTED_ONES if weighted else ())
 
-    To look takes a third to a half of the call of a small kernel. What is of another type, shape or order in memory
-    than the kernel was compiled for would be misread: this is for what is called at every batch with arrays that the
-    package has made itself. Tests check nevertheless: see `CHECK`.
-    """
-    kernel = chosen(name)
-    from diskreplay.kernels import jit, numba_private
 
-    if CHECK or jit.INTERPRETED:
-        return kernel
+def compile_all(names: Sequence[str]) -> None:
+    """Compile kernels, or load them; see `cache.Several`."""
+    with MissingExtra.raised_for("sampling", "torch"):
+        from diskreplay.kernels.cache import Several
 
-    return numba_private.entry_point(kernel)
+    for name in Several(names):
+        chosen(name)
+
+
+def help_compiling(names: Sequence[str]) -> None:
+    """Compile kernels from the last one on, unless another process does so."""
+    from diskreplay.kernels.cache import helper_lock
+
+    with helper_lock():
+        for name in reversed(names):
+            chosen(name)

@@ -3,24 +3,21 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.largest import raise_bound
-from diskreplay.kernels.pages import PAGE_BITS, locate
-from diskreplay.kernels.powers import LARGEST, SMALLEST, powers
-from diskreplay.kernels.sumtree import FAN_OUT, sumtree_set
+from . import jit, packed, pages as paging
+from .largest import raise_bound
+from .pages import locate
+from .powers import LARGEST, SMALLEST, powers
+from .sumtree import FAN_OUT, sumtree_set
 
 Ints = NDArray[np.int64]
-Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
-
-_locate, _powers, _sumtree_set = map(jit.apart, (locate, powers, sumtree_set))
 
 # Makes an index that is not tested for being negative.
 _at = np.uint64
 _FINITE = np.finfo(np.float64).max
 
 
-@jit.kernel("none", "out_ints", "out_floats", inner=True)
+@jit.inner
 def _leave_out_missing(place: Ints, values: Floats) -> None:
     """Move what has a place to the front."""
     found = np.int64(0)
@@ -31,21 +28,24 @@ def _leave_out_missing(place: Ints, values: Floats) -> None:
 
 
 @jit.kernel(
-    "int", "ints", "floats", "float", "float", "int", "ints", "ints2", "ints32",
-    "ints", "out_floats", "out_floats", "out_floats", "out_floats", "out_floats", "ints2", "out_ints2", "out_floats2",
+    "int", "ints", "floats", "float", "float", "int", "ints", "ints2", "ints2", "out_ints2", "out_floats2"
 )  # fmt: skip
 def update(
-    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, pages: Ints, slots: Ints32,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, raw: Floats, bounds: Floats, drawn: Ints,
+    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, table: Ints, drawn: Ints,
     ints: Ints, floats: Floats,
 ) -> int:  # fmt: skip
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
     The last error counts where an id is named twice. These priorities are given: for `raw` and `bounds` see `largest`.
     Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
+    For the record of the `table` see `pages.PAGES`.
     `drawn` are places and ids of a draw since which no page has changed, (2, any number): of these very ids, which most
     updates are of, the places are known. `ints` and `floats` are scratch memory, (2, n) and (3, n).
     """
+    pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
+    raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
+    starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
+    sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
     wrong = np.int64(0)  # counted first: a loop that may return does not become vector code
     for i in range(ids.size):
         wrong += not abs(errors[i]) <= _FINITE
@@ -58,7 +58,7 @@ def update(
     for i in range(min(drawn.shape[1], ids.size)):
         others |= drawn[1, i] ^ ids[i]
     if others:
-        _locate(ids, origin, lanes, pages, slots, place)
+        locate(ids, origin, lanes, pages, slots, place)
     else:
         for i in range(ids.size):
             place[i] = drawn[0, i]
@@ -77,9 +77,9 @@ def update(
         jit.prefetch(node + (place[i] // FAN_OUT) * 8)
     for i in range(found):
         jit.prefetch(raw.ctypes.data + 8 * place[i])
-    _powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
-    _sumtree_set(place, masses, starts, tree, sums, least, changed)
+    powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
+    sumtree_set(place, masses, starts, tree, sums, least, changed)
     for i in range(found):
         raw[_at(place[i])] = values[i]
-        raise_bound(place[i] >> PAGE_BITS, values[i], bounds)
+        raise_bound(place[i] >> paging.PAGE_BITS, values[i], bounds)
     return int(ids.size - found)

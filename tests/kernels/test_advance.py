@@ -29,7 +29,7 @@ class Reader:
         self.asked: list[int] = []
 
     def make_room(self, count: int) -> None:
-        self.heap = np.zeros((count, hiding.HEAP_COLUMNS), np.int64)
+        self.heap = np.zeros((2 * count, hiding.HEAP_COLUMNS), np.int64)
         self.by_place = np.zeros((hiding.PLACE_ROWS, count), np.int64)
         self.by_place[[hiding.LINE, hiding.TAIL]] = -1
         self.following = np.zeros(len(self.ended), np.int64)
@@ -38,10 +38,11 @@ class Reader:
         of, one, count = self.of, np.zeros(1, np.int64), len(self.oldest)
         flags = one, np.array([of.room]), np.array([BITS]), of.bases
         times = one, np.array([CHUNKS // 2]), np.array([BITS + 1]), self.time_bases
-        lanes = of.growing, *flags, *times, ORIGIN, self.rows, self.ended, self.found, self.table.head, self.hidden
+        lanes = of.growing, *flags, *times, self.rows, self.ended, self.table.head
         # Of `hide_oldest`, slot 0 is the segment with number ORIGIN.
         where = np.array([count]), one, np.array([CLOCK]), one, np.full(count, frozen.OWN_FOLDER)
-        return (*lanes, *where, self.heap, self.by_place, self.following) if hides else lanes
+        self.arrays = (*lanes, *where, self.heap, self.by_place, self.following) if hides else lanes
+        return advancing.tables_of(self.kernel, self.arrays), ORIGIN, self.found, self.hidden
 
     def advance(self, until: int = 0, hides: bool = True) -> np.ndarray | None:
         """Return the record of a snapshot, None where nothing has changed."""
@@ -78,9 +79,13 @@ class Reader:
         )
 
     def numbers(self) -> list[int]:
-        """Return all numbers that are no addresses, and neither what is left over from a call."""
-        hidden = np.delete(self.hidden, [hiding.COUNT, hiding.NEEDED])
-        return [*np.delete(self.found, live.LEFT).tolist(), *hidden.tolist()]
+        """Return all numbers that are no addresses, and neither what is left over from a call.
+
+        The entries of the heap and of its ring count together: the twin has no ring.
+        """
+        hidden = np.delete(self.hidden, [hiding.COUNT, hiding.NEEDED, hiding.SIZE, hiding.FRONT, hiding.WAITING])
+        listed = int(self.hidden[[hiding.SIZE, hiding.WAITING]].sum())
+        return [*np.delete(self.found, live.LEFT).tolist(), *hidden.tolist(), listed]
 
 
 def lanes_of(rng: np.random.Generator, in_turn: bool = False) -> Lanes:
@@ -155,7 +160,7 @@ def test_what_is_left_is_the_newest_by_time(case: int, kernel: int) -> None:
         hidden = max(0, len(steps) - capacity)
         assert [r >= reader.oldest[lane] for _, lane, r in steps] == [i >= hidden for i in range(len(steps))]
         if hidden:
-            assert steps[hidden - 1][0] < reader.hidden[hiding.PAST] <= reader.hidden[hiding.REACHED]
+            assert steps[hidden - 1][0] < reader.hidden[hiding.BEHIND] <= reader.hidden[hiding.REACHED]
     assert reader.hidden[hiding.HIDDEN] > 0
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
+from diskreplay.format.parse_episodes import LaneSlice, parse_episodes
+from diskreplay.ids import DISCARDED, END, EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
 from diskreplay.kernels import following
 from diskreplay.kernels.following import follow_plain
-from diskreplay.store.reading.parse_episodes import LaneSlice, parse_episodes
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, CHUNK, CHUNKS = 3, 64, 4
@@ -14,6 +14,8 @@ ROWS = CHUNK * CHUNKS
 CLOCK = 10**6
 # Flags of an episode's last step, and of the row behind it.
 ENDINGS = [(1, []), (1, [8]), (0, [8 | 2]), (0, [8 | 2 | 16]), (2 | 64, [8 | 64]), (0, [32 | 2 | 16]), (0, [])]
+DISCARD, DISCARD_BEFORE = 32 | 128, 4 | 16 | 32 | 128
+ENDINGS.append((0, [DISCARD]))
 
 
 def episodes_of(rng: np.random.Generator) -> np.ndarray:
@@ -23,6 +25,8 @@ def episodes_of(rng: np.random.Generator) -> np.ndarray:
         steps = [0] * int(rng.integers(1, 30))
         steps[0] |= 4 | (16 if rng.random() < 0.2 else 0)
         last, behind = ENDINGS[rng.integers(len(ENDINGS))]
+        if rng.random() < 0.1:
+            steps, last, behind = [DISCARD_BEFORE], 0, []
         steps[-1] |= last
         flags += [*steps, *behind]
     return np.array(flags[:ROWS], np.uint8)
@@ -53,7 +57,7 @@ class Lanes:
         np.minimum(self.committed, ROWS, out=self.committed)
         for lane, row in enumerate(self.committed):
             # What ends an episode is published with its last step.
-            self.committed[lane] += row < ROWS and self.flags[lane][row] & 40 != 0
+            self.committed[lane] += row < ROWS and self.flags[lane][row] & 40 != 0 and self.flags[lane][row] & 4 == 0
         self.observed[:] = self.committed + rng.integers(0, 2, len(self.committed))
 
     def followed(self, kernel, lanes: np.ndarray):
@@ -89,11 +93,11 @@ def test_the_kernel_and_its_twin_follow_alike(case: int) -> None:
         unseen = (lanes.committed != states[0][following.COMMITTED]) | (lanes.observed != states[0][following.OBSERVED])
         fast, plain = (lanes.followed(kernel, state) for kernel, state in zip(KERNELS["follow"], states, strict=True))
         assert fast[0] == plain[0]
-        if fast[0] == following.DONE:  # there is no such lane
+        if fast[0] in (following.DONE, following.ADDED):  # there is no such lane
             fast[1][following.LEFT] = plain[1][following.LEFT] = 0
         for one, other in zip((*fast[1:], states[0]), (*plain[1:], states[1]), strict=True):
             np.testing.assert_array_equal(one, other)
-        if fast[0] != following.DONE:
+        if fast[0] not in (following.DONE, following.ADDED):
             return
         assert fast[1][following.CHANGED] == unseen.any()
 
@@ -108,7 +112,8 @@ def test_what_is_followed_bit_by_bit_is_what_a_scan_of_all_finds(case: int, kern
     while (state[following.COMMITTED] < ROWS).any():
         lanes.publish(rng)
         status, found, ended = lanes.followed(KERNELS["follow"][kernel], state)
-        assert status == following.DONE
+        has_discards = bool((ended[:, END] & DISCARDED).any())
+        assert status == (following.ADDED if has_discards else following.DONE)
         open_steps += found[following.OPEN_STEPS]
         parts.append(ended.copy())
     three = np.full(3, 3)

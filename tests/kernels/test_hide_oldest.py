@@ -12,9 +12,12 @@ ORIGIN, ROWS, CHUNK = 2, 64, 8
 
 
 class Lanes:
-    """Lanes of segments whose steps were published in a random order of lanes, and what of them was found so far."""
+    """Lanes of segments, and what of them was found so far.
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    Their steps were published in a random order of lanes, or `together`: by all lanes at once but for those that pause.
+    """
+
+    def __init__(self, rng: np.random.Generator, together: bool = False) -> None:
         self.rng = rng
         self.lanes = rng.integers(1, 4, 3)
         self.lane_base = np.cumsum(self.lanes) - self.lanes
@@ -26,7 +29,10 @@ class Lanes:
         order = rng.permutation(np.repeat(np.arange(self.places), ROWS))
         self.wall = np.empty((self.places, ROWS), np.int64)
         rows = [0] * self.places
-        for now, place in enumerate(order.tolist()):
+        if together:
+            pauses = (rng.random((self.places, ROWS)) < 0.1) * rng.integers(1, 20, (self.places, ROWS))
+            self.wall[:] = 5000 + np.cumsum(1 + pauses, axis=1)
+        for now, place in enumerate([] if together else order.tolist()):
             self.wall[place, rows[place]] = 5000 + now
             rows[place] += 1
         self.slot = np.repeat(np.arange(3), self.lanes)
@@ -78,7 +84,8 @@ class Lanes:
     def steps(self) -> list[tuple[int, int, int]]:
         """Return time, place and row of all steps that are there, the oldest first."""
         there = [(int(self.wall[p, r]), p, r) for p in range(self.places) for r in range(self.committed[p])]
-        return sorted(step for step in there if self.is_step[step[1], step[2]])
+        there.sort(key=lambda step: (step[0], self._line(step[1], step[2], 0)[0]))
+        return [step for step in there if self.is_step[step[1], step[2]]]
 
 
 class Hiding:
@@ -86,7 +93,7 @@ class Hiding:
 
     def __init__(self, kernel, lanes: Lanes) -> None:
         self.kernel, self.of = kernel, lanes
-        self.heap = np.zeros((lanes.places, hiding.HEAP_COLUMNS), np.int64)
+        self.heap = np.zeros((2 * lanes.places, hiding.HEAP_COLUMNS), np.int64)
         self.by_place = np.zeros((hiding.PLACE_ROWS, lanes.places), np.int64)
         self.by_place[[hiding.LINE, hiding.TAIL]] = -1
         self.following = np.zeros(1000, np.int64)
@@ -112,7 +119,7 @@ class Hiding:
 @pytest.mark.parametrize("case", range(100))
 def test_what_is_left_is_what_a_sort_by_time_leaves(case: int) -> None:
     rng = np.random.default_rng(case)
-    lanes = Lanes(rng)
+    lanes = Lanes(rng, together=case % 2 == 0)
     both = [Hiding(kernel, lanes) for kernel in KERNELS["hide_oldest"]]
     capacity, hidden, until = int(rng.integers(1, 150)), 0, 0
     for _ in range(12):
@@ -128,6 +135,19 @@ def test_what_is_left_is_what_a_sort_by_time_leaves(case: int) -> None:
             kept = one.by_place[hiding.OLDEST]
             assert [row >= kept[place] for _, place, row in steps] == [i >= hidden for i in range(len(steps))]
             assert hidden == 0 or one.found[hiding.LAST] >= steps[hidden - 1][0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_kernel_goes_on_where_the_other_has_stopped(first: int) -> None:
+    lanes = Lanes(np.random.default_rng(5), together=True)
+    one = Hiding(KERNELS["hide_oldest"][first], lanes)
+    for turn in range(8):
+        one.kernel = KERNELS["hide_oldest"][(first + turn) % 2]
+        lanes.grow()
+        steps = lanes.steps()
+        one.hide(len(steps) // 2 - int(one.found[hiding.HIDDEN]), 0)
+        kept = one.by_place[hiding.OLDEST]
+        assert [row >= kept[place] for _, place, row in steps] == [i >= len(steps) // 2 for i in range(len(steps))]
 
 
 @pytest.mark.parametrize("kernel", [0, 1])

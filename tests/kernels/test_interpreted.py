@@ -108,14 +108,14 @@ import numba
 import numpy as np
 numba.config.DISABLE_JIT = numba.config.DISABLE_JIT or sys.argv[2] == "config"
 import tests.kernels.test_interpreted as test
-from diskreplay.kernels import jit
-assert jit.INTERPRETED
+from diskreplay.kernels import cache
+assert cache.is_disabled()
 folder = Path(sys.argv[1])
 np.savez(folder / "arrays.npz", **test.all_batches(folder))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("by", ["environment", "config"])
 def test_the_same_batches_come_out_without_compiling(by: str, tmp_path: Path) -> None:
     pytest.importorskip("zstandard")

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.kernels.find_windows import Ints
 from diskreplay.kernels.following import COMMITTED, OBSERVED
+from diskreplay.kernels.gathering import BEFORE, FOLDER, OWN, OWN_STOP
 from tests.kernels.plain.frozen import Frozen
 
 
@@ -59,7 +60,7 @@ def find_windows_plain(
         if row < kept:
             return i
         stop = seen.rows_of(COMMITTED, slot, lane)
-        first, newest = max(kept, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
+        first, newest = max(0, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
         flags: dict[int, int] = {}
         for r in range(first, max(newest, row + 1)):
             address = row_address(seen.folder(slot, lane), r, first_chunk, chunks, shift, bases, 1)
@@ -103,7 +104,42 @@ def find_windows_plain(
             return i
         after = row + k
         stops = after + 1 if final else 0, after + 1 if after in steps else 0
-        bounds = slot, lane, row, floor, after, *stops, k, after + final, kept, stop
-        windows[:, i] = *bounds, *seen.folder(slot, lane)
+        windows[:OWN, i] = slot, lane, row, floor, after, *stops, k, after + final
+        windows[OWN_STOP:, i] = stop, *seen.folder(slot, lane)
         ends[i] = end | (flags[row] & (FIRST | CUT))
+    return -1
+
+
+def find_steps_plain(
+    ids: Ints,
+    record: Ints,
+    first_chunk: Ints,
+    chunks: Ints,
+    shift: Ints,
+    bases: Ints,
+    windows: Ints,
+    own: NDArray[np.uint8],
+    behind: NDArray[np.uint8],
+) -> int:
+    """Do what `find_steps` does, id by id."""
+    seen = Frozen.of(record)
+    for i, step_id in enumerate(ids.tolist()):
+        slot, position = (step_id >> POSITION_BITS) - seen.origin, step_id & POSITION_MASK
+        if not 0 <= slot < len(seen.lanes) or seen.lanes[slot] <= 0:
+            return i
+        row, lane = divmod(position, int(seen.lanes[slot]))
+        stop = seen.rows_of(COMMITTED, slot, lane)
+        if not seen.oldest[seen.lane_base[slot] + lane] <= row < stop:
+            return i
+        found = []
+        for r in range(row, min(row + 2, stop)):
+            address = row_address(seen.folder(slot, lane), r, first_chunk, chunks, shift, bases, 1)
+            if not address:
+                return i
+            found.append(ctypes.string_at(address, 1)[0])
+        if found[0] & NO_STEP:
+            return i
+        windows[:5, i], windows[OWN_STOP, i] = (slot, lane, row, row, row + 1), stop
+        windows[FOLDER : BEFORE + 1, i] = seen.folder(slot, lane)
+        own[i], behind[i] = (*found, 0)[:2]
     return -1

@@ -3,7 +3,8 @@
 import numpy as np
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels.offer import CHANGED, NEW, PAGE_ROW, UNUSED, Floats, Ints, Ints32
+from diskreplay.kernels import packed, pages as paging
+from diskreplay.kernels.offer import CHANGED, NEW, PAGE_ROW, UNUSED, Ints, Ints32
 from diskreplay.kernels.pages import ENTERED, FIRST, KNOWN, LAST_ROW, PAGE_BITS, SHOWN, STRIDE, WANTED, slots_of
 from diskreplay.kernels.powers import LARGEST, SMALLEST
 from tests.kernels.plain.pages import find_pages_plain
@@ -12,12 +13,16 @@ from tests.kernels.plain.sumtree import sumtree_set_plain
 
 
 def offer_plain(
-    old: Ints, old_ended: int, old_left: int, old_origin: int, old_lanes: Ints,
-    new: Ints, ended: int, left: int, origin: int, lanes: Ints, whole: int, alpha: float,
-    pages: Ints, slots: Ints32, stacks: Ints, heights: Ints, raw: Floats, bounds: Floats,
-    starts: Ints, tree: Floats, sums: Floats, least: Floats, ints: Ints, floats: Floats,
+    old: Ints, old_numbers: Ints, old_lanes: Ints, new: Ints, numbers: Ints, lanes: Ints, whole: int, alpha: float,
+    record: Ints,
 ) -> int:  # fmt: skip
     """Do what `offer` does."""
+    pages, slots = packed.ints2(record, paging.PAGES), packed.ints32(record, paging.SLOTS)
+    stacks, heights = packed.ints2(record, paging.STACKS), packed.ints(record, paging.HEIGHTS)
+    raw, tree = packed.floats(record, paging.RAW), packed.floats(record, paging.TREE)
+    sums, least = packed.floats(record, paging.SUMS), packed.floats(record, paging.LEAST)
+    starts, origin = packed.ints(record, paging.STARTS), numbers[2]
+    old_ended, _, old_origin = old_numbers
     table = pages, slots, stacks, heights
     found = [_places_plain(run, True, origin, lanes, *table) for run in new[:PAGE_ROW].T.tolist()]
     new[PAGE_ROW] = -1
@@ -36,11 +41,11 @@ def offer_plain(
     taken = np.setdiff1d(np.flatnonzero(tree[: len(raw)]), gone)
     raw[shown[is_new]] = -1.0
     raw[shown[is_new]] = -raw[np.append(taken, shown)].max(initial=0.0) or -1.0
-    numbers = page[is_new]
-    numbers = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
-    pages[numbers, ENTERED] = 0
+    entered = page[is_new]
+    entered = entered[np.sort(np.unique(entered, return_index=True)[1])]
+    pages[entered, ENTERED] = 0
     np.bitwise_or.at(pages[:, ENTERED], page[is_new], bit[is_new])
-    stacks[CHANGED, : len(numbers)], heights[NEW] = numbers, len(numbers)
+    stacks[CHANGED, : len(entered)], heights[NEW] = entered, len(entered)
     np.bitwise_and.at(pages[:, SHOWN], gone >> PAGE_BITS, ~(np.int64(1) << (gone & LAST_ROW)))
     for column in (SHOWN, KNOWN):
         np.bitwise_or.at(pages[:, column], page, bit)
