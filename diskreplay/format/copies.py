@@ -60,7 +60,7 @@ def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]
     there are no marks to go by; else it may have been made after the names of the files had been listed.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
-    unprotected, missing = [], False
+    unprotected, missing = list[tuple[str, os.stat_result]](), False
     for name in chunks:
         try:
             status = os.stat(f"{folder}/{name}", follow_symlinks=False)
@@ -71,8 +71,22 @@ def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]
             unprotected.append((name, status))
     if not unprotected:
         return not missing or not _has_marks(folder)
+    # The rows may have been copied before they were counted for good.
+    counter = f"{layout.COMMITTED}/c.0"
+    try:
+        unprotected.append((counter, os.stat(f"{folder}/{counter}", follow_symlinks=False)))
+    except OSError:
+        return False
     return not missing and all(
-        _fits(f"{folder}/{name}", checksums[name], at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+        _fits(
+            f"{folder}/{name}",
+            checksums.get(name, -1),
+            at.st_dev,
+            at.st_ino,
+            at.st_size,
+            at.st_mtime_ns,
+            at.st_ctime_ns,
+        )
         for name, at in unprotected
     )
 

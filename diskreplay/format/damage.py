@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.blocks import Chunk, combine, known_sums, read_sums, sealed_chunks
+from diskreplay.format.extents import extent_of, sealed_extent
 from diskreplay.format.inner_chunks import InnerChunks
 from diskreplay.format.mapping import opened
 from diskreplay.format.packs import PackTables, read_tables
@@ -37,15 +38,17 @@ class Damage:
 
     ``parts`` are the bytes of each chunk file that are damaged, first and the one after the last; None for a whole
     file. ``lost`` are by lane the rows that are lost, first and the one after the last, those lost before included;
-    ``more`` those of them that were not lost before. ``flags`` are new flags of rows, by lane and row; beside these,
-    those of lost rows are 0. ``steps_kept`` and ``steps_lost`` are of the steps that the segment ever had; what was
-    evicted by hand is kept, as evicted. ``episodes`` are lost now: where flags are damaged, at least so many.
-    ``flags_damaged``: some flags are unknown. ``resized``: a chunk file is longer than it has to be.
+    ``more`` those of them that were not lost before. ``lost_values`` are by lane the places of the values of episodes
+    in each of its lost ranges, first and the one after the last. ``flags`` are new flags of rows, by lane and row;
+    beside these, those of lost rows are 0. ``steps_kept`` and ``steps_lost`` are of the steps that the segment ever
+    had; what was evicted by hand is kept, as evicted. ``episodes`` are lost now: where flags are damaged, at least so
+    many. ``flags_damaged``: some flags are unknown. ``resized``: a chunk file is longer than it has to be.
     """
 
     parts: dict[str, list[Range]]
     lost: dict[int, list[Range]] = field(default_factory=dict)
     more: dict[int, list[Range]] = field(default_factory=dict)
+    lost_values: dict[int, list[Range]] = field(default_factory=dict)
     flags: dict[tuple[int, int], int] = field(default_factory=dict)
     steps_kept: int = 0
     steps_lost: int = 0
@@ -57,59 +60,64 @@ class Damage:
 def find_damage(
     info: SegmentInfo,
     rows: NDArray[np.int64],
-    hidden: Sequence[tuple[int, int]],
+    evicted: Sequence[tuple[int, int]],
     marked: NDArray[np.int64] | None = None,
 ) -> Damage:
     """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
 
-    ``hidden`` are position and steps of its episodes that were evicted by hand; in a pack, its rows are the positions.
+    ``evicted`` are position and steps of its episodes that were evicted by hand; in a pack, its rows are the positions.
     ``marked`` is given of a copy that has to prove its rows: the first rows of each lane that marks prove. They are
     whole, whatever block they are in. Other rows without their priorities are lost too: the priorities may not have
     been copied yet.
     Raises FormatError where a chunk that its rows need has no checksum, or the tables of a pack are damaged.
     """
-    return _Search(info, rows, marked).find(hidden)
+    return _Search(info, rows, marked).find(evicted)
 
 
 class _Search:
     def __init__(self, info: SegmentInfo, rows: NDArray[np.int64], marked: NDArray[np.int64] | None) -> None:
-        self._info, self._rows = info, rows.tolist()
+        self._info, self._rows, self._extent = info, rows.tolist(), sealed_extent(info, rows)
         self._must_prove = marked is not None
-        self._marked = [0] * len(rows) if marked is None else marked.tolist()
+        self._marked = None if marked is None else extent_of(info, marked)
         self._known = known_sums(info)
         self._chunks = list(sealed_chunks(info))
         there = {(chunk.array.path, chunk.number) for chunk in self._chunks}
         for leaf in info.arrays:
-            for number in range(-(-max(self._rows) // info.chunk_rows[leaf])):
+            for number in range(-(-int(self._extent.of(leaf).max()) // info.chunk_rows[leaf])):
                 if (leaf, number) not in there:
                     raise FormatError(f"{info.path}: chunk {number} of {leaf} has no checksum")
         self._per_chunk = info.chunk_rows[layout.DONE]
         self._resized = False
         self._tables: PackTables | None = None if info.packed is None else read_tables(info)
 
-    def find(self, hidden: Sequence[tuple[int, int]]) -> Damage:
+    def find(self, evicted: Sequence[tuple[int, int]]) -> Damage:
         lanes = len(self._info.lanes)
         damage = Damage({chunk.name: parts for chunk in self._chunks if (parts := self._parts(chunk))})
         damaged: dict[int, list[Range]] = {}
         unknown: dict[int, list[Range]] = {}
+        damaged_values: dict[int, list[Range]] = {}
         for chunk in self._chunks:
             if chunk.array.path == layout.PRIORITY and not self._must_prove:
                 continue
             for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
-                damaged.setdefault(lane, []).append(range_)
+                (damaged_values if chunk.array.is_of_episodes else damaged).setdefault(lane, []).append(range_)
                 if chunk.array.path == layout.DONE:
                     unknown.setdefault(lane, []).append(range_)
         damage.flags_damaged, damage.resized = bool(unknown), self._resized
-        lost_before, evicted = _by_lane(self._info.lost.ranges, lanes), _by_lane(hidden, lanes)
+        lost_before, left_out = _by_lane(self._info.lost.ranges, lanes), _by_lane(evicted, lanes)
         kept = 0
         for lane, count in enumerate(self._rows):
             before = lost_before.get(lane, [])
-            if lane not in damaged:
+            holes = layout.merge_ranges(unknown.get(lane, []))
+            values = self._values_of(lane, holes) if self._info.has_values else None
+            if values is not None:
+                rows = values.damaged_rows(damaged_values.get(lane, []))
+                damaged[lane] = [*damaged.get(lane, []), *rows]
+            if not damaged.get(lane):
                 kept += self._count(lane, count, before)
                 if before:
-                    self._note(damage, lane, before, before)
+                    self._note(damage, lane, before, before, values)
                 continue
-            holes = layout.merge_ranges(unknown.get(lane, []))
             starts = self._starts(lane, count, holes)
             edges = [0, *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
             if self._tables is not None:  # each lane of each segment begins with an episode
@@ -119,10 +127,10 @@ class _Search:
             if self._tables is not None:
                 lost = [part for range_ in lost for part in self._split(self._tables, *range_)]
             rewritten: list[Range] = []
-            for episode in evicted.get(lane, []):
+            for episode in [*left_out.get(lane, []), *self._discarded(lane, count, starts, holes)]:
                 lost, again = self._spare(damage, lane, lost, episode, holes)
                 rewritten += again
-            self._note(damage, lane, lost, before)
+            self._note(damage, lane, lost, before, values, rewritten)
             more = damage.more.get(lane, [])
             damage.episodes += sum(int(np.count_nonzero((starts >= a) & (starts < b))) for a, b in more)
             without = layout.merge_ranges([*lost, *rewritten])
@@ -130,8 +138,21 @@ class _Search:
         damage.steps_kept, damage.steps_lost = kept, (self._info.steps or 0) - kept
         return damage
 
-    def _note(self, damage: Damage, lane: int, lost: list[Range], before: list[Range]) -> None:
+    def _note(
+        self,
+        damage: Damage,
+        lane: int,
+        lost: list[Range],
+        before: list[Range],
+        values: "_Values | None",
+        rewritten: Sequence[Range] = (),
+    ) -> None:
         damage.lost[lane], damage.more[lane] = lost, layout.subtract_ranges(lost, before)
+        if values is not None:
+            damage.lost_values[lane], shown = values.places(lost, rewritten)
+            damage.flags |= {(lane, stop - 1): damage.flags[lane, stop - 1] | layout.EPISODE_VALUES for stop in shown}
+        else:
+            damage.lost_values[lane] = [(0, 0)] * len(lost)
         for first, stop in lost:
             damage.flags |= {(lane, first): layout.FIRST}
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
@@ -151,7 +172,7 @@ class _Search:
 
     def _marked_bytes(self, chunk: Chunk) -> Iterator[Range]:
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
-        for lane, rows in enumerate(self._marked):
+        for lane, rows in enumerate(() if self._marked is None else self._marked.of(chunk.array.path).tolist()):
             if (count := min(rows - chunk.number * per_chunk, per_chunk)) > 0:
                 at = lane * per_chunk * row_bytes
                 yield at, at + count * row_bytes
@@ -187,17 +208,17 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield lane and rows that parts of a chunk file hold."""
+        """Yield lane and rows that parts of a chunk file hold; of an episode field, places of values."""
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
                 if first < self._rows[0]:
                     yield 0, (first, min(stop, self._rows[0]))
             return
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
-        above = chunk.number * per_chunk
+        above, rows = chunk.number * per_chunk, self._extent.of(chunk.array.path).tolist()
         for start, stop in parts:
             for lane, inside, count in layout.split_range(start // row_bytes, -(-stop // row_bytes), per_chunk):
-                low, high = above + inside, min(above + inside + count, self._rows[lane])
+                low, high = above + inside, min(above + inside + count, rows[lane])
                 if low < high:
                     yield lane, (low, high)
 
@@ -227,6 +248,28 @@ class _Search:
         for first, stop in unknown:
             starts = starts[(starts < first) | (starts >= stop)]
         return starts
+
+    def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
+        """Yield the rows of discarded episodes with known flags: lost, these would show the parts before them again."""
+        for row, flags in self._pieces(lane, count):
+            for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
+                first = int(starts[np.searchsorted(starts, stop, "right") - 1]) if len(starts) else stop
+                if first <= stop and not any(a <= stop and first < b for a, b in unknown):
+                    yield first, stop
+
+    def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
+        """Return which rows of a lane have values, as far as flags are known."""
+        parts = [
+            np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
+        ]
+        rows = np.concatenate([np.zeros(0, np.int64), *parts])
+        for first, stop in holes:
+            rows = rows[(rows < first) | (rows >= stop)]
+        lanes = len(self._info.lanes)
+        gone = [
+            (position // lanes, count) for position, _, count in self._info.lost.entries if position % lanes == lane
+        ]
+        return _Values(rows, gone, int(self._extent.values[lane]), holes)
 
     def _count(self, lane: int, count: int, without: list[Range]) -> int:
         """Count the steps of a lane outside of some rows."""
@@ -269,7 +312,7 @@ class _Search:
     def _spare(
         self, damage: Damage, lane: int, lost: list[Range], episode: Range, unknown: list[Range]
     ) -> tuple[list[Range], list[Range]]:
-        """Leave an episode out of what is lost that was evicted by hand: it is hidden already, and stays an episode.
+        """Leave an evicted or discarded episode out of the lost rows: no reader shows it, and it stays an episode.
 
         Return what is lost then, and its rows where their flags are replaced.
         """
@@ -284,6 +327,65 @@ class _Search:
         if known and self._flag(lane, stop) & NO_STEP:
             stop += 1
         return layout.subtract_ranges(lost, [(first, stop)]), []
+
+
+class _Values:
+    """Which rows of a lane have values of episodes: ``rows`` are known, ``gone`` first rows and values of lost ranges.
+
+    Of ``total`` values the others are in rows whose flags are damaged, the ``holes``. Where there are several of these,
+    nobody knows whose values lie between them.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:
+        self._rows, self._gone, self._holes = rows, gone, holes
+        self._unknown = max(0, total - len(rows) - sum(count for _, count in gone)) if holes else 0
+
+    def damaged_rows(self, places: Sequence[Range]) -> list[Range]:
+        """Return the known rows whose values are damaged, or unknown: ``places`` of values are damaged."""
+        found = self._places(self._rows)
+        bad = np.zeros(len(found), np.bool_)
+        for first, stop in places:
+            bad |= (found >= first) & (found < stop)
+        if self._unknown and len(self._holes) > 1:
+            bad |= (self._rows >= self._holes[0][0]) & (self._rows < self._holes[-1][1])
+        return [(row, row + 1) for row in self._rows[bad].tolist()]
+
+    def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many values come before some rows."""
+        found = np.searchsorted(self._rows, rows)
+        for first, count in self._gone:
+            found[rows > first] += count
+        if self._unknown:
+            found[rows >= self._holes[0][1]] += self._unknown
+        return found
+
+    def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
+        """Return the places of the values of each lost range, and the ends of episodes that get a flag of values.
+
+        Values that nobody knows of are in a lost range with damaged flags; or in episodes, which nobody shows, whose
+        flags are ``rewritten``. The latter also keep the flags that are known.
+        """
+        known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
+        counts = [
+            len(rows) + sum(count for row, count in self._gone if first <= row < stop)
+            for rows, (first, stop) in zip(known, lost, strict=True)
+        ]
+        holds = [any(a < stop and first < b for a, b in self._holes) for first, stop in lost]
+        stops = [stop for _, stop in sorted(rewritten)]
+        flagged = [stop for stop in stops if stop - 1 in self._rows]
+        more: list[int] = []
+        if self._unknown and True in holds:
+            counts[holds.index(True)] += self._unknown
+        elif self._unknown:
+            more = [stop for stop in stops if stop not in flagged][: self._unknown]
+        # Every value before a lost range is one of a row that is not lost, or of a range before it.
+        kept = np.setdiff1d(self._rows, np.concatenate([self._rows[:0], *known]))
+        found, before = list[Range](), 0
+        for (first, _), count in zip(lost, counts, strict=True):
+            begin = before + int(np.searchsorted(kept, first)) + sum(stop <= first for stop in more)
+            found.append((begin, begin + count))
+            before += count
+        return found, [*flagged, *more]
 
 
 def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:

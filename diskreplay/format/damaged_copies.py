@@ -135,7 +135,10 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    lost = Lost(tuple(ranges), min(steps, sum(length for _, length in ranges)))
+    # Damaged episodes have their flags, which tell of their values.
+    values = {(position, rows): count for position, rows, count in sealed.lost.entries}
+    steps = min(steps, sum(length for _, length in ranges))
+    lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
     shown = replace(sealed, lost=lost)
     kept = count_steps_in(shown, rows) - lost.steps
     if kept <= count_steps_in(sealed, proof.marked) - sealed.lost.steps:
@@ -166,4 +169,5 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
     flags = np.concatenate(parts)
     starts = np.flatnonzero(flags & layout.FIRST)
     steps = np.add.reduceat(flags & NO_STEP == 0, starts, dtype=np.int64)
-    return list(zip((starts + first).tolist(), steps.tolist(), strict=True))
+    has_steps = steps > 0  # a part that was discarded may have none
+    return list(zip((starts + first)[has_steps].tolist(), steps[has_steps].tolist(), strict=True))

@@ -23,16 +23,16 @@ from diskreplay.format.mapping import opened
 from diskreplay.format.metadata import dump, read_object
 from diskreplay.format.root import Root
 
-ROWS = layout.HIDDEN_ROWS
+ROWS = layout.EVICTION_ROWS
 _NBYTES = 16 * ROWS
 
 
-class HiddenEntries:
+class EvictionEntries:
     """Reads the entries of a store, each once. Not thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._root = root  # keeps the folder open
-        self._folder = str(root.folder / layout.HIDDEN)
+        self._folder = str(root.folder / layout.EVICTIONS)
         self.count = 0
 
     def new(self, count: int) -> NDArray[np.int64]:
@@ -66,22 +66,22 @@ class HiddenEntries:
 
 
 def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
-    """Return position and steps of the episodes of a segment that were evicted by hand. See `HiddenEntries.new`."""
-    entries = HiddenEntries(root).new(int(root.counters().read()[layout.HIDDEN_ENTRIES]))
+    """Return position and steps of the episodes of a segment that were evicted by hand. See `EvictionEntries.new`."""
+    entries = EvictionEntries(root).new(int(root.counters().read()[layout.EVICTION_ENTRIES]))
     own = entries[entries[:, 0] >> layout.POSITION_BITS == number]
     return [(first & layout.POSITION_MASK, steps) for first, steps in own.tolist()]
 
 
-def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
+def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
     """Append entries and publish them together. The caller holds the store lock.
 
     The counters are writable; each of the episodes is the id of its first step and its number of steps. Steps that were
     published before the time ``hidden_before`` are hidden already, by the capacity, and stay so, though fewer are left
     to count. Raises StorageFull where there is no room; nothing is hidden.
     """
-    start = int(counters.read()[layout.HIDDEN_ENTRIES])
+    start = int(counters.read()[layout.EVICTION_ENTRIES])
     stop = start + len(episodes)
-    folder = str(root.folder / layout.HIDDEN)
+    folder = str(root.folder / layout.EVICTIONS)
     with storage_errors(folder):
         _make_room(root, folder, start, stop)
         entries = np.array(episodes, "<i8").reshape(-1, 2)
@@ -93,7 +93,7 @@ def hide(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]
         sync_folder(folder)
     # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
     keep_hidden(counters, hidden_before)
-    counters.set(layout.HIDDEN_ENTRIES, stop)
+    counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
     with suppress(ReplayError, OSError):  # what was asked for is done; the next who opens the store tries again
         reserve(root, stop)
@@ -109,7 +109,7 @@ def keep_hidden(counters: StoreCounters, before: int) -> None:
 def has_reserve(root: Root, entries: int) -> bool:
     """Tell whether there is room for the entries that may follow so many."""
     count = entries + ROWS
-    return _rows(root)[0] >= count and os.path.exists(root.folder / layout.HIDDEN / f"c.{-(-count // ROWS) - 1}.0")
+    return _rows(root)[0] >= count and os.path.exists(root.folder / layout.EVICTIONS / f"c.{-(-count // ROWS) - 1}.0")
 
 
 def reserve(root: Root, entries: int) -> None:
@@ -118,14 +118,14 @@ def reserve(root: Root, entries: int) -> None:
     Raises StorageFull where there is none, FormatError where the chunk of the last of these entries is missing: the
     count is damaged, or the file is lost.
     """
-    folder = str(root.folder / layout.HIDDEN)
+    folder = str(root.folder / layout.EVICTIONS)
     with storage_errors(folder):
         _make_room(root, folder, entries, entries + ROWS)
         sync_folder(folder)
 
 
 def _rows(root: Root) -> tuple[int, dict[str, Any]]:
-    path = root.folder / layout.HIDDEN / layout.METADATA
+    path = root.folder / layout.EVICTIONS / layout.METADATA
     try:
         document = read_object(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -141,7 +141,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
         # A damaged count must not fill the disk with chunks.
         raise FormatError(f"{last} is missing where {entries} entries are counted; run diskreplay repair on the store")
-    path = root.folder / layout.HIDDEN / layout.METADATA
+    path = root.folder / layout.EVICTIONS / layout.METADATA
     chunks = -(-count // ROWS)
     rows, document = _rows(root)
     if rows < count:

@@ -95,13 +95,19 @@ def has_stable_inodes(file_system: str) -> bool:
     return file_system not in _UNSTABLE_INODES
 
 
-def warn_of(file_system: str, path: os.PathLike[str] | str, uuid: str) -> None:
-    """Warn, once a process and store, where it lies on a file system that promises less; not of unknown ones."""
-    if file_system not in _NETWORK.values() or uuid in _warned:
-        return
-    _warned.add(uuid)
-    warn_caller(
+def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | None:
+    """Return the warning of a network file system; None for local and unknown ones."""
+    if file_system not in _NETWORK.values():
+        return None
+    return (
         f"{shown(path)} is on {file_system}. There, locks and mapped memory need not be seen by other machines, or at "
-        "all: write and read this store on one machine at a time, and keep backups, or put it on a local disk",
-        RuntimeWarning,
+        "all: write and read this store on one machine at a time, and keep backups, or put it on a local disk"
     )
+
+
+def warn_of(file_system: str, path: os.PathLike[str] | str, uuid: str) -> None:
+    """Warn of a network file system, once a process and store."""
+    message = network_warning(file_system, path)
+    if message is not None and uuid not in _warned:
+        _warned.add(uuid)
+        warn_caller(message, RuntimeWarning)

@@ -5,9 +5,13 @@ The whole layout in words is in docs/format.md; this module is where its numbers
 
 import sys
 from collections.abc import Iterable, Iterator
+from mmap import PAGESIZE
+
+import numpy as np
 
 from diskreplay.ids import (
     CUT as CUT,
+    DISCARD as DISCARD,
     END_MARKER as END_MARKER,
     EPISODE_VALUES as EPISODE_VALUES,
     FIRST as FIRST,
@@ -16,6 +20,7 @@ from diskreplay.ids import (
     POSITION_MASK as POSITION_MASK,
     TERMINATED as TERMINATED,
     TRUNCATED as TRUNCATED,
+    Ints,
 )
 
 FORMAT = "diskreplay"
@@ -23,7 +28,7 @@ FORMAT_VERSION = 1
 
 # --- names of groups and arrays -------------------------------------------------------------------------------------
 COUNTERS = "counters"
-HIDDEN = "hidden"
+EVICTIONS = "evictions"
 LIMITERS = "limiters"
 SEGMENTS = "segments"
 SAMPLERS = "samplers"
@@ -36,7 +41,7 @@ DURABLE = "durable"
 LANE_COUNTERS = (COMMITTED, OBSERVED, DURABLE)
 BLOCKS = f"{DURABLE}/blocks"  # checksums of the blocks of a sealed segment's chunks
 DOCUMENT_COPY = f"{DURABLE}/document"  # a copy of a sealed segment's own zarr.json
-ROOT_COPY = f"{HIDDEN}/document"  # and of the root's
+ROOT_COPY = f"{EVICTIONS}/document"  # and of the root's
 METADATA = "zarr.json"
 MARKS = f"{DURABLE}/marks"  # the log beside the counter of durable rows
 LOCK = "lock"
@@ -47,11 +52,27 @@ ROWS_BEHIND = 8
 TABLES_COPY = f"{DURABLE}/tables"  # a copy of both, one behind the other
 INDEXES_COPY = f"{DURABLE}/indexes"  # one of the indexes of compressed arrays
 MEMBER_COLUMNS = ("segment", "lanes", "writer", "steps")
-RUN_COLUMNS = ("first_row", "rows", "lane")
+RUN_COLUMNS = ("first_row", "rows", "lane", "first_value", "values")
 PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
+# The table of the episodes of a sealed segment: a group of arrays, by name with their dtypes.
+EPISODES = "episodes"
+EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
+# A segment with fewer rows is as quick to read as its table would be, whose files would take a large part of its bytes.
+LEAST_TABLE_ROWS = 1 << 14
+# One with more could be holes: to derive its table would take memory and time without bound.
+MOST_TABLE_ROWS = 1 << 25
+EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
 COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments by themselves
 ZSTD_LEVELS = 1, 22
-PACKS, ZSTD = "packs", "zstd"  # names of features, in `requires`
+VALUES = "episode"  # the group of the episode fields: their arrays have a row for each row with EPISODE_VALUES
+PACKS, ZSTD = "packs", "zstd"  # names of features, in `requires` of segments
+EPISODE_TABLES = "episode-tables"  # a feature that the root requires
+DISCARDS = "discards"  # one that it required before the format was released
+# Says why a root without it is refused, after its path.
+BEFORE_RELEASE = (
+    "was written before the format was released, and this release does not read it; the one that wrote it does: "
+    "export it there, and import it here"
+)
 NOTES = f"{COUNTERS}/notes"  # JSON documents that a store keeps for its users, NAME.json
 NOTE_SUFFIX = ".json"
 
@@ -60,7 +81,7 @@ NEXT_SEGMENT = 0
 FIRST_LIVE = 1
 HORIZON = 2
 STEPS_EVICTED = 3
-HIDDEN_ENTRIES = 4
+EVICTION_ENTRIES = 4
 FRONTIER = 5  # steps that were published before this time, in nanoseconds since the epoch, are hidden
 RESERVED = 6  # segment numbers below it may have been used, also where the counter of the next one was lost to power
 CHANGES = 7  # how often a segment was set aside, brought back or replaced: readers then read all of them again
@@ -78,12 +99,16 @@ MAX_SEGMENTS = 1 << (63 - POSITION_BITS)
 
 SEGMENT_BYTES = 4 << 30
 MIN_CHUNK_BYTES = 64
+VALUE_CHUNK_BYTES = 256 << 10  # of episode fields
 MAX_CHUNK_BYTES = 1 << 31
 # To begin, seal and delete a segment takes as long as to write so much.
 SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
-HIDDEN_ROWS = 4096  # entries a chunk of hidden/
+EVICTION_ROWS = 4096  # entries a chunk of evictions/
 LIMITER_SLOTS = 64
+# One step of more lanes than these stores to another page for each lane, in every field. With few rows a chunk, lanes
+# share pages.
+CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
 # Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
 # random order; narrower ones go through mappings.
 WIDE_ROW_BYTES = 4096
@@ -99,6 +124,11 @@ BLOCK_ROWS = 512
 def chunk_key(chunk: int, ndim: int) -> str:
     """Return the file name of chunk ``chunk`` along the row axis of an array with ``ndim`` dimensions after it."""
     return f"c.0.{chunk}" + ".0" * ndim
+
+
+def episode_chunk(column: str) -> str:
+    """Return the chunk file of a column of the table of episodes, relative to its segment."""
+    return f"{EPISODES}/{column}/c.0"
 
 
 def segment_name(number: int) -> str:
@@ -136,6 +166,16 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
+    """Return what `merge_ranges` does of arrays of ranges, whose beginnings and ends are in order."""
+    is_some = firsts < stops
+    firsts, stops = firsts[is_some], stops[is_some]
+    if not len(firsts):
+        return []
+    gaps = np.flatnonzero(firsts[1:] > stops[:-1])
+    return list(zip(firsts[np.append(0, gaps + 1)].tolist(), stops[np.append(gaps, -1)].tolist(), strict=True))
+
+
 def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the parts of some ranges that are outside of the others."""
     left = list(ranges)
@@ -164,6 +204,23 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, lea
     row_of_lanes = max(1, lanes * row_bytes)
     of_least_bytes = floor_power_of_two(least_bytes // row_of_lanes)
     return min(floor_power_of_two(chunk_bytes // row_of_lanes), max(most_rows, of_least_bytes))
+
+
+def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:
+    """Return the same of an episode field: few episodes must not take much more than their values.
+
+    Lanes end as many episodes as they like: with several, those that end few leave their parts of a chunk empty.
+    """
+    row_of_lanes = max(1, lanes * row_bytes)
+    rows = min(floor_power_of_two(min(chunk_bytes, VALUE_CHUNK_BYTES) // row_of_lanes), max(1, most_rows))
+    if lanes == 1:
+        return rows
+    return min(rows, max(most_rows // 32, floor_power_of_two(PAGESIZE // row_of_lanes)))
+
+
+def is_of_episodes(leaf: str) -> bool:
+    """Whether an array is that of an episode field."""
+    return leaf.startswith(f"{VALUES}/")
 
 
 def target_rows(

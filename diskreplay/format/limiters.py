@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import Counters, open_counters, read_lane_counter
+from diskreplay.format.damaged_copies import read_shown
 from diskreplay.format.durable import drafted, sync_folder, sync_tree
-from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.eviction_list import EvictionEntries, evicted_in
 from diskreplay.format.locks import held_lock, make_lock
 from diskreplay.format.marks import map_trusted
 from diskreplay.format.metadata import dump, shaped
@@ -23,7 +25,7 @@ from diskreplay.format.packs import merged_into, read_tables
 from diskreplay.format.quarantine import claimed_steps, read_quarantine
 from diskreplay.format.removals import evicted_by_removals
 from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import NO_STEP
 
 SLOTS = layout.LIMITER_SLOTS
@@ -103,6 +105,26 @@ class Inserted(NamedTuple):
     held: int
 
 
+class SegmentCount(NamedTuple):
+    """The steps committed to a segment, or a pack, and how many of these were evicted by hand or lost to damage.
+
+    ``members`` are the numbers of the segments in a pack, or the segment's own.
+    """
+
+    inserted: int
+    evicted: int
+    lost: int
+    members: tuple[int, ...]
+
+
+RowsOf = Callable[[int], NDArray[np.int64] | None]
+"""Returns how many rows of each lane of a segment count, or None: all that are committed."""
+
+
+def _all_rows(number: int) -> None:
+    return None
+
+
 class StepCounter:
     """Counts the steps of a store, each row once: a call costs as much as what is new. Not thread-safe.
 
@@ -114,7 +136,8 @@ class StepCounter:
     def __init__(self, root: Root) -> None:
         self._root, self._counters = root, root.counters()
         self._raw = b""
-        self._ever = self._evicted = 0
+        self._ever = self._evicted = self._aside = 0
+        self._rows_of: RowsOf = _all_rows
         self._changes = -1  # so that the first call begins
 
     def _begin(self) -> None:
@@ -123,15 +146,20 @@ class StepCounter:
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
         self._aside = 0
-        self._entries = HiddenEntries(self._root)
-        self._hidden: dict[int, int] = {}
+        self._entries = EvictionEntries(self._root)
+        self._by_hand: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._packs: dict[int, dict[int, int]] = {}  # the steps of each segment that is in a pack
 
-    def read(self) -> Inserted:
-        """Count what is new, and return both."""
+    def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
+        """Count the new steps, and return the totals.
+
+        ``look`` tells which rows count. It is called again if segments came or left meanwhile: a snapshot from before
+        a merge lacks the rows of the pack, and the merged segments are gone.
+        """
         for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
+            rows_of = self._rows_of = look()
             words = self._counters.read()
             if raw != self._raw:
                 # First, as a segment that is moved away from here on may still be among those that are read.
@@ -144,17 +172,19 @@ class StepCounter:
                 if is_rearranged or self._evicted > counted:  # one that was set aside may be moved away, too
                     self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
                 self._read_segments(int(words[layout.NEXT_SEGMENT]))
-                self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+                self._read_evictions(int(words[layout.EVICTION_ENTRIES]))
                 if evicted_by_removals(self._root) <= self._evicted:
                     self._raw = raw
-            held = sum(self._sealed.values()) + sum(segment.count() for segment in self._growing.values())
+            held = sum(self._sealed.values()) + sum(
+                segment.count(rows_of(number)) for number, segment in self._growing.items()
+            )
             ever = held + self._evicted + self._aside
             if ever >= self._ever and self._raw == raw == self._counters.raw():
                 break
             # A segment that was moved away or merged meanwhile may be in neither count.
             time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
-        return Inserted(self._ever, max(0, held - sum(self._hidden.values()) - sum(self._lost.values())))
+        return Inserted(self._ever, max(0, held - sum(self._by_hand.values()) - sum(self._lost.values())))
 
     def by_segment(self) -> dict[int, int]:
         """Return the steps ever committed to each segment that is there, in packs too, as `read` counted them last."""
@@ -163,6 +193,28 @@ class StepCounter:
             steps.pop(pack, None)
             steps |= members
         return steps
+
+    @property
+    def deleted(self) -> int:
+        """The steps of segments that were deleted, as `read` counted them last."""
+        return self._evicted
+
+    @property
+    def aside(self) -> int:
+        """The steps in quarantine that no other part of the store counts, as `read` counted them last."""
+        return self._aside
+
+    def segments(self) -> dict[int, SegmentCount]:
+        """Return the counts of each existing segment, and of each pack in place of its members."""
+        found = {}
+        for number, steps in self._sealed.items():
+            members = tuple(self._packs.get(number, (number,)))
+            evicted = sum(self._by_hand.get(member, 0) for member in members)
+            found[number] = SegmentCount(steps, min(evicted, steps), self._lost.get(number, 0), members)
+        for number, segment in self._growing.items():
+            evicted = segment.evicted() if number in self._by_hand else 0
+            found[number] = SegmentCount(segment.steps, evicted, self._lost.get(number, 0), (number,))
+        return found
 
     def growing(self) -> list[SegmentInfo]:
         """Return the segments that were not sealed when `read` saw them last."""
@@ -175,12 +227,12 @@ class StepCounter:
         new = segment_numbers(self._root, max(0, self._next), end)
         for number in sorted({*self._growing, *new}):
             try:
-                info = read_segment(self._root, number)
+                info = read_shown(self._root, number)
                 self._lost[number] = info.lost.steps
                 if info.packed is not None and number not in self._packs:
                     tables = read_tables(info)
                     self._packs[number] = dict(zip(tables.numbers.tolist(), tables.steps.tolist(), strict=True))
-                if info.steps is not None:
+                if info.steps is not None and self._rows_of(number) is None:
                     self._sealed[number] = info.steps
                     self._growing.pop(number, None)
                 elif number not in self._growing:
@@ -202,12 +254,12 @@ class StepCounter:
             self._sealed.pop(number, None)
             self._growing.pop(number, None)
 
-    def _read_hidden(self, count: int) -> None:
-        """Count what was evicted by hand of the segments that are there: all of them are sealed."""
+    def _read_evictions(self, count: int) -> None:
+        """Count the steps that were evicted by hand from existing segments."""
         for number, steps in self._entries.steps_by_segment(count).items():
-            self._hidden[number] = self._hidden.get(number, 0) + steps
-        there = self._sealed.keys() | set[int]().union(*self._packs.values())
-        self._hidden = {number: steps for number, steps in self._hidden.items() if number in there}
+            self._by_hand[number] = self._by_hand.get(number, 0) + steps
+        there = self._sealed.keys() | self._growing.keys() | set[int]().union(*self._packs.values())
+        self._by_hand = {number: steps for number, steps in self._by_hand.items() if number in there}
 
 
 class _Growing:
@@ -221,14 +273,25 @@ class _Growing:
         self.steps = -info.lost.surplus
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
-    def count(self) -> int:
-        """Return its steps, after reading the flags of new rows. Where a file of it is gone, no more are counted."""
+    def count(self, rows: NDArray[np.int64] | None) -> int:
+        """Return its steps, after reading the flags of new rows. Where a file of it is gone, no more are counted.
+
+        ``rows`` are at most how many of each lane count; None: all.
+        """
         with suppress(FormatError, OSError):
-            self._read_new()
+            self._read_new(rows)
         return self.steps
 
-    def _read_new(self) -> None:
-        committed = self._committed.copy()
+    def evicted(self) -> int:
+        """Return how many of these steps were evicted by hand: it is a copy of a segment that was sealed."""
+        lanes = len(self._rows)
+        entries = [
+            (*divmod(position, lanes), steps) for position, steps in evicted_in(self.info.root, self.info.number)
+        ]
+        return sum(max(0, min(steps, int(self._rows[lane]) - row)) for row, lane, steps in entries)
+
+    def _read_new(self, rows: NDArray[np.int64] | None) -> None:
+        committed = np.maximum(self._rows, self._committed if rows is None else np.minimum(self._committed, rows))
         for lane in np.flatnonzero(committed != self._rows).tolist():
             new = int(self._rows[lane]), int(committed[lane])
             for chunk, inside, count in layout.split_range(*new, self._chunk_rows, _ROWS_AT_ONCE):

@@ -41,6 +41,11 @@ class Lock:
         self._end.atexit = False  # the end of the process frees it, after whatever still runs then
         _held.add(self)
 
+    @property
+    def is_released(self) -> bool:
+        """Whether it was released."""
+        return not self._end.alive
+
     def release(self) -> None:
         """Free the lock; releasing twice is fine."""
         self._end()

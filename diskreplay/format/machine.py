@@ -63,8 +63,8 @@ class BootTime(NamedTuple):
         return cls(str(machine), str(boot), float(seconds))
 
 
-# It cannot be set, and goes on while the machine is suspended.
-CLOCK = time.CLOCK_BOOTTIME
+# It cannot be set, and counts while the machine is suspended. Only Linux has it; `check_platform` refuses others.
+CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clock_ns() -> int:

@@ -27,6 +27,8 @@ _PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
 MADV_RANDOM, MADV_WILLNEED, MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 1, 3, 14, 23
 
+_POPULATED_AT_ONCE = 64 * PAGESIZE
+
 
 class MappingRefused(ReplayError):
     """The system allows this process no more mappings or memory."""
@@ -109,9 +111,12 @@ class Mapping:
         Raises OSError ENOSPC where a store would find the disk full. Linux before 5.14, which has no large pages
         either, says nothing.
         """
-        failed = stop > start and _libc.madvise(self.address + start, stop - start, _MADV_POPULATE_WRITE) != 0
-        if failed and ctypes.get_errno() == errno.EFAULT:  # where a store would end the process by SIGBUS
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        # In parts: meanwhile no thread can map or unmap memory, which malloc does too.
+        for first in range(start, stop, _POPULATED_AT_ONCE):
+            part = min(stop - first, _POPULATED_AT_ONCE)
+            failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
+            if failed and ctypes.get_errno() == errno.EFAULT:  # where a store would end the process by SIGBUS
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def will_need(self, start: int, nbytes: int) -> None:
         """Have these bytes of the file read from disk while the caller goes on."""

@@ -12,7 +12,8 @@ Anywhere else memory says nothing, and only the marks do.
 A mark of a segment with L lanes is ``24 + 8 L`` bytes, little-endian: its size (uint32), the checksum of the new bytes
 (uint32), when it was made in seconds since 1970 (float64), the rows of each lane (L int64), a checksum of the new
 priorities (uint32), the CRC-32C of all that precedes, which starts from that of the mark before (uint32). The new bytes
-are taken array after array in the order of their paths, of each chunk after chunk, in each lane after lane.
+are taken array after array in the order of their paths, of each chunk after chunk, in each lane after lane. Those of
+episode fields are the values of the new rows with `EPISODE_VALUES`.
 
 Priorities have a checksum of their own, which is 0 for zeros and where there are none: so marks that were made before a
 segment got this array fit as well when it has it.
@@ -33,6 +34,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import map_lane_counter, open_lane_counter
 from diskreplay.format.copies import note_changed
 from diskreplay.format.durable import storage_errors, sync_file, sync_folder, write_at
+from diskreplay.format.extents import Extent, extent_of
 from diskreplay.format.machine import boot_id
 from diskreplay.format.mapping import Mapping, open_regular, read_regular
 from diskreplay.format.segment import SegmentInfo
@@ -108,21 +110,27 @@ def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
 
 def new_rows_crc(
     info: SegmentInfo,
-    before: Ints,
-    rows: Ints,
+    before: Extent,
+    upto: Extent,
     mapped: Callable[[str, int], Mapping] | None = None,
 ) -> Sums:
-    """Return the checksums of the bytes of all lanes' rows from ``before`` up to ``rows``.
+    """Return the checksums of the bytes of all lanes' rows from ``before`` up to ``upto``.
 
     ``mapped`` gives the mapping of a chunk in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError or FormatError
     where a chunk is not there, or has another size.
     """
     # CRC-32C inverts its register at both ends. Where it is inverted once more, that of zeros stays 0.
-    sums, first, last = [0, _INVERTED], int(before[rows > before].min(initial=1 << 62)), int(rows.max())
+    sums, bounds = [0, _INVERTED], dict[bool, tuple[Ints, Ints, int, int]]()
     for leaf, array in sorted(info.arrays.items()):
+        edges = bounds.get(array.is_of_episodes)
+        if edges is None:
+            begin, end = before.of(leaf), upto.of(leaf)
+            edges = begin, end, int(begin[end > begin].min(initial=1 << 62)), int(end.max())
+            bounds[array.is_of_episodes] = edges
+        *edge_rows, first, last = edges
         which, per_chunk = int(leaf == layout.PRIORITY), info.chunk_rows[leaf]
         for chunk in range(first // per_chunk, -(-last // per_chunk)):
-            start, stop = (np.minimum(np.maximum(edge - chunk * per_chunk, 0), per_chunk) for edge in (before, rows))
+            start, stop = (np.minimum(np.maximum(edge - chunk * per_chunk, 0), per_chunk) for edge in edge_rows)
             if (start < stop).any():
                 mapping = (mapped or info.map_chunk)(leaf, chunk)
                 sums[which] = _rows_crc(mapping, array.row_bytes, per_chunk, start, stop, sums[which])
@@ -156,15 +164,16 @@ def proven_rows(info: SegmentInfo) -> Ints:
 
     Every marked byte is read.
     """
-    rows = np.zeros(len(info.lanes), np.int64)
+    proven = Extent.begin(len(info.lanes))
     for mark in read_marks(str(info.path), len(info.lanes)):
         try:
-            if new_rows_crc(info, rows, mark.rows) != mark.sums:
+            upto = extent_of(info, mark.rows, proven)
+            if new_rows_crc(info, proven, upto) != mark.sums:
                 break
         except (OSError, FormatError):
             break  # a chunk with marked rows is missing
-        rows = mark.rows
-    return rows
+        proven = upto
+    return proven.rows
 
 
 def shows_live_rows(info: SegmentInfo) -> bool:
@@ -208,6 +217,7 @@ class MarkLog:
         marks = read_marks(str(info.path), len(info.lanes))
         self._count = len(marks)
         self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
+        self._marked: Extent | None = None  # those rows, when somebody asks
         self._seed = marks[-1].own if marks else 0
         self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was read
 
@@ -234,13 +244,29 @@ class MarkLog:
             self._mapped[leaf] = chunk, mapping
         return mapping
 
-    def append(self, rows: Ints, *, synced: bool = True) -> None:
-        """Append a mark of committed rows that are durable, durably if ``synced``.
+    @property
+    def marked(self) -> Extent:
+        """What the marks cover."""
+        if self._marked is None:
+            self._marked = extent_of(self._info, self.rows)
+        return self._marked
+
+    def extent(self, rows: Ints) -> Extent:
+        """Return the extent of committed rows, of which the marks may not cover all yet."""
+        return extent_of(self._info, rows, self.marked, self._map_chunk)
+
+    def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
+        """Return the chunks of an array with rows between those that are marked and others."""
+        return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
+
+    def append(self, upto: Extent, *, synced: bool = True) -> None:
+        """Append a mark of durable, committed rows; ``upto`` is their `extent`. ``synced``: the mark is durable, too.
 
         Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
         may be repeated.
         """
-        crc, priority = new_rows_crc(self._info, self.rows, rows, self._map_chunk)
+        rows = upto.rows
+        crc, priority = new_rows_crc(self._info, self.marked, upto, self._map_chunk)
         record = np.zeros(1, self._kind)
         record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
         record["rows"][0], record["priority"] = rows, priority
@@ -252,6 +278,7 @@ class MarkLog:
             if synced:
                 os.fdatasync(self._open())
         self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
+        self._marked = Extent(self.rows, upto.values)
 
 
 class DurableRows:
@@ -260,14 +287,18 @@ class DurableRows:
     Files stay open from mark to mark, until this object is collected: after each system call the marking thread needs
     the GIL again, which an append may hold or have to wait for.
 
+    ``after_sync`` is called with the path of each array whose chunks were synced.
+
     ``is_left``: no writer publishes rows any more. Such a segment may be sealed meanwhile: a mark changes neither a
     byte that a checksum covers, nor the time of change of a sealed chunk to an earlier one.
 
     Concurrency: one thread at a time, which need not be the one that appends.
     """
 
-    def __init__(self, info: SegmentInfo, *, is_left: bool = False) -> None:
-        self._info, self._is_left = info, is_left
+    def __init__(
+        self, info: SegmentInfo, after_sync: Callable[[str], None] = lambda _: None, *, is_left: bool = False
+    ) -> None:
+        self._info, self._after_sync, self._is_left = info, after_sync, is_left
         self._log = MarkLog(info)
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
         self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
@@ -282,11 +313,12 @@ class DurableRows:
         """
         if not self._is_new and (rows == self._log.rows).all():
             return
-        for leaf, per_chunk in self._info.chunk_rows.items():
-            self._sync_array(leaf, _chunks_between(self._log.rows, rows, per_chunk))
+        upto = self._log.extent(rows)
+        for leaf in self._info.chunk_rows:
+            self._sync_array(leaf, self._log.chunks_behind(leaf, upto))
         if self._is_new:
             self._sync_new_segment()
-        self._log.append(rows)
+        self._log.append(upto)
         self.finish(rows)
 
     # Many segments at once share two syncs of their file system: the caller syncs behind `prepare`, which makes rows
@@ -294,15 +326,16 @@ class DurableRows:
 
     def prepare(self, rows: Ints) -> None:
         """Set the time of change of what is stored through mapped memory, before the file system is synced."""
-        for leaf, per_chunk in self._info.chunk_rows.items():
-            for chunk in _chunks_between(self._log.rows, rows, per_chunk):
+        upto = self._log.extent(rows)
+        for leaf in self._info.chunk_rows:
+            for chunk in self._log.chunks_behind(leaf, upto):
                 note_changed(self._info.chunk_path(leaf, chunk), for_good=self._is_left)
         if self._is_new:
             note_changed(f"{self._info.root.counters_folder}/c.0")
 
     def append(self, rows: Ints) -> None:
         """Append the mark of committed rows that are durable; errors as for `MarkLog.append`."""
-        self._log.append(rows, synced=False)
+        self._log.append(self._log.extent(rows), synced=False)
 
     def finish(self, rows: Ints) -> None:
         """Note that rows are marked, durably."""
@@ -315,6 +348,8 @@ class DurableRows:
             fd = self._descriptor(leaf, chunk)
             note_changed(fd, for_good=self._is_left)
             os.fdatasync(fd)
+        if chunks:
+            self._after_sync(leaf)
         newest = max(chunks, default=-1)
         if newest > self._named.get(leaf, -1):
             sync_file(self._info.path / leaf / layout.METADATA)

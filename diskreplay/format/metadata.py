@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from crc32c import crc32c
 
+from diskreplay.bounded_json import parse_json
 from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.format import layout
@@ -46,14 +47,14 @@ def make_templates(schema: Schema) -> dict[str, Document]:
     import zarr  # heavy, and needed only where a store is created
     from zarr.storage import MemoryStore
 
-    memory = MemoryStore()
-    group = zarr.create_group(memory, zarr_format=3)
+    stored: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(stored), zarr_format=3)
     for path, leaf in array_leaves(schema).items():
         names = ["lane", "row", *(f"{path.replace('/', '_')}_{i}" for i in range(len(leaf.shape)))]
         _create_array(group, path, (1, 1, *leaf.shape), leaf.dtype.name, names)
     for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE):
         _create_array(group, name, (1,), "int64", ["lane"])
-    return _documents(memory)
+    return _documents(stored)
 
 
 def make_root_documents() -> dict[str, Document]:
@@ -61,13 +62,13 @@ def make_root_documents() -> dict[str, Document]:
     import zarr  # as above
     from zarr.storage import MemoryStore
 
-    memory = MemoryStore()
-    group = zarr.create_group(memory, zarr_format=3)
+    stored: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(stored), zarr_format=3)
     _create_array(group, "counters", (2 * layout.COUNTER_WORDS,), "int64", ["word"])
-    _create_array(group, "hidden", (layout.HIDDEN_ROWS, 2), "int64", ["entry", "id_and_steps"])
+    _create_array(group, "evictions", (layout.EVICTION_ROWS, 2), "int64", ["entry", "id_and_steps"])
     for name in ("limiters", "samplers", "segments"):
         group.create_group(name)
-    return _documents(memory)
+    return _documents(stored)
 
 
 def _create_array(group: Any, path: str, shape: tuple[int, ...], dtype: str, names: list[str]) -> None:
@@ -85,8 +86,8 @@ def _create_array(group: Any, path: str, shape: tuple[int, ...], dtype: str, nam
     )
 
 
-def _documents(memory: Any) -> dict[str, Document]:
-    documents = {key: json.loads(value.to_bytes()) for key, value in memory._store_dict.items()}
+def _documents(stored: dict[str, Any]) -> dict[str, Document]:
+    documents = {key: parse_json(value.to_bytes()) for key, value in stored.items()}
     return {
         key.removesuffix(layout.METADATA).rstrip("/"): document
         for key, document in documents.items()
@@ -96,13 +97,21 @@ def _documents(memory: Any) -> dict[str, Document]:
 
 @dataclass(frozen=True, slots=True)
 class RowArray:
-    """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time``, ``priority``."""
+    """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time``, ``priority``.
+
+    ``is_of_episodes``: that of an episode field, whose rows are those of the rows with `EPISODE_VALUES`.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     row_bytes: int
     text: str
+
+    @property
+    def is_of_episodes(self) -> bool:
+        """Whether it is the array of an episode field."""
+        return layout.is_of_episodes(self.path)
 
     def chunk_key(self, chunk: int) -> str:
         """Return the file name of a chunk."""
@@ -123,8 +132,8 @@ class Blueprint:
     """What all segments of a store have in common: their groups and arrays, with blanks for the shapes.
 
     Immutable; made once a store, as a store may have a segment for each episode. ``arrays`` are the arrays with rows,
-    by path; ``counters`` the paths of the arrays of one number a lane; ``paths`` everything below a segment, parents
-    first. Segments with initial priorities have those of `with_priority`.
+    by path, ``values`` those of episode fields; ``counters`` the paths of the arrays of one number a lane; ``paths``
+    everything below a segment, parents first. Segments with initial priorities have those of `with_priority`.
     """
 
     def __init__(
@@ -146,6 +155,7 @@ class Blueprint:
         others = self._texts.keys() - self.arrays.keys() - tables.keys()
         self.counters = [path for path, text in self._texts.items() if path in others and _SHAPE in text]
         self.paths = list(self._texts)
+        self.values = [path for path, array in self.arrays.items() if array.is_of_episodes]
 
     @cached_property
     def with_priority(self) -> "Blueprint":
@@ -169,8 +179,13 @@ class Blueprint:
             documents[path] = {**self._templates[layout.COMMITTED], "dimension_names": [path, "column"]}
         return Blueprint({**self._templates, **documents}, self._leaves, tables)
 
-    def documents(self, lanes: int, chunk_rows: dict[str, int], rows: int | None) -> Iterator[tuple[str, bytes]]:
-        """Yield path and zarr.json of everything below a segment, parents first, with ``rows`` or one chunk of rows."""
+    def documents(
+        self, lanes: int, chunk_rows: dict[str, int], rows: int | None, values: int = 1
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield path and zarr.json of everything below a segment, parents first, with ``rows`` or one chunk of rows.
+
+        Arrays of episode fields have as many ``values`` then.
+        """
         for path, text in self._texts.items():
             array = self.arrays.get(path)
             if array is None:
@@ -178,7 +193,22 @@ class Blueprint:
                 yield path, _filled(text, shape, shape)
             else:
                 most = chunk_rows[path]
-                yield path, array.document(lanes, most if rows is None else min(rows, most), most)
+                known = most if rows is None else min(values if array.is_of_episodes else rows, most)
+                yield path, array.document(lanes, known, most)
+
+    def episode_documents(self, count: int) -> Iterator[tuple[str, bytes]]:
+        """Yield path and zarr.json of everything in the table of ``count`` episodes of a sealed segment."""
+        yield layout.EPISODES, dump(self._root)
+        counter = {**self._templates[layout.COMMITTED], "dimension_names": ["episode"]}
+        documents = {
+            "position": counter,
+            "steps": {**counter, "data_type": "int32"},
+            "end": {**self._templates[layout.DONE], "dimension_names": ["episode"]},
+            "time": counter,
+            "total_reward": {**counter, "data_type": "float64", "fill_value": 0.0},
+        }
+        for name, document in documents.items():
+            yield f"{layout.EPISODES}/{name}", dump(shaped(document, [count], [max(1, count)]))
 
     def segment_document(self, attributes: Document) -> bytes:
         """Return a segment's own zarr.json."""
@@ -248,10 +278,10 @@ def read_document(path: Path | str) -> bytes:
     return read_identified(str(path), BY_PATH)[0]
 
 
-def identify(path: Path | str) -> Identity:
+def identify(path: Path | str, lookup: Lookup | None = None) -> Identity:
     """Return the identity of a file or folder: any other in its place has another one. Zeros where it is missing."""
     try:
-        return _identity(os.lstat(path))
+        return _identity(os.lstat(path) if lookup is None else lookup.status(str(path)))
     except OSError:
         return 0, 0, 0
 
@@ -280,10 +310,10 @@ def parse_document(data: bytes, path: Path | str) -> Document:
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"larger than {MAX_BYTES} bytes")
-        document = json.loads(data)
+        document = parse_json(data)
         if not isinstance(document, dict):
             raise ValueError("not an object")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(f"{path} is not readable metadata ({error}); restore this file") from None
     return document
 
@@ -327,7 +357,7 @@ def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuar
     return value >= least and (most is None or value <= most)
 
 
-FEATURES = (layout.PACKS, layout.ZSTD)
+FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
 """What this release knows of what ``requires`` may name."""
 
 
@@ -341,3 +371,9 @@ def check_requires(attributes: Document, path: Path | str) -> None:
     unknown = [name for name in given if name not in FEATURES] if isinstance(given, list) else given
     if unknown:
         raise UnknownFeature(f"{path} needs {unknown!r}, which this release does not know; update diskreplay")
+
+
+def check_release(attributes: Document, path: Path | str) -> None:
+    """Refuse the root of a store from before the format was released, raising UnknownFeature."""
+    if attributes.get("requires") in (None, [], [layout.DISCARDS]):
+        raise UnknownFeature(f"{path} {layout.BEFORE_RELEASE}")

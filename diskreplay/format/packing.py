@@ -1,5 +1,6 @@
 """Builds packs: copies the rows of sealed segments behind each other, checked, into one new segment."""
 
+import dataclasses
 import os
 import uuid as uuids
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from diskreplay.format.blocks import BlockSums, block_bytes, known_sums
 from diskreplay.format.commit import read_lane_counter
 from diskreplay.format.copies import protect
 from diskreplay.format.durable import check_written, descriptor, storage_errors, sync_file_system, write_at, write_file
+from diskreplay.format.episode_table import write_table
+from diskreplay.format.extents import sealed_extent
 from diskreplay.format.mapping import opened, read_part
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.packs import PackTables, open_shard, read_tables
@@ -32,7 +35,7 @@ _MOST_ROWS = 1 << 24
 # Arrays and documents of a pack beside its fields, about.
 _FILES = 8
 
-Hidden = Mapping[int, Sequence[tuple[int, int]]]
+EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
 """Position and steps of the episodes that were evicted by hand, by the number of their segment."""
 
 
@@ -41,36 +44,50 @@ def chunk_rows(rows: int) -> int:
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
+def is_compressed(array: RowArray) -> bool:
+    """Whether a pack has an array compressed, if it has any."""
+    return is_wide(array.row_bytes) and not array.is_of_episodes
+
+
 def most_rows(root: Root, level: int | None) -> int:
     """Return the most rows of a pack of a store: those of its widest field that is not compressed are in one file."""
-    arrays = root.blueprint.arrays.values()
-    widest = max(array.row_bytes for array in arrays if level is None or not is_wide(array.row_bytes))
-    return min(_MOST_ROWS, layout.floor_power_of_two(layout.MAX_CHUNK_BYTES // widest)) - layout.ROWS_BEHIND
+    arrays = [array for array in root.blueprint.arrays.values() if not array.is_of_episodes]
+    widest = max(array.row_bytes for array in arrays if level is None or not is_compressed(array))
+    return _rows_of_file(widest) - layout.ROWS_BEHIND
 
 
-def most_bytes(root: Root, rows: int) -> int:
+def most_values(root: Root) -> int:
+    """Return the most values of episodes of a pack."""
+    return _rows_of_file(max((root.blueprint.arrays[leaf].row_bytes for leaf in root.blueprint.values), default=1))
+
+
+def _rows_of_file(row_bytes: int) -> int:
+    return min(_MOST_ROWS, layout.floor_power_of_two(layout.MAX_CHUNK_BYTES // row_bytes))
+
+
+def most_bytes(root: Root, rows: int, values: int) -> int:
     """Return about what a pack of so many rows takes on disk, if nothing can be compressed."""
     small_files = 2 * (len(root.blueprint.arrays) + _FILES)
-    return rows * root.step_bytes + small_files * PAGESIZE
+    return rows * root.step_bytes + values * root.value_bytes + small_files * PAGESIZE
 
 
 def build_pack(
     root: Root,
     building: str,
     sources: Sequence[SegmentInfo],
-    hidden: Hidden,
+    evicted: EvictedBySegment,
     level: int | None,
     pace: Callable[[], None] = lambda: None,
 ) -> SegmentInfo:
     """Build a pack of sealed segments, or of packs, in a folder in which nothing is but a lock that the caller holds.
 
-    It is complete and durable, and has no number yet. The sources are only read. Of episodes in ``hidden``, only flags
+    It is complete and durable, and has no number yet. The sources are only read. Of episodes in ``evicted``, only flags
     and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called now and then. Raises
     StorageFull where there is no room, Unfit where one of the sources cannot be read, does not fit its checksums, or is
     gone.
     """
     with storage_errors(building):
-        info = _Build(root, building, list(_opened(sources, pace)), hidden, level, pace).run()
+        info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
         sync_file_system(root.folder)
         for name in info.checksums:
             check_written(f"{building}/{name}")
@@ -92,6 +109,12 @@ class _Run(NamedTuple):
     lane: int
     first: int
     rows: int
+    first_value: int
+    values: int
+
+    def of(self, leaf: str) -> tuple[int, int]:
+        """Return the first row of an array of the source, and how many the lane has."""
+        return (self.first_value, self.values) if layout.is_of_episodes(leaf) else (self.first, self.rows)
 
 
 class _Source:
@@ -115,32 +138,35 @@ class _Source:
         if crc32c(rows.tobytes()) != info.checksums[f"{layout.COMMITTED}/c.0"]:
             raise FormatError("its counters do not fit their checksum")
         members = np.array([[info.number, len(info.lanes), info.writer, info.steps or 0]], np.int64)
-        return PackTables(members, np.stack([np.zeros_like(rows), rows, np.array(info.lanes, np.int64)], axis=1))
+        none, lanes = np.zeros_like(rows), np.array(info.lanes, np.int64)
+        return PackTables(members, np.stack([none, rows, lanes, none, sealed_extent(info, rows).values], axis=1))
 
     def runs_of(self, member: int) -> list[_Run]:
         """Return the lanes of one of its segments."""
         lines = self.tables.runs[self.tables.runs_of(member)].tolist()
         packed = self.info.packed is not None
-        return [_Run(self, 0 if packed else lane, first, rows) for lane, (first, rows, _) in enumerate(lines)]
+        return [
+            _Run(self, 0 if packed else lane, first, rows, first_value, values)
+            for lane, (first, rows, _, first_value, values) in enumerate(lines)
+        ]
 
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield rows ``begin`` to ``stop`` of a run of an array in pieces, each with the row it begins with."""
         info = self.info
         if leaf not in info.chunk_rows:
             return  # no step has a priority
-        array, per_chunk = info.arrays[leaf], info.chunk_rows[leaf]
+        array, per_chunk, (begins, _) = info.arrays[leaf], info.chunk_rows[leaf], run.of(leaf)
         if leaf in info.compressed:
             yield from self._decompressed(array, run.first, begin, stop)
             return
         at_once = max(1, _AT_ONCE // array.row_bytes)
-        first = run.first
-        for chunk, inside, count in layout.split_range(first + begin, first + stop, per_chunk, at_once):
+        for chunk, inside, count in layout.split_range(begins + begin, begins + stop, per_chunk, at_once):
             where = (run.lane * per_chunk + inside) * array.row_bytes
             try:
                 data = self._checked(array, chunk, where, where + count * array.row_bytes)
             except (OSError, FormatError) as error:
                 raise Unfit(info, error) from error
-            yield chunk * per_chunk + inside - first, data
+            yield chunk * per_chunk + inside - begins, data
 
     def _decompressed(
         self, array: RowArray, first: int, begin: int, stop: int
@@ -183,12 +209,12 @@ class _Build:
         root: Root,
         folder: str,
         sources: Sequence[_Source],
-        hidden: Hidden,
+        evicted: EvictedBySegment,
         level: int | None,
         pace: Callable[[], None],
     ) -> None:
         self._pace = pace
-        self._root, self._folder, self._sources, self._hidden = root, folder, sources, hidden
+        self._root, self._folder, self._sources, self._evicted = root, folder, sources, evicted
         order = sorted(
             ((source, member) for source in sources for member in range(len(source.tables.members))),
             key=lambda one: int(one[0].tables.numbers[one[1]]),
@@ -197,7 +223,7 @@ class _Build:
         self._runs = [run for source, member in order for run in source.runs_of(member)]
         numbers = np.concatenate([s.tables.runs[s.tables.runs_of(m), 2] for s, m in order])
         arrays = root.blueprint.arrays.values()
-        wide = [array for array in arrays if level is not None and is_wide(array.row_bytes)]
+        wide = [array for array in arrays if level is not None and is_compressed(array)]
         self._inner_rows = {array.path: inner_rows(array.row_bytes) for array in wide}
         self._level = level or 0
         rows = np.array([run.rows for run in self._runs], np.int64)
@@ -205,23 +231,29 @@ class _Build:
         unit = max(self._inner_rows.values(), default=1)
         room = -(-rows // unit) * unit
         first = np.cumsum(room) - room
-        self.tables = PackTables(self._members, np.stack([first, rows, numbers], axis=1))
-        self._rows = int(first[-1] + rows[-1])
+        values = np.array([run.values for run in self._runs], np.int64)
+        first_values = np.cumsum(values) - values
+        self.tables = PackTables(self._members, np.stack([first, rows, numbers, first_values, values], axis=1))
+        self._rows, self._values = int(first[-1] + rows[-1]), int(values.sum())
         self._between = [(int(a), int(b)) for a, b in zip(first + rows, first[1:], strict=False) if a < b]
         self._clock = min((source.info.clock for source in sources), key=lambda clock: clock.wall)
         self._sums: dict[str, int] = {}
         self._compressed: dict[str, Compressed] = {}
         self._indexes: dict[str, bytes] = {}
+        # Of episodes that were evicted by hand: rows of the pack, and of its episode fields.
         self._skipped: list[tuple[int, int]] = []
+        self._skipped_values: list[tuple[int, int]] = []
 
     def run(self) -> SegmentInfo:
         root, folder, infos = self._root, self._folder, [source.info for source in self._sources]
         has_priority = any(layout.PRIORITY in info.chunk_rows for info in infos)
         blueprint = root.blueprint.with_priority if has_priority else root.blueprint
         rows = dict.fromkeys(blueprint.arrays, max([chunk_rows(self._rows), *self._inner_rows.values()]))
+        rows |= dict.fromkeys(blueprint.values, layout.ceil_power_of_two(self._values))
         size = PackSize(*map(len, (self.tables.members, self.tables.runs)))
         codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
-        for path, document in blueprint.of_pack(*size, codecs).documents(1, rows, self._rows):
+        documents = blueprint.of_pack(*size, codecs).documents(1, rows, self._rows, self._values)
+        for path, document in documents:
             if path != layout.COMMITTED:  # that one is there, with its lock
                 os.mkdir(f"{folder}/{path}")
             self._write(f"{path}/{layout.METADATA}", document)
@@ -231,12 +263,15 @@ class _Build:
         for name in layout.LANE_COUNTERS:
             self._write(f"{name}/c.0", np.array([self._rows], "<i8").tobytes())
         blocks = BlockSums()
-        for leaf in (layout.DONE, *sorted(blueprint.arrays.keys() - {layout.DONE})):
+        without = {layout.DONE, *([] if self._values else blueprint.values)}
+        for leaf in (layout.DONE, *sorted(blueprint.arrays.keys() - without)):
             self._build_array(blueprint.arrays[leaf], rows[leaf], blocks)
         self._sums[layout.BLOCKS] = blocks.write(folder)
         if self._compressed:
             self._write(layout.INDEXES_COPY, b"".join(self._indexes[leaf] for leaf in sorted(self._indexes)))
         info = self._described(rows, size)
+        episodes, sums = write_table(info, np.array([self._rows]), f"{folder}/{layout.EPISODES}")
+        info = dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{folder}/{name}", info.own_document())
         return info
@@ -252,8 +287,11 @@ class _Build:
         is_known = array.path in (layout.DONE, layout.TIME)
         with descriptor(f"{self._folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
             out = self._output(array, rows, fd)
-            for run, first in zip(self._runs, self.tables.first_rows.tolist(), strict=True):
-                for begin, stop in [(0, run.rows)] if is_known else self._parts(first, run.rows):
+            skipped = self._skipped_values if array.is_of_episodes else self._skipped
+            first_rows = self.tables.of(array.path).first_rows.tolist()
+            for run, first in zip(self._runs, first_rows, strict=True):
+                count = run.of(array.path)[1]
+                for begin, stop in [(0, count)] if is_known else _parts(first, count, skipped):
                     for row, data in run.source.read(array.path, run, begin, stop):
                         out.write(first + row, self._converted(data, run) if array.path == layout.TIME else data)
                 self._pace()
@@ -261,6 +299,7 @@ class _Build:
             if array.path == layout.DONE:
                 self._write_flags_between(fd)
                 self._skipped = self._find_skipped(fd)
+                self._skipped_values = list(self._find_skipped_values(fd))
             elif array.path == layout.TIME:
                 self._write_times_between(fd)
             if array.path in self._inner_rows:
@@ -294,21 +333,31 @@ class _Build:
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
         """Return the rows of the pack whose episodes were evicted by hand, final observations included, in order."""
         found = []
-        for number, episodes in self._hidden.items():
+        for number, episodes in self._evicted.items():
             member = int(self.tables.places(np.array([number]))[0])
             for position, steps in episodes if member >= 0 else ():
                 row, lane = divmod(position, int(self.tables.lanes[member]))
-                first, rows, _ = self.tables.runs[self.tables.first_run[member] + lane].tolist()
+                first, rows = self.tables.runs[self.tables.first_run[member] + lane, :2].tolist()
                 stop = row + steps
                 if stop < rows and os.pread(fd, 1, first + stop)[0] & NO_STEP:
                     stop += 1
                 found.append((first + row, first + min(stop, rows)))
         return layout.merge_ranges(found)
 
-    def _parts(self, first: int, rows: int) -> list[tuple[int, int]]:
-        """Return the rows of a run that are copied; the run begins at a row of the pack."""
-        skipped = [(a - first, b - first) for a, b in self._skipped if a < first + rows and first < b]
-        return layout.subtract_ranges([(0, rows)], skipped)
+    def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
+        """Yield the places of the values of those episodes, in order."""
+        lost = {first: values for first, _, values in self._lost().entries}
+        edges = [edge for first, stop in self._skipped for edge in (first, stop)]
+        count = before = row = 0
+        for edge in sorted({*edges, *lost}) if self._values and edges else ():
+            while row < edge:
+                flags = np.frombuffer(os.pread(fd, min(edge - row, _AT_ONCE), row), np.uint8)
+                count += int(np.count_nonzero(flags & layout.EPISODE_VALUES))
+                row += len(flags)
+            if any(stop == edge for _, stop in self._skipped) and before < count:
+                yield before, count
+            count += lost.get(edge, 0)
+            before = count
 
     # --- attributes --------------------------------------------------------------------------------------------------
 
@@ -327,6 +376,7 @@ class _Build:
             writer=int(self._members[0, 2]),
             lanes=(0,),
             chunk_rows=rows,
+            values=(self._values,) if self._root.blueprint.values else (),
             machine=machine,
             boot=boot,
             inode=counter_inode(self._folder),
@@ -346,18 +396,26 @@ class _Build:
 
     def _lost(self) -> Lost:
         """Return what was lost of the segments, in rows of the pack."""
-        ranges = [(first, stop - first) for first, stop in self._between]
+        ranges = [(first, stop - first, 0) for first, stop in self._between]
         for source in self._sources:
             info = source.info
-            for position, rows in info.lost.ranges:
+            for position, rows, values in info.lost.entries:
                 if info.packed is not None and not source.tables.holds(position):
                     continue  # it lies between lanes
                 if info.packed is not None:
                     ids = source.tables.ids_of(np.array([position]))
                 else:
                     ids = np.array([info.number << layout.POSITION_BITS | position])
-                ranges.append((int(self.tables.rows_of(ids)[0]), rows))
-        return Lost(tuple(sorted(ranges)), sum(source.info.lost.steps for source in self._sources))
+                ranges.append((int(self.tables.rows_of(ids)[0]), rows, values))
+        ranges.sort()
+        steps = sum(source.info.lost.steps for source in self._sources)
+        return Lost(tuple((row, rows) for row, rows, _ in ranges), steps, tuple(values for *_, values in ranges))
+
+
+def _parts(first: int, rows: int, skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the rows of a run, which begins at a row of the pack, without those that are not copied."""
+    without = [(a - first, b - first) for a, b in skipped if a < first + rows and first < b]
+    return layout.subtract_ranges([(0, rows)], without)
 
 
 class _Output:

@@ -36,7 +36,7 @@ class PackTables:
     """Which segments are in a pack, in the order of their numbers, and where each of their lanes is.
 
     ``members`` has a line a segment, `layout.MEMBER_COLUMNS`; ``runs`` a line a lane, `layout.RUN_COLUMNS`, first those
-    of the first segment. ``first_row`` are rows of the pack.
+    of the first segment. ``first_row`` are rows of the pack, ``first_value`` rows of its episode fields.
     """
 
     members: Ints
@@ -71,6 +71,14 @@ class PackTables:
     def rows(self) -> Ints:
         """How many rows each lane has."""
         return self.runs[:, 1]
+
+    def of(self, leaf: str) -> "PackTables":
+        """Return the tables for the rows of an array: those of an episode field are told by other columns."""
+        return self._of_values if layout.is_of_episodes(leaf) else self
+
+    @cached_property
+    def _of_values(self) -> "PackTables":
+        return PackTables(self.members, self.runs[:, [3, 4, 2, 3, 4]])
 
     @property
     def contents(self) -> tuple[bytes, bytes]:
@@ -133,7 +141,8 @@ def read_tables(info: SegmentInfo) -> PackTables:
     assert info.packed is not None
     members, runs = (_read_table(info, path) for path in layout.PACK_TABLES)
     tables = PackTables(members, runs)
-    if not _are_possible(tables, min(info.chunk_rows.values()) - layout.ROWS_BEHIND):
+    rows = (rows for leaf, rows in info.chunk_rows.items() if not layout.is_of_episodes(leaf))
+    if not _are_possible(tables, min(rows) - layout.ROWS_BEHIND) or not _are_values(tables, sum(info.values)):
         raise FormatError(f"{info.path}: the tables of a pack say what cannot be; run `diskreplay repair`")
     return tables
 
@@ -194,6 +203,16 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
         return False
     stop = tables.first_rows + tables.rows
     return bool((stop[:-1] <= tables.first_rows[1:]).all() and (stop <= rows).all())
+
+
+def _are_values(tables: PackTables, count: int) -> bool:
+    """Whether so many values of episodes are in the lanes of a pack, one lane behind the other, as far as it has rows.
+
+    Numbers are not negative: they are added up only where each is possible.
+    """
+    values = tables.runs[:, 4]
+    stop = np.cumsum(values)
+    return bool((values <= tables.rows).all() and (tables.runs[:, 3] == stop - values).all() and stop[-1] == count)
 
 
 def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:

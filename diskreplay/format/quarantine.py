@@ -33,7 +33,7 @@ RECORD = ".record.json"  # what the name of a record adds to that of its entry
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
 _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # by which a segment without a record is known
-_TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.HIDDEN)
+_TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.EVICTIONS)
 _DEEPEST = 8  # levels of a store's tree in which something may have been set aside
 _MOST_BYTES = 1 << 16  # of a record
 

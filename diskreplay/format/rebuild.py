@@ -26,6 +26,7 @@ from diskreplay.format.copies import WRITE_BITS
 from diskreplay.format.damage import Damage, Range
 from diskreplay.format.damaged_copies import prove_by_blocks
 from diskreplay.format.durable import descriptor, drafted, move, sync_folder, sync_tree, write_file
+from diskreplay.format.episode_table import write_table
 from diskreplay.format.inner_chunks import InnerChunks
 from diskreplay.format.mapping import data_ranges, opened, read_regular
 from diskreplay.format.packs import read_tables
@@ -89,18 +90,26 @@ class _Build:
         if indexes:
             write_file(f"{self._folder}/{layout.INDEXES_COPY}", b"".join(indexes))
             self._sums[layout.INDEXES_COPY] = crc32c(b"".join(indexes))
-        ranges = (
-            (first * lanes + lane, stop - first) for lane, some in self._damage.lost.items() for first, stop in some
+        ranges = sorted(
+            (first * lanes + lane, stop - first, end - begin)
+            for lane, some in self._damage.lost.items()
+            for (first, stop), (begin, end) in zip(some, self._damage.lost_values[lane], strict=True)
         )
-        lost = Lost(tuple(sorted(ranges)), self._damage.steps_lost)
+        lost = Lost(
+            tuple((position, count) for position, count, _ in ranges),
+            self._damage.steps_lost,
+            tuple(values for *_, values in ranges),
+        )
         rebuilt = dataclasses.replace(
             info,
+            path=Path(self._folder),
             inode=os.stat(f"{self._folder}/{layout.COMMITTED}/c.0").st_ino,
-            checksums=self._sums,
             lost=lost,
             compressed=compressed,
             times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost, self._begins.tolist()),
         )
+        episodes, sums = write_table(rebuilt, rows, f"{self._folder}/{layout.EPISODES}")
+        rebuilt = dataclasses.replace(rebuilt, episodes=episodes, checksums={**self._sums, **sums})
         for name in (layout.METADATA, layout.DOCUMENT_COPY):
             write_file(f"{self._folder}/{name}", rebuilt.own_document())
 
@@ -149,7 +158,8 @@ class _Build:
         """Return the bytes of a chunk file that stay zeros: what is damaged, and rows that are lost."""
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
         skipped, above = list(self._damage.parts.get(chunk.name, [])), chunk.number * per_chunk
-        for lane, ranges in self._damage.lost.items():
+        lost = self._damage.lost_values if chunk.array.is_of_episodes else self._damage.lost
+        for lane, ranges in lost.items():
             for first, stop in ranges:
                 low, high = max(first - above, 0), min(stop - above, per_chunk)
                 if low < high:

@@ -202,7 +202,12 @@ class Root:
     @property
     def step_bytes(self) -> int:
         """Bytes of one step in all its fields, ``done`` and ``time`` included."""
-        return sum(array.row_bytes for array in self.blueprint.arrays.values())
+        return sum(array.row_bytes for array in self.blueprint.arrays.values() if not array.is_of_episodes)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the values of one episode."""
+        return sum(self.blueprint.arrays[leaf].row_bytes for leaf in self.blueprint.values)
 
 
 def create_root(
@@ -226,7 +231,7 @@ def create_root(
     attributes = {
         "format": layout.FORMAT,
         "format_version": layout.FORMAT_VERSION,
-        "requires": [],
+        "requires": [layout.EPISODE_TABLES],
         "uuid": str(uuids.uuid4()),
         "schema": schema.to_json(),
         **vars(limits),
@@ -250,8 +255,8 @@ def create_root(
             if not name:
                 own = data
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
-        # The room for the first evictions by hand: see `hidden`.
-        (building / layout.HIDDEN / "c.0.0").write_bytes(bytes(layout.HIDDEN_ROWS * 16))
+        # The room for the first evictions by hand: see `eviction_list`.
+        (building / layout.EVICTIONS / "c.0.0").write_bytes(bytes(layout.EVICTION_ROWS * 16))
         make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)
@@ -327,8 +332,9 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
             f"{path} has format version {version!r}, this release reads {layout.FORMAT_VERSION}; update diskreplay"
         )
     metadata.verify_document(data, document_path)
+    metadata.check_release(attributes, path)
     metadata.check_requires(attributes, document_path)
-    for name in (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS):
+    for name in (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS):
         if (home.path / name).is_symlink():
             raise FormatError(f"{path / name} is a symbolic link; a store has none, restore the folder itself")
     return _parse_root(path, home, identity, attributes)

@@ -7,6 +7,7 @@ waiting for each takes ten times as long. Only the background thread waits.
 
 import dataclasses
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -30,6 +31,8 @@ from diskreplay.format.durable import (
     write_file,
     writing_back,
 )
+from diskreplay.format.episode_table import write_table
+from diskreplay.format.extents import Extent, extent_of
 from diskreplay.format.file_systems import is_shared
 from diskreplay.format.machine import MOST_NS, boot_id, boot_time, clock_ns, machine_id
 from diskreplay.format.mapping import data_ranges, opened, read_regular, refuse_links
@@ -57,15 +60,26 @@ class _Finished:
     """A segment whose files are as they will stay, but for ``durable`` and its own attributes."""
 
     info: SegmentInfo
-    rows: NDArray[np.int64]  # of each lane, what is data
-    kept: NDArray[np.int64]  # and what is kept behind it, though nothing proves that it is whole
+    data: Extent
+    kept_extent: Extent  # with what is kept behind it, though nothing proves that it is whole
     is_live: bool  # whether its memory is trusted
     checksums: dict[str, int]
     times: tuple[int, int] | None = None
     blocks: BlockSums = field(default_factory=BlockSums)
+    episodes: int | None = None
     # By chunk.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of each lane that are data."""
+        return self.data.rows
+
+    @property
+    def kept(self) -> NDArray[np.int64]:
+        """The rows of each lane that are kept."""
+        return self.kept_extent.rows
 
     @property
     def claimed(self) -> tuple[int, ...] | None:
@@ -95,6 +109,7 @@ def seal_segments(
     with writing_back():
         sync_file_system(root.folder)
         for segment in finished:
+            _place_table(segment)
             for name in segment.checksums:
                 check_written(f"{segment.info.path}/{name}")
     with storage_errors(root.folder):
@@ -121,7 +136,9 @@ def _finish_files(
         rows, kept = keep_proven_rows(info, salvaged)
     # All three say the same in the end: any one of them can be restored from another.
     crc = crc32c(rows.tobytes())
-    segment = _Finished(info, rows, kept, is_live, {f"{name}/c.0": crc for name in layout.LANE_COUNTERS})
+    data = extent_of(info, rows)
+    sums = {f"{name}/c.0": crc for name in layout.LANE_COUNTERS}
+    segment = _Finished(info, data, extent_of(info, kept, data), is_live, sums)
     _finish_chunks(segment, is_waited_for)
     for path, document in info.documents():
         if array := info.arrays.get(path):
@@ -133,12 +150,29 @@ def _finish_files(
             segment.checksums[name] = crc32c(document)
     segment.times = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
     segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
+    shutil.rmtree(_table_draft(info), ignore_errors=True)  # of a process that died here
+    segment.episodes, sums = write_table(info, rows, _table_draft(info))
+    segment.checksums |= sums
     return segment
 
 
 def _beside(info: SegmentInfo) -> str:
     # Inside an array's folder: zarr would warn of a file that it does not know beside the segment's own.
     return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
+
+
+def _table_draft(info: SegmentInfo) -> str:
+    # In the same place, so that no zarr reader finds a table that is not durable.
+    return f"{info.path}/{layout.COMMITTED}/.{layout.EPISODES}"
+
+
+def _place_table(segment: _Finished) -> None:
+    """Put the table of episodes in its place; one of an earlier sealing may be there."""
+    folder = f"{segment.info.path}/{layout.EPISODES}"
+    if os.path.lexists(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    if segment.episodes is not None:
+        os.rename(_table_draft(segment.info), folder)
 
 
 def _write_sealed_beside(segment: _Finished) -> None:
@@ -152,10 +186,12 @@ def _write_sealed_beside(segment: _Finished) -> None:
         info,
         sealed=True,
         steps=sum(segment.steps.values()) - info.lost.surplus,
+        values=tuple(segment.data.values.tolist()) if info.has_values else (),
         checksums=segment.checksums,
         sealed_at=round(time.time(), 3),
         sealed_clock=boot_time(),
         times=segment.times,
+        episodes=segment.episodes,
         claimed=segment.claimed,
         unproven_steps=sum(segment.unproven_steps.values()),
         unproven_time=0 if segment.claimed is None else _latest(info),
@@ -204,7 +240,7 @@ def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
     # Only what is live comes here: this is the clock of the rows before.
     known = {layout.DONE: bytes([flags]), layout.TIME: clock_ns().to_bytes(8, "little")}
     for leaf in info.arrays:
-        if leaf == "obs" or leaf.startswith("obs/"):
+        if leaf == "obs" or leaf.startswith("obs/") or layout.is_of_episodes(leaf):
             continue
         chunk, at = divmod(row, info.chunk_rows[leaf])
         nbytes = info.arrays[leaf].row_bytes
@@ -238,7 +274,7 @@ def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> Non
 
 
 def _chunk_count(segment: _Finished, array: RowArray) -> int:
-    return -(-int(segment.kept.max()) // segment.info.chunk_rows[array.path])
+    return -(-int(segment.kept_extent.of(array.path).max()) // segment.info.chunk_rows[array.path])
 
 
 def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
@@ -248,10 +284,11 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
     afterwards by that. Concurrency: a thread for one chunk, another for another.
     """
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
-    kept = _rows_inside(segment.kept, chunk, per_chunk)
+    kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
     with open_protected(info.chunk_path(array.path, chunk)) as fd:
-        behind = [(lane * per_chunk + count, (lane + 1) * per_chunk) for lane, count in enumerate(kept)]
-        for start, stop in layout.merge_ranges(behind):
+        # By whole arrays, here and below: with thousands of lanes a loop would hold up the threads that append.
+        begins = np.arange(len(kept) + 1) * per_chunk
+        for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
             punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
         segment.checksums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
         if array.path == layout.DONE:
@@ -263,7 +300,7 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
 
 def _finish_array(segment: _Finished, array: RowArray) -> None:
     """Delete the chunks past the longest lane of an array, and make its shape exact."""
-    info, longest = segment.info, int(segment.rows.max())
+    info, longest = segment.info, int(segment.data.of(array.path).max())
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
     is_exact = _has_content(f"{info.path}/{name}", document)
@@ -284,10 +321,9 @@ def _has_content(path: str, document: bytes) -> bool:
         return False
 
 
-def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> list[int]:
+def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray[np.int64]:
     """Return how many rows of each lane one chunk holds."""
-    inside: list[int] = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
-    return inside
+    return np.clip(rows - chunk * per_chunk, 0, per_chunk)
 
 
 def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
@@ -317,16 +353,14 @@ def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
     return steps
 
 
-def _count_in_chunk(fd: int, kept: list[int], per_chunk: int) -> int:
-    return sum(_count_in_lane(fd, lane * per_chunk, count) for lane, count in enumerate(kept))
-
-
-def _count_in_lane(fd: int, start: int, rows: int) -> int:
-    steps = rows  # what lies in a hole has no flag, and is a step
-    for first, stop in data_ranges(fd, start, start + rows):
+def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
+    """Count the steps in the first rows of each lane of a chunk of flags."""
+    steps = int(kept.sum())  # what lies in a hole has no flag, and is a step
+    for first, stop in data_ranges(fd, 0, len(kept) * per_chunk):
         for at in range(first, stop, _BLOCK_BYTES):  # some at a time: a collector stays small
             flags = np.frombuffer(os.pread(fd, min(stop - at, _BLOCK_BYTES), at), np.uint8)
-            steps -= int(np.count_nonzero(flags & NO_STEP))
+            lanes, rows = np.divmod(at + np.flatnonzero(flags & NO_STEP), per_chunk)
+            steps -= int(np.count_nonzero(rows < kept[lanes]))
     return steps
 
 

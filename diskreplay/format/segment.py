@@ -57,15 +57,25 @@ class Lost:
     episodes everywhere. Readers leave these episodes out.
 
     ``ranges`` are the position of the first row, and how many rows of its lane, in order of positions. ``steps`` were
-    lost; episodes that had been evicted by hand are not among them: they stay evicted ones.
+    lost; episodes that had been evicted by hand are not among them: they stay evicted ones. ``values`` are how many
+    rows of episode fields each range has: they are zeros, and count although no flag tells of them.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
     steps: int = 0
+    values: tuple[int, ...] = ()
 
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
-        return {"lost": [list(entry) for entry in self.ranges], "steps_lost": self.steps} if self.ranges else {}
+        if not self.ranges:
+            return {}
+        ranges = [list(entry) for entry in self.ranges]
+        return {"lost": ranges, "steps_lost": self.steps, "lost_values": list(self.values)}
+
+    @property
+    def entries(self) -> Iterator[tuple[int, int, int]]:
+        """The position, the rows and the values of each range."""
+        return ((position, rows, values) for (position, rows), values in zip(self.ranges, self.values, strict=True))
 
     @property
     def surplus(self) -> int:
@@ -122,6 +132,7 @@ class SegmentInfo:
     created: str
     sealed: bool = False
     steps: int | None = None
+    values: tuple[int, ...] = ()  # of a sealed one, of each lane: the rows of episode fields; none if it has no such
     checksums: dict[str, int] = field(default_factory=dict)
     sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
     sealed_clock: BootTime | None = None
@@ -130,6 +141,7 @@ class SegmentInfo:
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # in those rows, at most
     unproven_time: int = 0  # when they count as come, in nanoseconds since the epoch; 0: by a release that did not say
+    episodes: int | None = None  # lines of the table of a sealed one, if it has one: see `format.episode_table`
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # of a pack: see `format.packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # how arrays of a pack are, by path
@@ -182,7 +194,9 @@ class SegmentInfo:
         if self.sealed:
             times = {"sealed_at": self.sealed_at, "sealed_clock": self.sealed_clock and list(self.sealed_clock)}
             bounds = None if self.times is None else list(self.times)
-            sealed = {"steps": self.steps, **times, "times": bounds, "checksums": self.checksums}
+            values = {"values": list(self.values)} if self.has_values else {}
+            table = {} if self.episodes is None else {"episodes": self.episodes}
+            sealed = {"steps": self.steps, **values, **times, "times": bounds, **table, "checksums": self.checksums}
         if self.claimed is not None:
             sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
             sealed |= {"unproven_time": self.unproven_time}
@@ -226,6 +240,11 @@ class SegmentInfo:
     def arrays(self) -> dict[str, metadata.RowArray]:
         """Its arrays with rows, by path."""
         return self.root.blueprint.of(self.chunk_rows).arrays
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it has arrays of episode fields."""
+        return bool(self.root.blueprint.values)
 
     def chunk_nbytes(self, leaf: str) -> int:
         """Return the size of every chunk file of an array."""
@@ -321,6 +340,11 @@ class Size(NamedTuple):
     rows: int | None = None
     least_bytes: int = 0  # a chunk that has fewer has rows of so many
 
+    @property
+    def most_values(self) -> int:
+        """The most rows of a chunk of an episode field: a whole episode has one."""
+        return self.chunk_rows if self.rows is None else 1
+
 
 def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
     """Return the inode of a segment's committed counter: another one means that the segment is a copy."""
@@ -341,7 +365,9 @@ def draft_segment(
         lock = lock_draft(building)
         undo.callback(lock.release)
         chunk_rows = {
-            leaf: layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows, size.least_bytes)
+            leaf: layout.value_chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.most_values)
+            if array.is_of_episodes
+            else layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows, size.least_bytes)
             for leaf, array in blueprint.arrays.items()
         }
         _build_arrays(blueprint, building, len(lanes), chunk_rows, size.rows)
@@ -440,6 +466,16 @@ def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
     return found if found.sealed and found.packed is None and not info.sealed else None
 
 
+def write_unsealed(info: SegmentInfo) -> None:
+    """Replace the document of a sealed segment by one that is not sealed, durably.
+
+    Raises StorageFull where there is no room; the document is as it was.
+    """
+    document = dataclasses.replace(info, sealed=False, claimed=None).own_document()
+    write_atomic(info.path / layout.METADATA, document, synced=True)
+    sync_folder(info.path)
+
+
 def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_trusted: bool = False) -> SegmentInfo:
     document_path = f"{path}/{layout.METADATA}"
     try:
@@ -467,14 +503,16 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
 
     A pack was complete before it had its place.
     """
-    if (
-        not info.sealed
-        or info.packed is not None
-        or info.has_its_inode(lookup)
-        or is_whole_copy(info.arrays, str(info.path), info.checksums)
-    ):
+    if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
         return info
-    return dataclasses.replace(info, sealed=False, steps=None, checksums={}, sealed_at=0.0, times=None, boot="")
+    if is_whole_copy(info.arrays, str(info.path), info.checksums):
+        if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
+            return info
+        # Who seals a copy protects its chunks, and had replaced its document before.
+        return _read_segment(info.root, info.number, info.path, lookup)
+    return dataclasses.replace(
+        info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""
+    )
 
 
 def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: metadata.Identity) -> SegmentInfo:
@@ -517,6 +555,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         created=str(attributes["created"]),
         sealed=sealed,
         steps=_whole(attributes["steps"]) if sealed else None,
+        values=_parse_values(attributes["values"], len(lanes)) if sealed and root.blueprint.values else (),
         checksums=dict(attributes["checksums"]) if sealed else {},
         sealed_at=_moment(attributes.get("sealed_at", 0)) if sealed else 0.0,
         sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
@@ -524,6 +563,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         claimed=_parse_claimed(attributes.get("claimed"), len(lanes)) if sealed else None,
         unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
         unproven_time=_parse_time(attributes.get("unproven_time", 0)) if sealed else 0,
+        episodes=_whole(attributes["episodes"]) if sealed and attributes.get("episodes") is not None else None,
         lost=parse_lost(attributes, len(lanes)),
         packed=packed,
         compressed=compressed,
@@ -549,7 +589,18 @@ def parse_lost(attributes: Any, lanes: int) -> Lost:
     most = sum(rows for _, rows in given)
     if steps > min(attributes.get("steps", most), most):
         raise ValueError(f"steps_lost is {steps!r:.40}")
-    return Lost(tuple((position, rows) for position, rows in given), steps)
+    values = tuple(map(_whole, attributes.get("lost_values", [])))
+    if len(values) != len(given) or any(count > rows for count, (_, rows) in zip(values, given, strict=True)):
+        raise ValueError(f"lost_values is {values!r:.80}")
+    return Lost(tuple((position, rows) for position, rows in given), steps, values)
+
+
+def _parse_values(values: Any, lanes: int) -> tuple[int, ...]:
+    """Return how many values of episodes each lane of a sealed segment has."""
+    found = tuple(map(_whole, values))
+    if len(found) != lanes or max(found) > layout.POSITION_MASK // lanes:
+        raise ValueError(f"values is {values!r:.80}")
+    return found
 
 
 def _parse_claimed(rows: Any, lanes: int) -> tuple[int, ...] | None:

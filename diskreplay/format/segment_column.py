@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.durable import storage_error, write_row
-from diskreplay.format.layout import merge_ranges, split_range
+from diskreplay.format.layout import CLOSE_LANES, join_ranges, split_range
 from diskreplay.format.mapping import MADV_RANDOM, Mapping
 from diskreplay.format.metadata import RowArray
 from diskreplay.format.segment import SegmentInfo
@@ -19,6 +19,12 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
+# So much is reserved ahead of the lanes at most, or one chunk, but of no lane more rows than these.
+_MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
+# One of so many lanes.
+_CROWD = 8
+
+_LONE_LANE: Ints = np.zeros(1, np.int64)
 
 
 class Pages(NamedTuple):
@@ -42,6 +48,8 @@ class Column:
 
     A row is one item: a number where the field is a scalar, else, and for observations, its bytes. Items are assigned
     and scattered in a fraction of the time that numpy takes for arrays of rows.
+
+    Concurrency: one thread reserves at a time; another one may write rows that are reserved, and release chunks.
     """
 
     def __init__(self, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
@@ -57,6 +65,9 @@ class Column:
         self._first_rows, self._few_rows = max(2, int(pages.first * page_rows)), int(pages.few * page_rows)
         self._step_rows = max(_STEP_ROWS, int(pages.step * page_rows))
         self._chunk_bytes = info.chunk_nbytes(self.leaf)
+        in_bytes = _MOST_AHEAD_BYTES // (len(info.lanes) * self.row_bytes)
+        self._most_ahead = max(2, min(_MOST_AHEAD_ROWS, max(self.rows, in_bytes)))
+        self._least_ahead = max(2, min(self.rows, self._most_ahead)) if len(info.lanes) > CLOSE_LANES else 2
         self.by_position = by_position
         self._keeps = keeps
         # Rows of each lane that can be written, and those whose blocks are reserved; of its last chunk perhaps not all.
@@ -70,40 +81,82 @@ class Column:
         """Begin behind the rows that each lane has already: of these nothing is written."""
         self.reserved[:] = self._allocated[:] = rows
 
-    def reserve(self, lane: int, row: int, stop: int, rows: Ints) -> None:
+    def reserve(self, lane: int, row: int, stop: int, rows: Ints, *, ahead: bool = False) -> None:
         """Give the next rows of a lane their blocks, so that no write into them can find the disk full.
 
         ``row`` is the first that needs them; with it go the rows below ``stop`` and some more, as far as its chunk
-        goes. Lanes that stand shortly before that get theirs in the same call.
+        goes. Lanes that are shortly before the end of theirs get more in the same call, ``ahead`` of time all lanes
+        that `wanting` returns.
         """
         begin = int(self.reserved[lane])
         if row < begin:
             return
         chunk = begin >> self.shift
+        behind = int(self._margins(begin)) if ahead else 0
+        if ahead and chunk > 0:
+            # With it lanes that are a chunk behind: together they are one range, alone a system call each.
+            behind += min(self.rows, self._most_ahead)
         try:
             if begin == self._allocated[lane]:
-                self._allocate(chunk, lane, row, stop, rows)
+                self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            in_part = not self.by_position and not self._is_whole(chunk)
-            if in_part:
+            # Of many lanes the first store to each page would be a fault for each lane in the same append.
+            brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
+            if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
-            for near in self._near(lane, row, upto, rows, self.reserved):
-                end = min(upto, int(self._allocated[near]))
-                self.reserved[near] = self._populate(chunk, near, end) if in_part else end
+            near = self._near(lane, upto, rows, self.reserved, behind)
+            ends = np.minimum(upto, self._allocated[near])
+            self.reserved[near] = self._populate(chunk, near, ends) if brings_in else ends
         except OSError as error:
             raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
 
-    def _near(self, lane: int, row: int, upto: int, rows: Ints, now: Ints) -> list[int]:
-        """Return the lanes in the chunk of a lane that have less than ``upto``, and soon need more as it does."""
+    def reserve_ahead(self, lanes: Ints, rows: Ints) -> bool:
+        """Reserve more for one of these lanes that soon needs it, and those near it; False: none does.
+
+        Errors as for `reserve`.
+        """
+        wanting = self.wanting(lanes, rows)
+        if len(wanting):
+            self.reserve(int(wanting[0]), int(self.reserved[wanting[0]]), 0, rows, ahead=True)
+        return len(wanting) > 0
+
+    def wanting(self, lanes: Ints, rows: Ints) -> Ints:
+        """Return which of some lanes have come so far that more should be reserved for them."""
+        return lanes[self.rows_until_wanting(lanes, rows) <= 0]
+
+    def rows_until_wanting(self, lanes: Ints, rows: Ints) -> Ints:
+        """Return how many rows each of some lanes may still get before `wanting` returns it."""
+        ends = self.reserved[lanes]
+        left: Ints = ends - self._margins(ends) - rows[lanes]
+        return left
+
+    def _margins(self, ends: Any) -> Any:
+        """Return the distance in rows, before the end of a lane's reserved rows, at which more is reserved ahead.
+
+        It is a small part of the rows that a lane has, so that a store with few rows takes little. It is larger before
+        a new chunk: to make a file waits for the file system's journal. A crowd of lanes is a chunk ahead: to make its
+        pages takes as long as many steps.
+        """
+        is_new, least = ends & self.mask == 0, self._least_ahead
+        return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
+
+    def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
+        """Return the lanes in the chunk of a lane that have less than ``upto``, and soon need more as it does.
+
+        A lane does if it is less than ``behind`` rows before the end of its reserved rows, or an eighth of the added
+        rows. If these are many of thousands of lanes, all lanes get more: one range is one system call.
+        """
         if len(rows) == 1:
-            return [0]
+            return _LONE_LANE
         begin = int(now[lane])
         base = begin >> self.shift << self.shift
-        near = (now >= base) & (now < upto) & (rows >= row - max(1, (upto - begin) >> 3))
+        inside = (now >= base) & (now < upto)
+        near = inside & (now - rows <= max(1, behind, (upto - begin) >> 3))
         near[lane] = True
-        return np.flatnonzero(near).tolist()
+        is_crowd = len(rows) > CLOSE_LANES and _CROWD * np.count_nonzero(near) >= len(rows)
+        return np.flatnonzero(inside if is_crowd else near)
 
-    def _allocate(self, chunk: int, lane: int, row: int, stop: int, rows: Ints) -> None:
+    def _allocate(self, chunk: int, lane: int, stop: int, rows: Ints, behind: int) -> None:
         """Reserve blocks: in a segment's first chunk some times what a lane has, so that a short one takes little.
 
         Later all of the lane's part of the chunk.
@@ -112,54 +165,63 @@ class Column:
         growing = chunk == 0 and self._keeps
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
-        lanes = self._near(lane, row, upto, rows, self._allocated)
+        lanes = self._near(lane, upto, rows, self._allocated, behind)
         # From the beginning where all of a lane's part is reserved: then neighbours are one range.
-        starts = [chunk << self.shift if upto == end else int(self._allocated[near]) for near in lanes]
-        ranges = [self._pages(chunk, near, start, upto) for near, start in zip(lanes, starts, strict=True)]
-        fd = self.descriptor(chunk) if self.by_position else self.info.open_chunk(self.leaf, chunk)
+        starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
+        firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
+        fd = self.info.open_chunk(self.leaf, chunk)
         try:
             # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
             if not self.by_position and chunk not in self.chunks:
                 self._map(chunk, fd)
-            # Where lanes have a page each, the next rows need all of these: one append waits for them, and not ten that
-            # leave the caches cold for whoever reads beside.
-            at_once = upto == end and not self.by_position and self.rows * self.row_bytes <= PAGESIZE
-            for first, last in merge_ranges(ranges) if self._keeps else ():
+            for first, last in join_ranges(firsts, lasts) if self._keeps else ():
                 os.posix_fallocate(fd, first, last - first)
-                if at_once:
-                    self._mappings[chunk].populate(first, last)
         finally:
-            if not self.by_position:
-                os.close(fd)
-        for near, (_, last) in zip(lanes, ranges, strict=True):
-            self._allocated[near] = min(self._row_at(chunk, near, last), end)
+            os.close(fd)
+        self._allocated[lanes] = np.minimum(self._row_at(chunk, lanes, lasts), end)
 
     def _is_whole(self, chunk: int) -> bool:
         """Whether all of a chunk is reserved."""
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
-    def _populate(self, chunk: int, lane: int, upto: int) -> int:
-        """Bring reserved pages of a lane into memory, in a chunk of which others are not; return up to which row.
+    def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
+        """Bring reserved pages of lanes into memory; return up to which row of each.
 
         The page cache may hold many pages as one, once somebody has read the file in order. A store to one of them
         needs the blocks of all of them: where a full disk has no room for those, this is an error and no SIGBUS.
         """
-        start, stop = self._pages(chunk, lane, int(self.reserved[lane]), upto)
-        self._mappings[chunk].populate(start, stop)
-        return min(self._row_at(chunk, lane, stop), int(self._allocated[lane]))
+        firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
+        for first, last in join_ranges(firsts, lasts):
+            self._mappings[chunk].populate(first, last)
+        return np.minimum(self._row_at(chunk, lanes, lasts), self._allocated[lanes])
 
-    def _pages(self, chunk: int, lane: int, start: int, stop: int) -> tuple[int, int]:
-        """Return the bytes of rows of a lane, and what else is in their pages.
+    def bring_in(self, rows: Ints) -> None:
+        """Bring the pages of the next rows of several lanes into memory again, as far as they are reserved.
+
+        Concurrency: any thread, also while others reserve, write and release chunks.
+        """
+        ends = self.reserved.copy()
+        lanes = np.flatnonzero(rows < ends) if len(rows) > 1 else _LONE_LANE[:0]
+        chunks = rows[lanes] >> self.shift
+        for chunk in np.unique(chunks).tolist():
+            if (mapping := self._mappings.get(chunk)) is not None:
+                here = lanes[chunks == chunk]
+                stops = np.minimum(np.minimum(ends[here], rows[here] + self._step_rows), (chunk + 1) << self.shift)
+                for first, last in join_ranges(*self._pages(chunk, here, rows[here], stops)):
+                    mapping.populate(first, last)
+
+    def _pages(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+        """Return the bytes of rows of each lane, and what else is in their pages.
 
         A store to a mapped page needs all of its blocks, however small they are.
         """
-        before = (lane - chunk) << self.shift
-        first, last = (before + start) * self.row_bytes, (before + stop) * self.row_bytes
-        return first & -PAGESIZE, min(last + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
+        before = (lanes - chunk) << self.shift
+        firsts, lasts = (before + starts) * self.row_bytes, (before + stops) * self.row_bytes
+        return firsts & -PAGESIZE, np.minimum(lasts + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
 
-    def _row_at(self, chunk: int, lane: int, at: int) -> int:
-        """Return the first row of a lane that does not lie in front of a byte as a whole."""
-        return at // self.row_bytes - ((lane - chunk) << self.shift)
+    def _row_at(self, chunk: int, lanes: Ints, at: Ints) -> Ints:
+        """Return the first row of each lane that does not lie in front of a byte as a whole."""
+        return at // self.row_bytes - ((lanes - chunk) << self.shift)
 
     def _map(self, chunk: int, fd: int) -> None:
         mapping = self._mappings[chunk] = Mapping(fd, self._chunk_bytes, writable=True)
@@ -238,20 +300,24 @@ class Column:
             return _Positions(self, row >> self.shift, at), stop - at
         return self.chunks[row >> self.shift][at:stop], stop - at
 
-    def release_before(self, row: int) -> None:
-        """Release chunks that no lane will write again."""
-        first = row >> self.shift
-        for chunk in [c for c in self.chunks if c < first]:
+    def unmap_before(self, row: int) -> None:
+        """Unmap chunks that no lane will write again; the thread that reserves does."""
+        for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
-        for chunk in [c for c in self.descriptors if c < first]:
+
+    def close_before(self, row: int) -> None:
+        """Close the descriptors of chunks that no lane will write again; the thread that writes does."""
+        for chunk in [c for c in self.descriptors if c < row >> self.shift]:
             os.close(self.descriptors.pop(chunk))
 
-    def close(self) -> None:
-        """Unmap and close every chunk."""
+    def close(self) -> list[Mapping]:
+        """Close every chunk. The returned mappings are unmapped with the last reference to them."""
+        held = list(self._mappings.values())
         self.chunks.clear()
         self._mappings.clear()
         while self.descriptors:
             os.close(self.descriptors.popitem()[1])
+        return held
 
 
 class Places(NamedTuple):

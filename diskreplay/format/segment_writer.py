@@ -2,20 +2,24 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping as Named, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.errors import ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import Counters, CountersByPosition, open_lane_counter
 from diskreplay.format.file_systems import keeps_reservations
 from diskreplay.format.layout import WIDE_ROW_BYTES
 from diskreplay.format.locks import Lock
+from diskreplay.format.mapping import Mapping
 from diskreplay.format.marks import DurableRows
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column, Ints, Places, find_places
+
+_NEVER = 1 << 62
 
 # By field: the chunk as items, and what added to a lane's row gives the number of the row's item.
 Window = dict[str, tuple[NDArray[Any], Ints]]
@@ -30,7 +34,8 @@ class SegmentWriter:
     """The write side of one open segment.
 
     Rows are reserved by `reserve`, written by `write`, and visible to readers with `publish`. A step is a row of one
-    lane, an episode successive rows of one, the step of a vector one row of each of many.
+    lane, an episode successive rows of one, the step of a vector one row of each of many. Values of an episode have
+    rows of their own: `reserve_values`, `write_values`, and what `publish` is told has values.
 
     ``in_blocks`` says that rows come many at a time, which mappings do not pay for.
 
@@ -43,13 +48,20 @@ class SegmentWriter:
         self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
         # Where reserved blocks are not kept, a store to mapped memory could end the process: all goes by position.
         self._keeps = keeps_reservations(info.path)
-        self.columns = {leaf: self._column(leaf) for leaf in info.arrays}
+        every = {leaf: self._column(leaf) for leaf in info.arrays}
+        self.columns = {leaf: column for leaf, column in every.items() if not info.arrays[leaf].is_of_episodes}
+        self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
         # The same as Python's own numbers. An item of such a view is one aligned 8-byte store, as numpy's is.
         self.rows = _numbers(self._lane_rows)
         self.final_rows = np.full(lanes, -1)  # the newest row of each lane that is behind the last step of an episode
         self.total_rows = 0
+        self._values = np.zeros(lanes, np.int64)  # how many episodes of each lane have values
+        self._reserved_values = np.zeros(lanes, np.int64)
+        # What the values of an episode take, in steps: unless its rows are given, a segment is full by its bytes.
+        root = info.root
+        self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # rows below this have their blocks in every field
         self._least_reserved = 0
         # For many lanes at once: no lane has more rows than `most_rows`, and until one has as many as `_window_stop`
@@ -59,6 +71,10 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
+        # How far any lane may have come since the segment was opened, and at which distance more is reserved ahead.
+        self._growth, self._ahead_at = 0, 0
+        self._reserving = threading.Lock()  # a thread in the background reserves, and whoever needs rows at once
+        self._is_needed = False  # whether rows are needed at once
         self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
         self._durable: DurableRows | None = None
         self._marked = np.zeros(lanes, np.int64)  # the rows of each lane that a mark covers
@@ -84,20 +100,82 @@ class SegmentWriter:
             return
         rows = self._lane_rows
         first = int(rows.min())
-        for column in self.columns.values():
-            column.reserve(lane, row, stop, rows)
-            column.release_before(first)
-        self._note_reserved()
+        self._is_needed = True
+        with self._reserving:
+            self._is_needed = False
+            for column in self.columns.values():
+                column.reserve(lane, row, stop, rows)
+                column.unmap_before(first)
+                column.close_before(first)
+            self._note_reserved()
+        self._ahead_at = self._growth
 
     def _note_reserved(self) -> None:
-        np.min([column.reserved for column in self.columns.values()], axis=0, out=self._reserved)
-        self._least_reserved, self._window_stop = int(self._reserved.min()), 0
+        reserved = np.min([column.reserved for column in self.columns.values()], axis=0)
+        # A new array at once: the thread that appends reads it while another one reserves.
+        self._reserved, self.reserved, self._least_reserved = reserved, _numbers(reserved), int(reserved.min())
+
+    @property
+    def wants_reserving(self) -> bool:
+        """Whether one of several lanes may have come so far that `reserve_ahead` has something to do."""
+        return self._growth >= self._ahead_at and len(self.every_lane) > 1
+
+    def begin_reserving(self) -> None:
+        """Let `wants_reserving` be False until `reserve_ahead` is done."""
+        self._ahead_at = _NEVER
+
+    def reserve_ahead(self, lanes: Ints) -> None:
+        """Reserve the rows that some lanes will need soon.
+
+        Where there is no room this ends: the call of `reserve` that needs the rows raises the error. It also ends where
+        such a call waits.
+
+        Concurrency: any thread, also while another one appends.
+        """
+        growth, rows = self._growth, self._lane_rows.copy()
+        until = _NEVER
+        try:
+            with self._reserving:
+                for column in self.columns.values():
+                    while not (self._is_closed or self._is_needed) and column.reserve_ahead(lanes, rows):
+                        self._note_reserved()
+                    if self._is_closed or self._is_needed:
+                        return
+                    # Not by the thread that appends: to unmap takes a millisecond.
+                    column.unmap_before(int(rows.min()))
+                    until = min(until, int(column.rows_until_wanting(lanes, rows).min(initial=_NEVER)))
+        except (OSError, ReplayError):
+            return
+        # In each step a lane gets two rows at most.
+        self._ahead_at = growth + until
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
         """Reserve the rows ``[row, stop)``; see `reserve`."""
         while row < stop:
             self.reserve(lane, row, stop)
             row = self.reserved[lane]
+
+    def reserve_values(self, lane: int) -> None:
+        """Make sure that values of another episode of a lane can be written; errors as for `reserve`."""
+        row = int(self._values[lane])
+        if row < self._reserved_values[lane]:
+            return
+        first = int(self._values.min())
+        for column in self._value_columns.values():
+            column.reserve(lane, row, 0, self._values)
+            column.unmap_before(first)
+            column.close_before(first)
+        np.min([column.reserved for column in self._value_columns.values()], axis=0, out=self._reserved_values)
+
+    def lacks_values(self, lanes: Any) -> Any:
+        """Tell whether values of another episode of a lane cannot be written yet, or of each of some lanes."""
+        return self._values[lanes] >= self._reserved_values[lanes]
+
+    def reserve_next(self, lanes: Ints, count: Ints | int) -> None:
+        """Reserve the next ``count`` rows of each of some lanes; see `reserve`."""
+        while len(short := lanes[self.lacks_room(lanes, count)]):
+            lane = int(short[0])
+            self.reserve(lane, self.reserved[lane])
 
     def has_room(self) -> bool:
         """Tell whether the next two rows of every lane are reserved; in doubt, no."""
@@ -148,17 +226,36 @@ class SegmentWriter:
                 places[column.shift] = find_places(self.every_lane if lanes is None else lanes, rows, column.shift)
             column.write_lanes(places[column.shift], column.items(value))
 
+    @overload
+    def write_values(self, lanes: int, fields: Named[str, Any]) -> None: ...
+    @overload
+    def write_values(self, lanes: Ints, fields: Named[str, NDArray[Any]]) -> None: ...
+    def write_values(self, lanes: Any, fields: Named[str, Any]) -> None:
+        """Write the values of an episode that ends in a lane, or in each of some; fields that are not given are zeros.
+
+        There is room for them. Items and errors are those of `write`; nobody sees them before `publish`.
+        """
+        rows = self._values[lanes]
+        for leaf, column in self._value_columns.items():
+            value = fields.get(leaf)
+            if isinstance(lanes, int):
+                column.write_row(lanes, int(rows), column.zero if value is None else value)
+            else:
+                items = np.zeros(len(lanes), column.item) if value is None else column.items(value)
+                column.write_lanes(find_places(lanes, rows, column.shift), items)
+
     def _find_window(self) -> Window:
         """Return where the mapped fields' next two rows of all lanes are, for fields that have them in one chunk."""
         if self.most_rows + 1 < self._window_stop:
             return self._window
         low, high = int(self._lane_rows.min()), int(self._lane_rows.max())
-        self.most_rows, self._window_stop, self._window = high, 1 << 62, {}
+        self.most_rows, self._window_stop, self._window = high, _NEVER, {}
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
             # Another look where the first of the chunks in here ends, or at the next rows where one is not in here.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
+            column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
             if inside:
                 base = bases.setdefault(column.shift, (self.every_lane - chunk) << column.shift)
@@ -166,16 +263,26 @@ class SegmentWriter:
         return self._window
 
     @overload
-    def publish(self, lanes: int, rows: int, added: int, observed: bool = False) -> None: ...
+    def publish(self, lanes: int, rows: int, added: int, observed: bool = False, valued: int | None = None) -> None: ...
     @overload
     def publish(
-        self, lanes: Ints | None, rows: Ints, added: int, observed: bool | NDArray[np.bool_], *, late: bool
+        self,
+        lanes: Ints | None,
+        rows: Ints,
+        added: int,
+        observed: bool | NDArray[np.bool_],
+        valued: Ints | None,
+        *,
+        late: bool,
     ) -> None: ...
-    def publish(self, lanes: Any, rows: Any, added: int, observed: Any = False, *, late: bool = False) -> None:
+    def publish(
+        self, lanes: Any, rows: Any, added: int, observed: Any = False, valued: Any = None, *, late: bool = False
+    ) -> None:
         """Make the first ``rows`` rows of a lane visible, of each of some lanes, or of all with None: all are written.
 
         ``added`` of them are new, in all: any number in one lane, one or two in each of several. The observation behind
-        them is visible where ``observed`` says so. ``late``: other lanes of the same step are visible already, so this
+        them is visible where ``observed`` says so. ``valued`` is the lane of an episode whose values were written with
+        them, or those of several. ``late``: other lanes of the same step are visible already, so this
         cannot be refused any more. Raises StorageFull where reserved blocks are not kept and there is no room; nothing
         is visible.
         """
@@ -187,15 +294,25 @@ class SegmentWriter:
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
+        if valued is not None:
+            self.note_values(valued)
         if isinstance(rows, int):
             self.most_rows = max(self.most_rows, rows)
+            self._growth += added
         else:
-            self.most_rows += 1 if added == len(lanes) else 2
+            grown = 1 if added == len(lanes) else 2
+            self.most_rows += grown
+            self._growth += grown
         # Readers load `observed` first: one past `committed` then means the observation after just these rows.
         if observed is True:
             self.observed[lanes] = rows + 1
         elif observed is not False:
             self.observed[lanes[observed]] = rows[observed] + 1
+
+    def note_values(self, lanes: int | Ints) -> None:
+        """Note that the values that were written last for a lane, or for each of some, are published."""
+        self._values[lanes] += 1
+        self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
     def publish_delayed(self, *, late: bool = False) -> None:
         """Publish what had to be published late; StorageFull where there is still no room and it may not be later.
@@ -228,10 +345,19 @@ class SegmentWriter:
         """Return what makes marks; the caller keeps it until the mark is made, since `close` may drop it meanwhile."""
         if self._is_closed:
             return DurableRows(self.info, is_left=True)  # which keeps no file open
-        durable = self._durable = self._durable or DurableRows(self.info)
+        durable = self._durable = self._durable or DurableRows(self.info, self._bring_in)
         if self._is_closed:  # meanwhile
             self._durable = None
         return durable
+
+    def _bring_in(self, leaf: str) -> None:
+        """Make the pages of the next rows of an array ready to be stored to, which a sync has write-protected.
+
+        Otherwise the next step of all lanes is a fault for each of them.
+        """
+        with suppress(OSError):  # no room for a page of several lanes: who stores to it finds that out
+            if (column := self.columns.get(leaf)) is not None:
+                column.bring_in(self._lane_rows.copy())
 
     def add_priority(self) -> None:
         """Add the array of initial priorities; the rows so far have none. Raises as `SegmentInfo.with_priority`.
@@ -241,25 +367,36 @@ class SegmentWriter:
         with self._marking:
             self.info = self.info.with_priority(int(self._lane_rows.max()))
             self._durable = None
-        column = self.columns[layout.PRIORITY] = self._column(layout.PRIORITY)
-        column.begin(self._lane_rows)
-        self._note_reserved()
+        with self._reserving:
+            column = self.columns[layout.PRIORITY] = self._column(layout.PRIORITY)
+            column.begin(self._lane_rows)
+            self._note_reserved()
+        self._window_stop = 0
 
     def place(self, info: SegmentInfo) -> None:
         """Take the number and the folder that the segment got, after it was opened as a draft."""
         self.info, self.number = info, info.number
-        for column in self.columns.values():
+        for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
         if not self._keeps:
             self._open_counters()  # by position they are opened by their path
 
-    def close(self) -> None:
-        """Release every chunk. The lock stays: whoever seals the segment needs it."""
+    def close(self) -> list[Mapping]:
+        """Release every chunk, as `release` does. The lock stays: the sealer needs it."""
+        self._is_closed = True
+        with self._reserving:  # from here on nothing is reserved
+            return self.release()
+
+    def release(self) -> list[Mapping]:
+        """Release every chunk, in a forked child: it has no thread that reserves.
+
+        The returned mappings are unmapped with the last reference to them.
+        """
         self._is_closed = True
         self._window, self._window_stop, self._durable = {}, 0, None
         self.publish_delayed(late=True)
-        for column in self.columns.values():
-            column.close()
+        every = (*self.columns.values(), *self._value_columns.values())
+        return [mapping for column in every for mapping in column.close()]
 
 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from diskreplay.bounded_json import parse_json
 from diskreplay.errors import MissingExtra, SchemaError
 
 DTYPE_NAMES = (
@@ -151,7 +152,7 @@ def _checked_space(space: Any) -> dict[str, Any] | None:
         raise SchemaError(f"a field's space is a dict or None, not {type(space).__name__}")
     try:
         # The round trip makes what is compared now equal to what is read back from disk.
-        return dict(json.loads(json.dumps(space, allow_nan=False)))
+        return dict(parse_json(json.dumps(space, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a field's space holds plain JSON only: {error}") from None
 

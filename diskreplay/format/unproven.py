@@ -16,9 +16,10 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter, write_lane_counter
 from diskreplay.format.durable import sync_file, sync_folder, write_file
+from diskreplay.format.extents import rows_with_values
 from diskreplay.format.mapping import data_ranges, opened
 from diskreplay.format.marks import cut_marks, proven_rows, read_marks, shows_live_rows
-from diskreplay.format.segment import SegmentInfo, has_no_mark
+from diskreplay.format.segment import SegmentInfo, has_no_mark, read_as_sealed, write_unsealed
 
 Ints = NDArray[np.int64]
 
@@ -79,6 +80,8 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None = None) -> tuple[I
         write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
+    if read_as_sealed(info) is not None:
+        write_unsealed(info)  # once its chunks are protected, this alone tells it from a whole copy
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
         _restore_counter(f"{info.path}/{name}", rows)
@@ -126,14 +129,16 @@ def _read(path: str, lanes: int) -> Ints:
 
 def rows_with_files(info: SegmentInfo) -> int:
     """Return for how many rows every array has its files."""
-    rows = []
-    for leaf in info.arrays:
+    rows, values = list[int](), list[int]()
+    for leaf, array in info.arrays.items():
         nbytes, chunk = info.chunk_nbytes(leaf), 0
         with suppress(OSError):
             while os.stat(info.chunk_path(leaf, chunk), follow_symlinks=False).st_size == nbytes:
                 chunk += 1
-        rows.append(chunk * info.chunk_rows[leaf])
-    return min(rows)
+        (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
+    least = min(rows)
+    # There are no more values than rows, so that flags are seldom read.
+    return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
 
 
 def holds_data(info: SegmentInfo) -> bool:

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,22 +10,24 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
 from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters, map_lane_counter
+from diskreplay.format.commit import map_lane_counter
 from diskreplay.format.damaged_copies import read_shown
-from diskreplay.format.eviction_list import HiddenEntries, evicted_in
+from diskreplay.format.limiters import StepCounter
 from diskreplay.format.locks import is_held
 from diskreplay.format.marks import map_trusted, shows_live_rows
-from diskreplay.format.numbers import segment_numbers
-from diskreplay.format.packs import PackTables, find_superseded, read_packs
-from diskreplay.format.quarantine import claimed_steps, read_quarantine
+from diskreplay.format.packs import read_packs
+from diskreplay.format.quarantine import read_quarantine
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, may_seal
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.format.unproven import claimed_rows
-from diskreplay.ids import NO_STEP, OPEN
+from diskreplay.ids import OPEN
 from diskreplay.store.reading.damaged import DAMAGE
+from diskreplay.store.reading.episodes import sums_between
+from diskreplay.store.reading.follower import Follower
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.store.retention.policy import disk_usage
+from diskreplay.store.step_account import StepAccount, read_account
 
 Progress = Callable[[int, int], None]
 _ROWS_AT_ONCE = 1 << 22
@@ -40,7 +41,7 @@ def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[
 
 
 def _columns(snapshot: Snapshot, returns: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
-    """Return the columns of `episode_table`; without returns, nothing is read."""
+    """Return the columns of `episode_table`; without them, nothing is read."""
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
@@ -50,7 +51,8 @@ def _columns(snapshot: Snapshot, returns: NDArray[np.float64] | None) -> dict[st
         "lane": position % episodes.stride,
         "start": position // episodes.stride,
         "length": episodes.steps,
-        **({} if returns is None else {"return": returns}),
+        "hidden_steps": snapshot.hidden_steps(episodes),
+        **({} if returns is None else {"total_reward": returns}),
         "terminated": (end & layout.TERMINATED) != 0,
         "truncated": (end & layout.TRUNCATED) != 0,
         "cut": (end & layout.CUT) != 0,
@@ -59,16 +61,24 @@ def _columns(snapshot: Snapshot, returns: NDArray[np.float64] | None) -> dict[st
 
 
 def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Sum the rewards of every episode: each lane's rows are read once, in order. Tell also whose segment is gone."""
+    """Return the sum of every episode's rewards, and tell whose segment is gone.
+
+    Segments keep the sums of their ended episodes. For other episodes, each lane's rows are read once, in order.
+    """
     episodes = snapshot.episodes
     position = episodes.first & layout.POSITION_MASK
     segment, lane = episodes.first >> layout.POSITION_BITS, position % episodes.stride
     start = position // episodes.stride
-    order = np.lexsort((start, lane, segment))
-    breaks = np.flatnonzero((np.diff(segment[order]) != 0) | (np.diff(lane[order]) != 0)) + 1
     returns, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
+    are_known = np.zeros(len(episodes), np.bool_)
+    # Episodes are in the order of their ids.
+    for some in np.split(np.arange(len(episodes)), np.flatnonzero(np.diff(segment)) + 1) if len(episodes) else []:
+        returns[some], are_known[some] = snapshot.kept_reward_sums(episodes.select(some))
+    order = np.flatnonzero(~are_known)
+    order = order[np.lexsort((start[order], lane[order], segment[order]))]
+    breaks = np.flatnonzero((np.diff(segment[order]) != 0) | (np.diff(lane[order]) != 0)) + 1
     row_bytes = snapshot.schema.reward.row_bytes
-    done, total = 0, int(episodes.steps.sum()) * row_bytes
+    done, total = 0, int(episodes.steps[order].sum()) * row_bytes
     for group in np.split(order, breaks) if len(order) else []:
         try:
             for some in _sum_lane(snapshot, group, start, returns):
@@ -91,10 +101,8 @@ def _sum_lane(
         upto = max(at + 1, int(np.searchsorted(stop, start[group[at]] + _ROWS_AT_ONCE)))
         first = int(start[group[at]])
         rewards = snapshot.rows("reward", int(episodes.first[group[at]]), int(stop[upto - 1]) - first)
-        # Rows between two episodes hold observations only, and a reward of 0.
-        with np.errstate(invalid="ignore"):
-            sums = np.add.reduceat(rewards, start[group[at:upto]] - first, dtype=np.float64)
-        returns[group[at:upto]] = sums
+        bounds = np.stack([start[group[at:upto]], stop[at:upto]], axis=1) - first
+        returns[group[at:upto]] = sums_between(rewards, bounds)
         yield group[at:upto]
         at = upto
 
@@ -117,18 +125,19 @@ def statistics(values: NDArray[Any]) -> dict[str, float] | None:
 
 def store_info(
     root: Root,
-    counters: StoreCounters,
-    snapshot: Snapshot,
-    damaged: Collection[int],
+    follower: Follower,
     progress: Progress | None,
-    returns: bool = True,
+    total_reward: bool = True,
 ) -> dict[str, Any]:
-    """Return the dictionary of `Store.info`; ``damaged`` are the segments that the snapshot leaves out."""
-    table = episode_table(snapshot, progress) if returns else _columns(snapshot, None)
+    """Return the dictionary of `Store.info`, of a snapshot that the follower takes now."""
+    counter = StepCounter(root)
+    snapshot, account = read_account(follower, counter)
+    table = episode_table(snapshot, progress) if total_reward else _columns(snapshot, None)
+    if len(table["id"]) < len(snapshot.episodes):  # segments have left meanwhile
+        account = read_account(follower, counter)[1]
     ended = ~table["open"]
-    words = counters.read()
-    hidden = HiddenEntries(root).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
-    segments, members = _segments(root, words, hidden, damaged)
+    segments, members, gone = _segments(root, account, follower.damaged)
+    account = account.without(gone)
     aside = [
         {**dataclasses.asdict(entry), "bytes": disk_usage(root.folder / entry.where)[0]}
         for entry in read_quarantine(root.folder)
@@ -141,9 +150,7 @@ def store_info(
         "schema": root.schema.to_json(),
         **vars(root.limits),
         "validate": root.validate,
-        "steps": int(table["length"].sum()),
-        "steps_evicted": int(words[layout.STEPS_EVICTED]) + sum(segment["steps_evicted"] for segment in segments),
-        "steps_lost": sum(segment["steps_lost"] for segment in segments),
+        **account.total.by_key(),
         "steps_unproven": sum(segment["steps_unproven"] for segment in segments),
         "episodes": {
             "total": len(ended),
@@ -152,12 +159,12 @@ def store_info(
             "truncated": int(np.count_nonzero(table["truncated"] & ~table["cut"] & ~table["terminated"])),
             "cut": int(np.count_nonzero(table["cut"])),
         },
-        "returns": statistics(table["return"][ended]) if returns else None,
-        "lengths": statistics(table["length"][ended]),
+        "total_reward": statistics(table["total_reward"][ended]) if total_reward else None,
+        "length": statistics(table["length"][ended]),
         "segments": segments,
         "writers": _writers([*(segment for segment in segments if not segment["merged"]), *members]),
         "quarantine": {
-            "steps": sum(entry["steps"] or 0 for entry in aside),
+            "steps": account.quarantined,
             "segments": sum(entry["segment"] is not None for entry in aside),
             "bytes": sum(entry["bytes"] for entry in aside),
             "entries": aside,
@@ -169,57 +176,29 @@ def store_info(
 
 
 def _segments(
-    root: Root, words: NDArray[np.int64], hidden: dict[int, int], damaged: Collection[int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Describe the segments, lowest number first, and those that are in packs, which `_writers` counts."""
-    packs = {info.number: (info, tables) for info, tables in read_packs(root)}
-    superseded = find_superseded(root) if packs else set()
-    found, members = [], list[dict[str, Any]]()
-    for number in segment_numbers(root, 0, int(words[layout.NEXT_SEGMENT])):
-        if number in superseded:
-            continue
-        info, tables = packs.get(number, (None, None))
-        numbers = [] if tables is None else tables.numbers.tolist()
+    root: Root, account: StepAccount, damaged: Collection[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]:
+    """Describe the segments, lowest number first, and the members of packs, which `_writers` counts.
+
+    Return also which segments are gone by now.
+    """
+    packs = {info.number: tables for info, tables in read_packs(root)}
+    found, members, gone = list[dict[str, Any]](), list[dict[str, Any]](), list[int]()
+    for number, steps in sorted(account.segments.items()):
+        merged = packs[number].members.tolist() if number in packs else []
         try:
-            evicted = sum(hidden.get(member, 0) for member in [number, *numbers])
-            segment = {**_segment(root, number, evicted, number in damaged), "merged": len(numbers)}
+            described = _segment(root, number, number in damaged)
         except FileNotFoundError:
-            continue  # evicted, perhaps just now
-        found.append(segment)
-        if info is not None and tables is not None:
-            members += _members(info, tables, hidden, segment["state"])
-    return found, members
+            gone.append(number)
+            continue
+        found.append({**described, **steps.by_key(), "merged": len(merged)})
+        for member, lanes, writer, _ in merged:
+            counts = {"steps": account.visible.get(member, 0), "state": described["state"]}
+            members.append({"writer": writer, "lanes": lanes, **counts})
+    return found, members, gone
 
 
-def _members(info: SegmentInfo, tables: PackTables, hidden: dict[int, int], state: str) -> list[dict[str, Any]]:
-    """Describe the segments that are in a pack, for the counts of their writers."""
-    lost = dict[int, int]()
-    with suppress(*DAMAGE):
-        lost = _lost_by_member(info, tables) if info.lost.steps else {}
-    return [
-        {
-            "writer": writer,
-            "lanes": lanes,
-            "steps": steps - hidden.get(number, 0) - lost.get(number, 0),
-            "state": state,
-        }
-        for number, lanes, writer, steps in tables.members.tolist()
-    ]
-
-
-def _lost_by_member(info: SegmentInfo, tables: PackTables) -> dict[int, int]:
-    """Return how many steps each segment in a pack lost to damage: it says how many it had, and flags what is left."""
-    rows = int((tables.first_rows + tables.rows).max())
-    is_step = info.map_numbers(layout.DONE, 0)[0, :rows] & NO_STEP == 0
-    for first, count in info.lost.ranges:
-        is_step[first : first + count] = False
-    before = np.concatenate([[0], np.cumsum(is_step)])
-    by_run = before[tables.first_rows + tables.rows] - before[tables.first_rows]
-    left = np.add.reduceat(by_run, tables.first_run[:-1])
-    return dict(zip(tables.numbers.tolist(), (tables.steps - left).tolist(), strict=True))
-
-
-def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str, Any]:
+def _segment(root: Root, number: int, is_damaged: bool) -> dict[str, Any]:
     """Describe a segment; of a damaged one, what can be known of it.
 
     Raises FileNotFoundError where it is gone.
@@ -228,38 +207,24 @@ def _segment(root: Root, number: int, hidden: int, is_damaged: bool) -> dict[str
     try:
         info = read_shown(root, number)
         rows = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
-        steps = info.steps
-        if steps is None:
-            shown = map_trusted(info)[1].copy()
-            steps, hidden = count_steps_in(info, shown), min(hidden, _hidden_in(info, shown))
+        state = "damaged" if is_damaged else segment_state(info)
+        unproven = _unproven(info, state)
     except NeverWritten:
         raise
     except DAMAGE:
         if not os.path.lexists(path):
             raise FileNotFoundError(path) from None
-        lost = {"number": number, "writer": None, "lanes": None, "rows": None, "steps": claimed_steps(path)}
-        counts = {"steps_evicted": hidden, "steps_lost": 0, "steps_unproven": 0}
-        return {**lost, **counts, "state": "damaged", "bytes": disk_usage(path)[0]}
-    state = "damaged" if is_damaged else segment_state(info)
+        unknown = {"number": number, "writer": None, "lanes": None, "rows": None, "steps_unproven": 0}
+        return {**unknown, "state": "damaged", "bytes": disk_usage(path)[0]}
     return {
         "number": info.number,
         "writer": info.writer,
         "lanes": len(info.lanes),
         "rows": int(rows.sum()),
-        "steps": steps - hidden - info.lost.steps,
-        "steps_evicted": hidden,
-        "steps_lost": info.lost.steps,
-        "steps_unproven": _unproven(info, state),
+        "steps_unproven": unproven,
         "state": state,
         "bytes": disk_usage(info.path)[0],
     }
-
-
-def _hidden_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
-    """Return how many steps among the first rows of each lane were evicted by hand."""
-    lanes = len(info.lanes)
-    entries = [(*divmod(position, lanes), steps) for position, steps in evicted_in(info.root, info.number)]
-    return sum(max(0, min(steps, int(rows[lane]) - row)) for row, lane, steps in entries)
 
 
 def _unproven(info: SegmentInfo, state: str) -> int:

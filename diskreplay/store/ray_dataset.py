@@ -22,7 +22,7 @@ from diskreplay.ids import POSITION_BITS, TERMINATED, TRUNCATED, EpisodeTable, I
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.follower import Follower
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.store.tables import column_name, joined
+from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
@@ -45,7 +45,7 @@ def to_ray_dataset(
     snapshot: Snapshot, root: Root, where: Where | None, fields: Sequence[str] | None
 ) -> "ray.data.Dataset":
     """Return the dataset; see `Store.to_ray_dataset`."""
-    source = StoreDatasource(root, snapshot.episodes, where, chosen_columns(root.schema, fields))
+    source = StoreDatasource(root, snapshot, where, chosen_columns(root.schema, fields))
     return ray.data.read_datasource(source)
 
 
@@ -73,9 +73,10 @@ def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column
     """Return the columns that are named; SchemaError where there is no such one."""
     if isinstance(fields, str):  # which would be taken letter by letter
         raise ValueError(f'fields must be a sequence of columns, such as ("obs",), not {fields!r}')
-    columns = [Column(name, (), dtype) for name, dtype in _PROPERTIES.items()]
+    properties = {**_PROPERTIES, hidden_column(schema): np.dtype(np.bool_)}
+    columns = [Column(name, (), dtype) for name, dtype in properties.items()]
     leaves = schema.step_leaves.items()
-    columns += [Column(column_name(path), leaf.shape, leaf.dtype, path) for path, leaf in leaves]
+    columns += [Column(column_name(path, properties), leaf.shape, leaf.dtype, path) for path, leaf in leaves]
     usual = set(columns)
     of_obs = [(path, leaf) for path, leaf in leaves if path.split("/")[0] == "obs"]
     columns += [Column(f"next_{column_name(path)}", leaf.shape, leaf.dtype, path) for path, leaf in of_obs]
@@ -92,8 +93,10 @@ def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column
 class StoreDatasource(Datasource):  # type: ignore[misc]
     """Reads the steps of episodes of a store."""
 
-    def __init__(self, root: Root, episodes: EpisodeTable, where: Where | None, columns: tuple[Column, ...]) -> None:
+    def __init__(self, root: Root, snapshot: Snapshot, where: Where | None, columns: tuple[Column, ...]) -> None:
         super().__init__()
+        episodes = snapshot.episodes
+        self._hidden = snapshot.hidden_steps(episodes)
         self._path, self._uuid = str(root.path), root.uuid
         self._episodes, self._where, self._columns = episodes, where, columns
         self._steps = episodes.steps
@@ -127,7 +130,8 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
         schema = BlockAccessor.for_block(_block(self._columns, [row])).schema()
         tasks = []
         for start, stop in pairwise(cuts):
-            episodes, steps = self._episodes.select(slice(start, stop)), self._steps[start:stop]
+            some = slice(start, stop)
+            episodes, steps, hidden = self._episodes.select(some), self._steps[some], self._hidden[some]
             rows = int(steps.sum())
             metadata = BlockMetadata(
                 num_rows=None if self._where else rows,
@@ -135,7 +139,7 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
                 exec_stats=None,
                 input_files=None,
             )
-            read = ReadSteps(self._path, self._uuid, start, episodes, steps, self._where, self._columns)
+            read = ReadSteps(self._path, self._uuid, start, episodes, steps, hidden, self._where, self._columns)
             tasks.append(ReadTask(read, metadata, schema=schema, per_task_row_limit=per_task_row_limit))
         return tasks
 
@@ -167,7 +171,8 @@ def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
 class ReadSteps:
     """Reads the steps of some episodes, in whichever process it is called.
 
-    ``number`` is the place of the first of them among all, ``steps`` how many of each are read.
+    ``number`` is the place of the first of them among all, ``steps`` how many of each are read, ``hidden`` how many of
+    these were hidden when the dataset was made.
     """
 
     path: str
@@ -175,6 +180,7 @@ class ReadSteps:
     number: int
     episodes: EpisodeTable
     steps: Ints
+    hidden: Ints
     where: Where | None
     columns: tuple[Column, ...]
 
@@ -213,6 +219,9 @@ class ReadSteps:
                 return np.arange(start, stop)
             case "id":
                 return ids
+            case "hidden" | "is_hidden":
+                hidden: NDArray[np.bool_] = np.arange(start, stop) < self.hidden[at]
+                return hidden
             case "time":
                 times = snapshot.rows(TIME, int(ids[0]), stop - start)
                 clock = snapshot.clocks[(int(ids[0]) >> POSITION_BITS) - snapshot.origin]

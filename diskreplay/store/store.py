@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from diskreplay.format.quarantine import Quarantined, read_quarantine
 from diskreplay.format.root import read_root
 from diskreplay.format.schema import Schema
 from diskreplay.format.state_files import delete_state, read_state, write_state
-from diskreplay.kernels.table import unchecked
+from diskreplay.kernels.table import chosen, compile_all
 from diskreplay.store import tables
 from diskreplay.store.arguments import checked_limits, compression_level
 from diskreplay.store.compaction.background import BackgroundCompaction
@@ -68,8 +69,8 @@ class Store:
     """A replay store on disk. Made by `create` and `open`.
 
     Concurrency: any number of processes and threads may have one store open, and write to it through writers of their
-    own. What this object shows changes only by `refresh`; any thread may call it. A forked child may go on using it,
-    but not the writers made by its parent. A Store pickles as its path and mode.
+    own. What this object shows changes only by `refresh`, and by calls that refresh; any thread may make them. A forked
+    child may go on using it, but not the writers made by its parent. A Store pickles as its path and mode.
     """
 
     @shown_paths()
@@ -95,6 +96,7 @@ class Store:
                 "this user write there"
             ) from error
         self._follower: Follower | None = Follower(self._root, self._counters)
+        self._is_closed, self._closer = False, 0  # the thread that closes it
         _alive.add(self)
 
     def _reset_after_fork(self) -> None:
@@ -176,7 +178,10 @@ class Store:
 
     @property
     def episodes(self) -> EpisodeList:
-        """The episodes of the current snapshot, oldest first, open ones included."""
+        """The episodes of the current snapshot that have a visible step, oldest first, open ones included.
+
+        Each is whole, with the steps that a capacity or an age hides: `Episode.hidden_steps` counts them.
+        """
         return EpisodeList(self.snapshot)
 
     @property
@@ -193,26 +198,32 @@ class Store:
         # By the attribute: this is asked for at every batch.
         return (self._follower or self._open_follower()).refresh()[0]
 
-    def follow_compiled(self) -> None:
-        """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin."""
-        self._open_follower().follow_with(unchecked)
+    def follow_compiled(self, also: Sequence[str] = ()) -> None:
+        """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin.
+
+        Other kernels are compiled `also`.
+        """
+        follower = self._open_follower()
+        compile_all([follower.kernel_name, *also])
+        follower.follow_with(chosen)
 
     @shown_paths()
-    def info(self, progress: Callable[[int, int], None] | None = None, *, returns: bool = True) -> dict[str, Any]:
-        """Describe the store: what ``diskreplay inspect --json`` prints.
+    def info(self, progress: Callable[[int, int], None] | None = None, *, total_reward: bool = True) -> dict[str, Any]:
+        """Describe the store as it is now: what ``diskreplay inspect --json`` prints. It refreshes.
 
-        Episodes whose segment has left meanwhile are not counted. What is in quarantine is counted apart, and not as
-        evicted.
+        Every step that was ever inserted is in one class, and `steps_inserted` is the sum of `steps` (the visible
+        ones), `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. The
+        rows of `segments` have the same keys. Episodes whose segment has left meanwhile are not counted.
 
         Parameters
         ----------
         progress : callable, optional
             Called with how many bytes of rewards have been read, and of how many.
-        returns : bool
-            Whether to read every reward once; if not, `returns` is None.
+        total_reward : bool
+            Whether to sum the rewards of every episode; if not, `total_reward` is None.
         """
         follower = self._open_follower()
-        return store_info(self._root, self._counters, follower.snapshot, follower.damaged, progress, returns)
+        return store_info(self._root, follower, progress, total_reward)
 
     @property
     def quarantine(self) -> list[Quarantined]:
@@ -385,9 +396,10 @@ class Store:
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict by hand the episodes for which a predicate is true, and return how many steps that were.
 
-        It is asked about every visible episode of a sealed segment: one that no writer appends to any more. What it
-        chooses is hidden at once, here and in every process that refreshes, all of it or, where this call fails or its
-        process dies, nothing. Bytes are deleted when a whole segment is hidden. Samplers keep the batches that they
+        It is asked about every episode with a visible step in a sealed segment: one that no writer appends to any more.
+        An episode is whole, leaves whole, and all of its steps count, also those that a capacity hides. What it chooses
+        is gone at once, here and in every process that refreshes, all of it or, where this call fails or its process
+        dies, nothing. Bytes are deleted when a whole segment is evicted or hidden. Samplers keep the batches that they
         have planned; priorities of evicted steps are gone, and later updates of them are skipped.
 
         Parameters
@@ -402,7 +414,7 @@ class Store:
         ValueError
             ``where`` is no function.
         StorageFull
-            There is no room for a list of them; nothing is hidden.
+            There is no room for a list of them; nothing is evicted.
         StoreNotFound
             The store was deleted or replaced since it was opened.
         """
@@ -514,7 +526,7 @@ class Store:
 
     @shown_paths()
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
-        """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, return, ...
+        """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, ...
 
         ``progress`` is called with how many bytes of rewards have been read, and of how many.
         """
@@ -524,15 +536,20 @@ class Store:
     def to_numpy(self) -> dict[str, Any]:
         """Return everything in the current snapshot as arrays in memory, the oldest episode first.
 
+        Episodes are whole: N is the sum of their lengths, and not ``len(store)`` where steps are hidden.
+
         Returns
         -------
         dict
             Of N steps: the fields, nested as the schema is, (N, ...); `terminated` and `truncated`, (N,) bool; `id`,
             (N,) int64; `time`, (N,) float64, seconds since the epoch; `episode` and `step`, (N,) int64, the place of
-            the episode in `Store.episodes`, and that of the step in it. The observation that a step led to is that of
-            the next one, or behind the last one of an episode its final observation. Below `episodes`, of E episodes:
-            `id`, `length`, `return`, `ended`, (E,), `final_obs`, nested (E, ...), and the episode fields. The last two
-            are masked arrays: an episode may lack them.
+            the episode in `Store.episodes`, and that of the step in it; `hidden`, (N,) bool, whether the capacity or
+            the age limit hides the step from samplers, which is `is_hidden` where an extra field is called `hidden`.
+            A field whose name another of these has is below its path, such as `extra/id` or `episode/length`.
+            The observation that a step led to is that of the next one, or behind the last one of an episode its final
+            observation. Below `episodes`, of E episodes: `id`, `length`, `hidden_steps`, `total_reward`, `ended`, (E,),
+            `final_obs`, nested (E, ...), and the episode fields. The last two are masked arrays: an episode may lack
+            them.
 
         Raises
         ------
@@ -546,7 +563,8 @@ class Store:
         """Return the steps of the current snapshot as a data frame, indexed by `episode` and `step`.
 
         It has the columns of `to_numpy` but those of episodes. Elements of vectors of up to 64 are columns of their
-        own, `obs[0]`; what is larger is a column of arrays. Nested fields are `obs.image`. Of the episodes,
+        own, `obs[0]`; what is larger is a column of arrays. Nested fields are `obs.image`, and a field called `id` is
+        `extra.id`. Of the episodes,
         ``pandas.DataFrame(store.episode_table())`` makes one.
 
         Raises
@@ -654,21 +672,27 @@ class Store:
         episodes = EpisodeWriter(self._root, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
         checks = checks_of(self.schema, self._root.validate)
-        on_close = partial(self._writer_closed, episodes)
-        writer = kind(self.schema, episodes, durability, on_close, attached, self._marker, checks)
+        writer = kind(self.schema, episodes, durability, self, attached, self._marker, checks)
         self._writers.add(writer)
         return writer
 
-    def _writer_closed(self, episodes: EpisodeWriter, writer: Writer | VectorWriter) -> None:
-        self._writers.discard(writer)
-        episodes.drain()
-
     @shown_paths()
     def close(self) -> None:
-        """Close the writers it made and wait until their segments are sealed. Closing twice is fine."""
-        if self._follower is None:
-            return
-        self._follower.close()
+        """Close the writers it made and wait until their segments are sealed. Closing twice is fine.
+
+        One that is interrupted is completed by the next call.
+        """
+        if self._is_closed or self._closer == threading.get_ident():
+            return  # the latter: a signal's handler, in the middle of this
+        self._closer = threading.get_ident()
+        try:
+            self._close_now()
+        finally:
+            self._closer = 0
+
+    def _close_now(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
         self._follower = None
         self._compaction.stop_soon()
         errors = self._finish([writer.close for writer in list(self._writers)])
@@ -679,6 +703,7 @@ class Store:
             # The folder stays open for those who still read from it: snapshots and their episodes.
             self._root = dataclasses.replace(self._root, home=self._root.home.closed())
             self._begin_maintenance()
+            self._is_closed = True
         if errors:
             raise errors[0]
 

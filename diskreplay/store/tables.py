@@ -1,6 +1,6 @@
 """All steps and episodes of a snapshot in memory: as arrays, a data frame or a data set."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import MissingExtra
-from diskreplay.format.schema import Field
+from diskreplay.format.schema import Field, Schema
 from diskreplay.ids import TERMINATED, TRUNCATED
 from diskreplay.store.info import sum_rewards
 from diskreplay.store.reading.episodes import Episode, EpisodeList
@@ -23,16 +23,24 @@ Column = NDArray[Any]
 # Elements of a vector that are columns of a data frame; what is wider, or has more axes, is a column of arrays.
 WIDEST = 64
 
+HIDDEN = "hidden"
+"""The column that says of each step whether a capacity or an age hides it."""
+
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
     """Return all steps, and below "episodes" all episodes; see `Store.to_numpy`."""
     schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
     nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
-    extra = schema.unflatten("extra", leaves) if schema.extra else {}
+    extra = _apart("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
     known, values = episode_columns(snapshot)
     final = schema.unflatten("obs", {path: column for path, column in values.items() if path in leaves})
-    fields = schema.unflatten("episode", values) if schema.episode else {}
+    fields = _apart("episode", schema.unflatten("episode", values), {*known, "final_obs"}) if schema.episode else {}
     return {**nested, **extra, **properties, "episodes": {**known, "final_obs": final, **fields}}
+
+
+def _apart(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+    """Return fields by name; by its path if the name is taken."""
+    return {f"{part}/{name}" if name in taken else name: column for name, column in fields.items()}
 
 
 def to_pandas(snapshot: Snapshot) -> "pandas.DataFrame":
@@ -46,7 +54,7 @@ def to_pandas(snapshot: Snapshot) -> "pandas.DataFrame":
     )
     columns = dict(properties)
     for path, column in leaves.items():
-        columns |= _scalars(column_name(path), column)
+        columns |= _scalars(column_name(path, {*properties, *index.names}), column)
     return pandas.DataFrame(columns, index=index)
 
 
@@ -57,11 +65,15 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
 
     properties, leaves = step_columns(snapshot)
     known, values = episode_columns(snapshot)
-    variables = {column_name(path): _variable("step", path, column) for path, column in leaves.items()}
-    variables |= {name: _variable("step", name, properties.pop(name)) for name in ("terminated", "truncated")}
+    taken = {*properties, "episode_of_step", "step_of_episode", *(f"episode_{name}" for name in known)}
+    variables = {column_name(path, taken): _variable("step", path, column) for path, column in leaves.items()}
+    flags = ("terminated", "truncated", hidden_column(snapshot.schema))
+    variables |= {name: _variable("step", name, properties.pop(name)) for name in flags}
     variables |= {f"episode_{name}": _variable("episode", name, column) for name, column in known.items()}
     for path, column in values.items():
         name = f"final_{column_name(path)}" if path in leaves else f"episode_{column_name(path)}"
+        if name in variables:  # the episodes' property of that name
+            name = path.replace("/", ".")
         variables[name] = _variable("episode", path, np.ma.getdata(column))
         variables[f"has_{name}"] = _variable("episode", name, ~_missing(column))
     times = (properties.pop("time") * 1e9).astype("datetime64[ns]")
@@ -88,9 +100,15 @@ def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Colum
         "time": joined((count,), np.dtype(np.float64), (each.times for each in EpisodeList(snapshot))),
         "terminated": ends[0],
         "truncated": ends[1],
+        hidden_column(snapshot.schema): step < snapshot.hidden_steps(episodes)[episode],
     }
     leaves = snapshot.schema.step_leaves.items()
     return properties, {path: joined((count, *leaf.shape), leaf.dtype, _rows(snapshot, path)) for path, leaf in leaves}
+
+
+def hidden_column(schema: Schema) -> str:
+    """Return the name of the column `HIDDEN`: another one where a field, such as a recurrent state, has that name."""
+    return f"is_{HIDDEN}" if HIDDEN in schema.extra else HIDDEN
 
 
 def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
@@ -118,7 +136,8 @@ def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Co
     properties = {
         "id": episodes.first,
         "length": episodes.steps,
-        "return": sum_rewards(snapshot)[0],
+        "hidden_steps": snapshot.hidden_steps(episodes),
+        "total_reward": sum_rewards(snapshot)[0],
         "ended": np.array([each.ended for each in every], "<U10"),
     }
     values: dict[str, Column] = {}
@@ -160,9 +179,10 @@ def _missing(column: Column) -> NDArray[np.bool_]:
     return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
 
 
-def column_name(path: str) -> str:
-    """Return the name of a leaf in tables, where a slash would be a folder."""
-    return path.removeprefix("extra/").removeprefix("episode/").replace("/", ".")
+def column_name(path: str, taken: Container[str] = ()) -> str:
+    """Return the name of a leaf in tables, where a slash would be a folder; with the field's kind if it is taken."""
+    name = path.removeprefix("extra/").removeprefix("episode/").replace("/", ".")
+    return path.replace("/", ".") if name in taken else name
 
 
 def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Column]:

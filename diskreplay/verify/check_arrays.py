@@ -33,9 +33,12 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     """Check a group's folder, or that of a counter of lanes."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
+    column = path in segment.plan.columns
+    has_chunk = counter or (column and segment.attributes.episodes)
     known = {p.rpartition("/")[2] for p in segment.plan.folders if p.rpartition("/")[0] == path}
     # What these are is reported where they are read.
-    known |= {layout.METADATA, *(("c.0", layout.LOCK) if counter else ("c.0.0",) if table else ())}
+    known |= {layout.METADATA, *(("c.0",) if has_chunk else ("c.0.0",) if table else ())}
+    known |= {layout.LOCK} if counter else set()
     if counter and layout.LOCK in names:
         files.check_lock(f"{base}/{layout.LOCK}")
     if path == layout.DURABLE:
@@ -47,7 +50,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
         )
         beside = [name.rpartition("/")[2] for name in own]
         known |= {name for name in beside if names.get(name) in ("file", "folder")}
-    if not counter and not table:  # another tool may have put a group or an array there
+    if not (counter or table or column):  # another tool may have put a group or an array there
         folders = [name for name, kind in names.items() if kind == "folder" and name not in known]
         known |= {name for name in folders if _is_node(files, f"{base}/{name}")}
     files.report_unknown(base, names, known)
@@ -84,7 +87,7 @@ def _check_array(segment: Segment, path: str, names: dict[str, str]) -> set[int]
 def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int]) -> str | None:
     """Say what keeps a document from being that of an array of this segment, whose chunks are there."""
     array, rows = segment.plan.arrays[path], segment.chunk_rows[path]
-    lanes, longest, shape = segment.lanes, segment.longest, document.get("shape")
+    lanes, longest, shape = segment.lanes, segment.longest_of(path), document.get("shape")
     length = longest
     if not segment.attributes.sealed and isinstance(shape, list) and len(shape) > 1 and is_whole(shape[1]):
         length = shape[1]
@@ -101,16 +104,16 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
     """Check that every chunk with rows is there and has its size, and no other; return the arrays of which it is so."""
-    files, longest, good = segment.files, segment.longest, set()
+    files, good = segment.files, set()
     for path, chunks in present.items():
-        before, rows = len(files.problems), segment.chunk_rows[path]
+        before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)
         needed = -(-longest // rows)
         missing = needed - sum(chunk < needed for chunk in chunks)
         if missing:
             first = next(chunk for chunk in range(needed) if chunk not in chunks)
             more = f", nor are {missing - 1} after it" if missing > 1 else ""
             files.report("missing", segment.chunk(path, first), f"is not there{more}")
-        kept = max(needed, -(-max(segment.attributes.claimed, default=0) // rows))
+        kept = -(-segment.kept_of(path) // rows)
         for chunk in sorted(chunks):
             if chunk >= kept and segment.attributes.sealed:
                 where = segment.chunk(path, chunk)

@@ -1,5 +1,6 @@
 """The attributes of a segment, and the counters of its lanes."""
 
+import math
 import os
 import stat
 from collections.abc import Mapping
@@ -42,9 +43,12 @@ class Attributes:
     steps: int
     checksums: dict[str, int]
     lost: tuple[tuple[int, int], ...]
+    lost_values: tuple[int, ...]  # of each of these ranges
     steps_lost: int
     writer: int
+    values: tuple[int, ...] = ()  # of each lane, if it is sealed and there are episode fields
     times: tuple[int, int] | None = None
+    episodes: int | None = None  # lines of its table of episodes; None: it has none
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
     was_sealed: bool = False  # the original of a copy that has to prove its rows
@@ -56,7 +60,8 @@ class Attributes:
 class Segment:
     """A segment as it was found: its folder, its attributes, and the rows of each lane that count.
 
-    ``tables`` are those of a pack, if they are whole.
+    ``values`` are the rows of each lane in arrays of episode fields. ``kept_values`` are the most of a lane, with rows
+    that are kept although nothing proves them. ``tables`` are the two tables of a pack, if they are whole.
     """
 
     files: Files
@@ -64,6 +69,8 @@ class Segment:
     plan: Plan
     attributes: Attributes
     rows: NDArray[np.int64]
+    values: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    kept_values: int = 0
     tables: Tables | None = None
 
     @property
@@ -85,6 +92,18 @@ class Segment:
     def kept_rows(self) -> int:
         """The rows of its longest lane with those that are kept although nothing proves them."""
         return max(self.longest, *self.attributes.claimed) if self.attributes.claimed else self.longest
+
+    def rows_of(self, path: str) -> NDArray[np.int64]:
+        """Return the rows of each lane in an array."""
+        return self.values if layout.is_of_episodes(path) else self.rows
+
+    def longest_of(self, path: str) -> int:
+        """Return the most rows of a lane in an array."""
+        return int(self.rows_of(path).max())
+
+    def kept_of(self, path: str) -> int:
+        """Return the same with rows that are kept although nothing proves them."""
+        return max(self.longest_of(path), self.kept_values) if layout.is_of_episodes(path) else self.kept_rows
 
     def inside(self, name: str) -> str:
         """Return the name of a file of the segment, relative to the store."""
@@ -164,7 +183,8 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     wall = given["clock"]["wall"]  # where the epoch is on the clock of the rows
     need(isinstance(wall, int) and not isinstance(wall, bool) and abs(wall) <= _MOST_NS, "clock")
     claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
-    need(_are_whole(claimed) and len(claimed) in (0, len(lanes)), "claimed")
+    most_rows = layout.POSITION_MASK // len(lanes)
+    need(_are_whole(claimed, most=most_rows) and len(claimed) in (0, len(lanes)), "claimed")
     need(is_whole(unproven), "unproven_steps")
     need(is_whole(given.get("unproven_time", 0), 0, _MOST_NS), "unproven_time")
     if packed is not None:
@@ -172,12 +192,15 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         need(sealed, "sealed")
         need(not claimed, "claimed")
     need(packed is not None or not compressed, "compressed")
-    checksums, times = {}, None
+    checksums, times, values = {}, None, []
     if sealed:
         checksums, times = given["checksums"], given["times"]
         are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()))
         need(are_sums and max(checksums.values(), default=0) < 1 << 32, "checksums")
         need(is_whole(given["steps"]), "steps")
+        values = given.get("values", [])
+        need(_are_whole(values, len(lanes) if plan.episode_arrays else 0, most_rows), "values")
+        need(given.get("episodes") is None or is_whole(given["episodes"]), "episodes")
         need(is_positive(given.get("sealed_at", 1)), "sealed_at")
         need(_is_boot_time(given.get("sealed_clock")), "sealed_clock")
         need(times is None or (_are_whole(times, 2) and times[0] <= times[1] <= _MOST_NS), "times")
@@ -191,8 +214,11 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         sealed=sealed,
         steps=given["steps"] if sealed else 0,
         times=None if times is None else tuple(times),
+        episodes=given.get("episodes") if sealed else None,
         checksums=checksums,
+        values=tuple(values),
         lost=_parse_lost(given, len(lanes)),
+        lost_values=tuple(given.get("lost_values", ())),
         steps_lost=given.get("steps_lost", 0),
         packed=packed,
         compressed=compressed,
@@ -222,9 +248,9 @@ def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
     return found
 
 
-def _are_whole(value: Any, count: int | None = None) -> bool:
-    """Whether a value from JSON is a list of whole numbers, of so many if given."""
-    return isinstance(value, list) and count in (None, len(value)) and all(map(is_whole, value))
+def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> bool:
+    """Whether a value from JSON is a list of whole numbers of at most ``most``, of so many if given."""
+    return isinstance(value, list) and count in (None, len(value)) and all(is_whole(item, most=most) for item in value)
 
 
 def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
@@ -237,11 +263,16 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     free: dict[int, int] = {}  # the first row of each lane that is not in a range before
     for position, rows in ranges:
         row, lane = divmod(position, lanes)
+        if (row + rows) * lanes > layout.POSITION_MASK:
+            raise ValueError(f"lost names {rows} rows from position {position} on")
         if row < free.get(lane, 0):
             raise ValueError(f"lost names row {row} of lane {lane} twice")
         free[lane] = row + rows
     if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or (given["sealed"] and steps > given["steps"]):
         raise ValueError(f"steps_lost is {steps!r:.40}")
+    values = given.get("lost_values", [])
+    if not _are_whole(values, len(ranges)) or any(n > rows for n, (_, rows) in zip(values, ranges, strict=True)):
+        raise ValueError(f"lost_values is {values!r:.60}")
     return tuple((position, rows) for position, rows in ranges)
 
 
@@ -283,6 +314,8 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
                 missing |= _checksum(files, f"{folder}/{name}") != crc
         except OSError:
             missing = True
+    counter = f"{layout.COMMITTED}/c.0"
+    missing |= writable and _checksum(files, f"{folder}/{counter}") != found.checksums.get(counter)
     log = files.path(f"{folder}/{layout.MARKS}")
     return not missing or not (writable or (os.path.lexists(log) and os.lstat(log).st_size))
 
@@ -290,7 +323,7 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
 def _as_unsealed(found: Attributes) -> Attributes:
     """Return what a segment says that was sealed while it was copied: it has to prove its rows."""
     found = replace(found, sealed=False, was_sealed=True, in_place=False, claimed=(), unproven_steps=0)
-    return replace(found, steps=0, checksums={}, times=None)
+    return replace(found, steps=0, checksums={}, times=None, values=(), episodes=None)
 
 
 def _checksum(files: Files, where: str) -> int | None:

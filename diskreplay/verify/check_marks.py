@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.format import layout
 from diskreplay.verify.check_attributes import Segment
 from diskreplay.verify.row_flags import NO_STEP
+from diskreplay.verify.values import count_values
 
 Ints = NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
@@ -18,11 +19,12 @@ _INVERTED = 0xFFFFFFFF
 
 def proven_rows(segment: Segment) -> Ints:
     """Return the rows of each lane up to the last mark such that it and all before it fit."""
-    proven = np.zeros(segment.lanes, np.int64)
+    proven, values = np.zeros((2, segment.lanes), np.int64)
     for sums, upto in _marks(segment):
-        if _new_bytes(segment, proven, upto) != sums:
+        more = count_values(segment, upto, proven)
+        if _new_bytes(segment, (proven, values), (upto, values + more)) != sums:
             break
-        proven = upto
+        proven, values = upto, values + more
     return proven
 
 
@@ -48,14 +50,16 @@ def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
     return found
 
 
-def _new_bytes(segment: Segment, before: Ints, upto: Ints) -> list[int] | None:
-    """Return the CRC-32C of all lanes' rows from ``before`` up to ``upto``, None where a file is not whole.
+def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, Ints]) -> list[int] | None:
+    """Return the CRC-32C of the rows and values that are not proven yet; None if a file is not whole.
 
     That of the priorities apart, which begins and ends with the register as it is, so that zeros make 0.
     """
-    sums, grown = [0, _INVERTED], np.flatnonzero(before < upto).tolist()
+    sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):
-        which = int(path == layout.PRIORITY)
+        which, is_of_values = int(path == layout.PRIORITY), layout.is_of_episodes(path)
+        before, upto = proven[is_of_values], marked[is_of_values]
+        grown = np.flatnonzero(before < upto).tolist()
         per_chunk, row_bytes = segment.chunk_rows[path], segment.plan.arrays[path].row_bytes
         most = max(1, _BLOCK_BYTES // max(1, row_bytes))
         first = min((int(before[lane]) // per_chunk for lane in grown), default=0)

@@ -7,8 +7,9 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.ids import EPISODE_VALUES
 from diskreplay.verify.check_attributes import Segment
-from diskreplay.verify.check_rows import blocks, is_episode
+from diskreplay.verify.check_rows import blocks, is_episode, is_lost
 from diskreplay.verify.documents import check_content
 from diskreplay.verify.files import read_at
 from diskreplay.verify.pack_tables import Tables
@@ -44,7 +45,7 @@ def _wrong_members(segment: Segment, tables: Tables, number: int | None) -> str 
 
 def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
     lanes = tables.members[:, 1]
-    first_rows, rows, numbers = tables.runs.T
+    first_rows, rows, numbers, first_values, values = tables.runs.T
     member = np.repeat(np.arange(len(lanes)), lanes)
     if (tables.runs < 0).any() or (rows > layout.POSITION_MASK // lanes[member]).any():
         return "has a lane with a number of rows that cannot be"
@@ -53,7 +54,11 @@ def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
     is_behind = (tables.runs[:, :2] > segment.longest).any()
     if is_behind or (tables.stops[:-1] > first_rows[1:]).any() or tables.stops[-1] != segment.longest:
         return f"has lanes that overlap, or that do not end with the {segment.longest} rows of this pack"
-    if min(segment.chunk_rows.values()) < segment.longest + layout.ROWS_BEHIND:
+    stops = np.cumsum(values)
+    if (values > rows).any() or (first_values != stops - values).any() or stops[-1] != sum(segment.attributes.values):
+        return "does not say where the values of episodes are"
+    of_rows = [rows for path, rows in segment.chunk_rows.items() if not layout.is_of_episodes(path)]
+    if min(of_rows) < segment.longest + layout.ROWS_BEHIND:
         return f"has {segment.longest} rows, for which a chunk of this pack has no room"
     if len(np.unique(np.stack([member, numbers], axis=1), axis=0)) < len(numbers):
         return "names a lane of a segment twice"
@@ -84,7 +89,7 @@ def check_indexes(segment: Segment) -> None:
 def check_runs(segment: Segment, tables: Tables) -> None:
     """Check that each lane in a pack begins with an episode and has the steps of its segment, and what was lost."""
     files, done = segment.files, segment.inside(layout.DONE)
-    steps, counted = np.zeros(len(tables.runs), np.int64), tables.runs[:, 1] > 0
+    (steps, values), counted = np.zeros((2, len(tables.runs)), np.int64), tables.runs[:, 1] > 0
     for _, first, _, flags, _ in blocks(segment, layout.DONE, START):
         here = _lines_in(tables, first, first + flags.shape[1])
         begins = tables.first_rows[here][counted[here]] - first
@@ -93,11 +98,12 @@ def check_runs(segment: Segment, tables: Tables) -> None:
         if wrong.size:
             files.report("flags", done, f"row {first + wrong[0]} is the first of a lane, and not of an episode")
             return
-        before = np.concatenate([[0], np.cumsum(flags[0] & NO_STEP == 0)])
         bounds = np.clip(np.stack([tables.first_rows[here], tables.stops[here]]) - first, 0, flags.shape[1])
-        steps[here] += before[bounds[1]] - before[bounds[0]]
+        for found, counts in ((steps, flags[0] & NO_STEP == 0), (values, flags[0] & EPISODE_VALUES != 0)):
+            before = np.concatenate([[0], np.cumsum(counts)])
+            found[here] += before[bounds[1]] - before[bounds[0]]
     is_lost, between = np.zeros(len(tables.runs), np.bool_), {*tables.between}
-    for row, count in segment.attributes.lost:
+    for (row, count), lost in zip(segment.attributes.lost, segment.attributes.lost_values, strict=True):
         line = max(0, int(np.searchsorted(tables.first_rows, row, "right")) - 1)
         if (row, row + count) in between:
             continue
@@ -105,6 +111,11 @@ def check_runs(segment: Segment, tables: Tables) -> None:
             files.report("flags", done, f"{count} rows from row {row} on were lost, and reach over the end of a lane")
             return
         is_lost[line] = True
+        values[line] += lost
+    if segment.plan.episode_arrays and (wrong := np.flatnonzero(values != tables.runs[:, 4])).size:
+        line = int(wrong[0])
+        detail = f"line {line}: {tables.runs[line, 4]} values of episodes, and its rows have {values[line]}"
+        files.report("counters", segment.inside(f"{layout.RUNS}/c.0.0"), detail)
     _check_steps(segment, tables, steps, is_lost)
 
 
@@ -124,18 +135,19 @@ def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_
         segment.files.report("counters", segment.inside(layout.METADATA), detail)
 
 
-def check_hidden_members(
-    segment: Segment, tables: Tables, number: int, hidden: Mapping[int, list[tuple[int, int]]]
+def check_evicted_members(
+    segment: Segment, tables: Tables, number: int, evicted: Mapping[int, list[tuple[int, int]]]
 ) -> None:
-    """Check that each eviction by hand of a segment in a pack, position and steps, names an episode."""
-    for position, steps in hidden.get(number, []):
+    """Check that each eviction by hand of a segment in a pack, position and steps, names an episode, as elsewhere."""
+    for position, steps in evicted.get(number, []):
         detail = f"{steps} steps from position {position} of {segment.where} were never there: it is a pack"
-        segment.files.report("hidden", layout.HIDDEN, detail)
-    for number in sorted(tables.first_line.keys() & hidden.keys()):
+        segment.files.report("eviction", layout.EVICTIONS, detail)
+    for number in sorted(tables.first_line.keys() & evicted.keys()):
         line, lanes = tables.first_line[number]
-        for position, steps in hidden[number]:
+        for position, steps in evicted[number]:
             row, lane = divmod(position, lanes)
             first, rows = tables.runs[line + lane, :2].tolist()
-            if row + steps > rows or not is_episode(segment, 0, first + row, first + row + steps, first + rows):
+            is_there = row + steps <= rows and is_episode(segment, 0, first + row, first + row + steps, first + rows)
+            if not is_there or is_lost(segment, first + row):
                 detail = f"{steps} steps from row {row} of lane {lane} of segment {number} are not an episode"
-                segment.files.report("hidden", layout.HIDDEN, f"{detail} in {segment.where}")
+                segment.files.report("eviction", layout.EVICTIONS, f"{detail} in {segment.where}")

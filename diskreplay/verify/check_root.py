@@ -18,8 +18,8 @@ from diskreplay.verify.documents import (
     check_content,
     check_itself,
     check_templates,
+    eviction_document,
     fits_itself,
-    hidden_document,
     is_positive,
     is_uuid,
     is_whole,
@@ -32,7 +32,7 @@ from diskreplay.verify.documents import (
 from diskreplay.verify.files import Files, read_at
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
-GROUPS = (layout.COUNTERS, layout.HIDDEN, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
+GROUPS = (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
 # A counter and its complement disagree for an instant while they are stored, one after the other.
 _ATTEMPTS = 50
 _PAUSE_S = 0.01
@@ -40,10 +40,10 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True)
 class Words:
-    """The store's counters that matter here; ``hidden`` counts the entries of evictions by hand."""
+    """The store's counters that matter here; ``evictions`` counts the entries of evictions by hand."""
 
     next_segment: int
-    hidden: int
+    evictions: int
 
 
 def read_plan(files: Files) -> Plan | None:
@@ -75,7 +75,7 @@ def _root_names(files: Files) -> dict[str, str]:
 
 
 def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
-    """Refuse what is not a store, and what a later release wrote: that is not damage."""
+    """Refuse what is not a store, and what an earlier or a later release wrote: that is not damage."""
     attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:
@@ -87,8 +87,11 @@ def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bo
             f"{shown(files.root)} has format version {version!r:.40}, this release reads {layout.FORMAT_VERSION}; "
             "update diskreplay"
         )
-    if fits and attributes.get("requires"):
-        raise FormatError(f"{shown(files.root)} needs {attributes['requires']!r:.80}, which this release does not know")
+    requires = attributes.get("requires")
+    if fits and requires in (None, [], [layout.DISCARDS]):
+        raise FormatError(f"{shown(files.root)} {layout.BEFORE_RELEASE}")
+    if fits and requires != [layout.EPISODE_TABLES]:
+        raise FormatError(f"{shown(files.root)} needs {requires!r:.80}, which this release does not know")
 
 
 def _is_level(value: object) -> bool:
@@ -135,7 +138,7 @@ def check_root(files: Files, plan: Plan) -> set[str]:
             check_content(files, f"{name}/{layout.METADATA}", expected, "metadata", "is not what every store has there")
     if layout.COUNTERS in good:
         files.check_lock(f"{layout.COUNTERS}/{layout.LOCK}")
-    if layout.HIDDEN in good:
+    if layout.EVICTIONS in good:
         document = files.read(layout.METADATA, MAX_DOCUMENT_BYTES)
         check_content(files, layout.ROOT_COPY, document, "checksum", "is not a copy of the root's zarr.json")
     for group in sorted({layout.LIMITERS, layout.SAMPLERS} & good):
@@ -188,7 +191,7 @@ def read_words(files: Files) -> Words | None:
     if not possible.all() or first > following or following > layout.MAX_SEGMENTS or unused.any():
         files.report("counters", COUNTERS_FILE, f"holds impossible counters {values.tolist()}")
         return None
-    return Words(following, int(values[layout.HIDDEN_ENTRIES]))
+    return Words(following, int(values[layout.EVICTION_ENTRIES]))
 
 
 def _stable_words(files: Files) -> NDArray[np.int64] | None:
@@ -208,34 +211,34 @@ def _stable_words(files: Files) -> NDArray[np.int64] | None:
 # --- evictions by hand -----------------------------------------------------------------------------------------------
 
 
-def read_hidden(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
+def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
     """Return position and steps of each episode that was evicted by hand, by segment."""
-    where = f"{layout.HIDDEN}/{layout.METADATA}"
+    where = f"{layout.EVICTIONS}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     document: Any = None if data is None else parse(files, where, data)
     if document is not None:
         shape = document.get("shape")
         rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
         # What was appended may not be counted yet.
-        fits = rows >= words.hidden and (rows == words.hidden or rows % layout.HIDDEN_ROWS == 0)
-        if data != hidden_document(plan, rows) or not fits:
-            files.report("metadata", where, f"is not that of an array of {words.hidden} entries")
+        fits = rows >= words.evictions and (rows == words.evictions or rows % layout.EVICTION_ROWS == 0)
+        if data != eviction_document(plan, rows) or not fits:
+            files.report("metadata", where, f"is not that of an array of {words.evictions} entries")
     entries: dict[int, list[tuple[int, int]]] = {}
     seen: set[int] = set()
-    left = words.hidden
-    for chunk in range(-(-words.hidden // layout.HIDDEN_ROWS)):
-        name = f"{layout.HIDDEN}/c.{chunk}.0"
-        block = files.read(name, layout.HIDDEN_ROWS * 16, layout.HIDDEN_ROWS * 16)
+    left = words.evictions
+    for chunk in range(-(-words.evictions // layout.EVICTION_ROWS)):
+        name = f"{layout.EVICTIONS}/c.{chunk}.0"
+        block = files.read(name, layout.EVICTION_ROWS * 16, layout.EVICTION_ROWS * 16)
         if block is None:
             break
         for first, steps in np.frombuffer(block, "<i8").reshape(-1, 2)[:left].tolist():
             number = first >> layout.POSITION_BITS
             if first < 0 or steps < 1 or number >= words.next_segment:
-                files.report("hidden", name, f"{steps} steps from id {first} were never there")
+                files.report("eviction", name, f"{steps} steps from id {first} were never there")
             elif first in seen:
-                files.report("hidden", name, f"the episode of id {first} is named twice")
+                files.report("eviction", name, f"the episode of id {first} is named twice")
             else:
                 seen.add(first)
                 entries.setdefault(number, []).append((first & layout.POSITION_MASK, steps))
-        left -= layout.HIDDEN_ROWS
+        left -= layout.EVICTION_ROWS
     return entries

@@ -7,31 +7,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format import layout
+from diskreplay.ids import EPISODE_VALUES
 from diskreplay.verify.check_attributes import Segment
 from diskreplay.verify.files import read_at
 from diskreplay.verify.row_flags import NO_STEP, START, count_steps, first_wrong
+from diskreplay.verify.values import lost_values
 
 _BLOCK_BYTES = 1 << 20
 
 
-def check_flags(segment: Segment) -> None:
-    """Check that the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
-    files, steps = segment.files, 0
+def check_flags(segment: Segment) -> bool:
+    """Check whether the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
+    files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
     for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):
             at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
             value = int(flags[wrong])
             files.report("flags", segment.inside(layout.DONE), f"{at}: {value} is not part of a sequence of episodes")
-            return
+            return False
         steps += count_steps(flags, counted)
+        counts = np.arange(flags.shape[1]) < counted[:, None]
+        values[lane : lane + len(flags)] += np.count_nonzero(counts & (flags & EPISODE_VALUES != 0), axis=1)
     if not check_lost(segment):
-        return
+        return False
     attributes = segment.attributes
     steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # every row of a range is a step
     if attributes.sealed and steps != attributes.steps:
         files.report(
             "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, and its rows hold {steps}"
         )
+    values += lost_values(segment, np.zeros_like(segment.rows), segment.rows)
+    if attributes.values and attributes.values != tuple(values.tolist()):
+        detail = f"says that lanes have {list(attributes.values)!s:.60} values of episodes, and they have {values}"
+        files.report("counters", segment.inside(layout.METADATA), detail)
+    return True
 
 
 def check_times(segment: Segment) -> None:
@@ -137,13 +146,18 @@ def check_lost(segment: Segment) -> bool:
     return True
 
 
-def check_hidden(segment: Segment, hidden: list[tuple[int, int]]) -> None:
-    """Check that each eviction by hand, position and steps, names an episode."""
-    for position, steps in hidden:
+def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
+    """Check that each eviction by hand, position and steps, names an episode that was not lost: each counts once."""
+    for position, steps in evicted:
         row, lane = divmod(position, segment.lanes)
-        if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])):
+        if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])) or is_lost(segment, position):
             detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are not an episode"
-            segment.files.report("hidden", layout.HIDDEN, detail)
+            segment.files.report("eviction", layout.EVICTIONS, detail)
+
+
+def is_lost(segment: Segment, position: int) -> bool:
+    """Whether the row at a position is the first one of a range that was lost to damage."""
+    return any(first == position for first, _ in segment.attributes.lost)
 
 
 def is_episode(segment: Segment, lane: int, row: int, stop: int, rows: int) -> bool:

@@ -17,15 +17,17 @@ from diskreplay.verify.check_attributes import (
     read_counters,
     was_lost,
 )
+from diskreplay.verify.check_episodes import check_episodes
 from diskreplay.verify.check_marks import count_unproven, proven_rows
-from diskreplay.verify.check_packs import check_hidden_members, check_indexes, check_runs, check_tables
-from diskreplay.verify.check_rows import check_flags, check_hidden, check_priorities, check_times
+from diskreplay.verify.check_packs import check_evicted_members, check_indexes, check_runs, check_tables
+from diskreplay.verify.check_rows import check_evicted, check_flags, check_priorities, check_times
 from diskreplay.verify.check_sums import check_sums
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
 from diskreplay.verify.pack_tables import read_tables
+from diskreplay.verify.values import count_values
 
-Hidden = Mapping[int, list[tuple[int, int]]]
+EntriesBySegment = Mapping[int, list[tuple[int, int]]]
 """Position and steps of the episodes that were evicted by hand, by the number of their segment."""
 
 # A segment that changes is verified again before anything is reported.
@@ -39,7 +41,7 @@ def verify_segment(
     plan: Plan,
     *,
     deep: bool,
-    hidden: Hidden,
+    evicted: EntriesBySegment,
     where: str = "",
     on_read: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[Problem], bool]:
@@ -51,7 +53,7 @@ def verify_segment(
     found: list[Problem] = []
     for attempt in range(_ATTEMPTS):
         files = Files(root, on_read)
-        sealed = _verify_once(files, where, number, plan, deep, hidden)
+        sealed = _verify_once(files, where, number, plan, deep, evicted)
         problems = files.problems
         if not problems or not os.path.lexists(os.path.join(root, where)):
             return [], bool(sealed)
@@ -66,14 +68,16 @@ def verify_segment(
     return found, False
 
 
-def verify_folder(root: str, where: str, number: int, plan: Plan, hidden: Hidden) -> list[Problem]:
+def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: EntriesBySegment) -> list[Problem]:
     """Return what is wrong with a segment that no process changes, in any folder of the store. See `verify_segment`."""
     files = Files(root)
-    _verify_once(files, where, number, plan, True, hidden)
+    _verify_once(files, where, number, plan, True, evicted)
     return files.problems
 
 
-def _verify_once(files: Files, where: str, number: int, plan: Plan, deep: bool, hidden: Hidden) -> bool | None:
+def _verify_once(
+    files: Files, where: str, number: int, plan: Plan, deep: bool, evicted: EntriesBySegment
+) -> bool | None:
     """Verify a segment once; return whether it is sealed, None where that is unknown: nobody is changing that."""
     if not files.is_folder(where):
         return None
@@ -82,7 +86,7 @@ def _verify_once(files: Files, where: str, number: int, plan: Plan, deep: bool, 
     attributes = read_attributes(files, where, plan)
     if attributes is None:
         return None
-    plan = plan.of(attributes.chunk_rows, attributes.packed, attributes.compressed)
+    plan = plan.of(attributes.chunk_rows, attributes.packed, attributes.compressed, attributes.episodes)
     segment = Segment(files, where, plan, attributes, np.zeros(attributes.lanes, np.int64))
     must_prove = not attributes.sealed and not attributes.in_place
     if must_prove and not has_marks(files.quiet(), where):
@@ -91,7 +95,7 @@ def _verify_once(files: Files, where: str, number: int, plan: Plan, deep: bool, 
     counters = read_counters(files, where, attributes)
     if counters is None:
         return attributes.sealed
-    segment = replace(segment, rows=_prove(segment) if must_prove else counters)
+    segment = _with_values(replace(segment, rows=_prove(segment) if must_prove else counters))
     if attributes.claimed and not must_prove:
         _report_unproven(segment, attributes.unproven_steps)
     present = check_folders(segment)
@@ -105,15 +109,30 @@ def _verify_once(files: Files, where: str, number: int, plan: Plan, deep: bool, 
     if layout.PRIORITY in whole:
         check_priorities(segment)
     if layout.DONE in whole:
-        check_flags(segment)
+        are_episodes = check_flags(segment)
         if attributes.packed is None:
-            check_hidden(segment, hidden.get(number, []))
+            check_evicted(segment, evicted.get(number, []))
         if segment.tables is not None:
             check_runs(segment, segment.tables)
-            check_hidden_members(segment, segment.tables, number, hidden)
+            check_evicted_members(segment, segment.tables, number, evicted)
     if attributes.sealed:
         check_sums(segment, present, deep=deep)
+        if layout.DONE in whole and are_episodes:
+            check_episodes(segment, deep=deep)
     return attributes.sealed
+
+
+def _with_values(segment: Segment) -> Segment:
+    """Return a segment with its values of episodes: as it says, or by flags if it is not sealed."""
+    attributes = segment.attributes
+    values = np.array(attributes.values, np.int64) if attributes.values else count_values(segment, segment.rows)
+    if (values > segment.rows).any():
+        where, detail = segment.inside(layout.METADATA), "names more values of episodes than rows"
+        segment.files.report("counters", where, detail)
+        values = np.minimum(values, segment.rows)
+    claimed = np.array(attributes.claimed, np.int64)
+    kept = int(count_values(segment, claimed).max()) if attributes.claimed else 0
+    return replace(segment, values=values, kept_values=kept)
 
 
 def _with_tables(segment: Segment, number: int) -> Segment:

@@ -93,16 +93,17 @@ class Blocks:
                 if bad and start <= bad[-1][1]:
                     start = bad.pop()[0]
                 bad.append((start, stop))
-        ranges = [part for start, stop in bad for part in self._by_lane(start, stop, per_chunk, first)]
+        rows = segment.rows_of(path)
+        ranges = [part for start, stop in bad for part in self._by_lane(start, stop, per_chunk, first, rows)]
         if not ranges:
             return ": no row that counts" if bad else ""
         more = f" and {len(ranges) - _RANGES_TOLD} more" if len(ranges) > _RANGES_TOLD else ""
         return f": {', '.join(ranges[:_RANGES_TOLD])}{more}"
 
-    def _by_lane(self, start: int, stop: int, per_chunk: int, first: int) -> Iterator[str]:
+    def _by_lane(self, start: int, stop: int, per_chunk: int, first: int, rows: NDArray[np.int64]) -> Iterator[str]:
         for lane in range(start // per_chunk, -(-stop // per_chunk)):
             low = max(start - lane * per_chunk, 0) + first
-            high = min(min(stop - lane * per_chunk, per_chunk) + first, int(self._segment.rows[lane]))
+            high = min(min(stop - lane * per_chunk, per_chunk) + first, int(rows[lane]))
             if low < high:
                 yield f"rows {low} to {high - 1} of lane {lane}" if high - low > 1 else f"row {low} of lane {lane}"
 
@@ -117,13 +118,14 @@ def _read(fd: int, count: int, at: int) -> bytes:
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
     """Check that every file of a sealed segment has its checksum, and with ``deep`` that it fits."""
     files, sums = segment.files, segment.attributes.checksums
-    plan, longest = segment.plan, segment.kept_rows
+    plan = segment.plan
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
     wanted |= {f"{name}/c.0.0" for name in plan.tables} | ({layout.TABLES_COPY} if plan.tables else set())
+    wanted |= {f"{path}/c.0" for path in plan.columns} if segment.attributes.episodes else set()
     wanted |= {layout.INDEXES_COPY} if segment.attributes.compressed else set()
     for path, chunks in present.items():
-        needed = -(-longest // segment.chunk_rows[path])
+        needed = -(-segment.kept_of(path) // segment.chunk_rows[path])
         wanted |= {f"{path}/{plan.arrays[path].chunk_name(chunk)}" for chunk in chunks if chunk < needed}
     for name in sorted(wanted - sums.keys()):
         files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
@@ -152,7 +154,11 @@ def _check_copy(segment: Segment) -> None:
 
 def _is_chunk(segment: Segment, name: str) -> bool:
     folder, _, file = name.rpartition("/")
-    return file != layout.METADATA and folder not in (*layout.LANE_COUNTERS, *segment.plan.tables)
+    return file != layout.METADATA and folder not in (
+        *layout.LANE_COUNTERS,
+        *segment.plan.tables,
+        *segment.plan.columns,
+    )
 
 
 def _is_safe(name: str) -> bool:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from diskreplay.verify.files import Files
 
 Document = dict[str, Any]
 MAX_DOCUMENT_BYTES = 64 << 20
+MOST_DEPTH = 200
+_NO_MARKS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[^][{}"]+', re.DOTALL)
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SELF = re.compile(rb'(?<="diskreplay_crc32c":")[0-9a-f]{8}(?=")')
 
@@ -70,7 +73,7 @@ def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
 class Plan:
     """What every segment of a store has: arrays with rows and groups by path, and the text of their documents.
 
-    ``tables`` are the paths of the two that a pack has beside these.
+    ``tables`` are the paths of the two tables of a pack, ``columns`` the paths of the arrays in a table of episodes.
     """
 
     arrays: dict[str, Array]
@@ -78,34 +81,56 @@ class Plan:
     templates: dict[str, Document]
     store: str  # its identity
     tables: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def of(
         self,
         chunk_rows: Any,
         packed: tuple[int, int] | None = None,
         compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
+        episodes: int | None = None,
     ) -> "Plan":
         """Return what a segment has whose attributes say this: it may have an array of priorities, or be a pack."""
-        arrays, templates, tables = self.arrays, self.templates, self.tables
+        arrays, groups, templates, tables = self.arrays, self.groups, self.templates, self.tables
+        columns = self.columns
+        if episodes is not None:
+            groups, documents = (*groups, layout.EPISODES), _episode_documents(templates, episodes)
+            templates, columns = {**templates, layout.EPISODES: templates[""], **documents}, tuple(documents)
         if isinstance(chunk_rows, dict) and layout.PRIORITY in chunk_rows:
             document = {**templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
             arrays = {**arrays, layout.PRIORITY: Array((), "float64")}
             templates = {**templates, layout.PRIORITY: document}
         if packed is not None:
             tables = layout.PACK_TABLES
-            for path, lines, columns in zip(tables, packed, layout.PACK_COLUMNS, strict=True):
-                shape = [lines, len(columns)]
+            for path, lines, names in zip(tables, packed, layout.PACK_COLUMNS, strict=True):
+                shape = [lines, len(names)]
                 document = shaped(templates[layout.COMMITTED], shape, shape, [path, "column"])
                 templates = {**templates, path: document}
         for path, how in compressed.items():
             codecs = [sharding(how, self.arrays[path].shape)]
             templates = {**templates, path: {**templates[path], "codecs": codecs}}
-        return replace(self, arrays=arrays, templates=templates, tables=tables)
+        return replace(self, arrays=arrays, groups=groups, templates=templates, tables=tables, columns=columns)
+
+    @property
+    def episode_arrays(self) -> list[str]:
+        """The arrays of episode fields, by path."""
+        return [path for path in self.arrays if layout.is_of_episodes(path)]
 
     @property
     def folders(self) -> list[str]:
         """Paths of everything below a segment, parents first."""
-        return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS, *self.tables])
+        return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS, *self.tables, *self.columns])
+
+
+def _episode_documents(templates: Mapping[str, Document], episodes: int) -> dict[str, Document]:
+    """Return the documents of the arrays of a table of so many episodes, by path."""
+    documents = {}
+    for name, dtype in layout.EPISODE_COLUMNS.items():
+        template = templates[layout.DONE if dtype == "|u1" else layout.COMMITTED]
+        document = shaped(template, [episodes], [max(1, episodes)], ["episode"])
+        fill = 0.0 if dtype == "<f8" else 0
+        documents[f"{layout.EPISODES}/{name}"] = {**document, "data_type": np.dtype(dtype).name, "fill_value": fill}
+    return documents
 
 
 def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Plan:
@@ -123,8 +148,13 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 def parse(files: Files, where: str, data: bytes) -> Document | None:
     """Return a JSON object, or None where a problem was reported."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        text = data.decode()
+        if text.count("[") + text.count("{") > MOST_DEPTH:
+            steps = ((mark in "[{") - (mark in "]}") for mark in _NO_MARKS.sub("", text))
+            if max(accumulate(steps)) > MOST_DEPTH:
+                raise ValueError(f"more than {MOST_DEPTH} levels of nested objects and arrays")
+        document = json.loads(text)
+    except ValueError as error:
         files.report("metadata", where, f"is not JSON ({str(error)[:80]})")
         return None
     if not isinstance(document, dict):
@@ -196,10 +226,10 @@ def store_documents(plan: Plan) -> dict[str, bytes]:
     }
 
 
-def hidden_document(plan: Plan, rows: int) -> bytes:
-    """Return the document of ``hidden`` with so many rows."""
+def eviction_document(plan: Plan, rows: int) -> bytes:
+    """Return the document of ``evictions`` with so many rows."""
     counter = plan.templates[layout.COMMITTED]
-    return compact(shaped(counter, [rows, 2], [layout.HIDDEN_ROWS, 2], ["entry", "id_and_steps"]))
+    return compact(shaped(counter, [rows, 2], [layout.EVICTION_ROWS, 2], ["entry", "id_and_steps"]))
 
 
 def limiter_document(plan: Plan) -> bytes:

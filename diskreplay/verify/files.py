@@ -25,9 +25,10 @@ class Problem:
         file), ``"unreadable"`` (the system refuses), ``"metadata"`` (a document that says what cannot be),
         ``"checksum"`` (bytes that are not those that were sealed), ``"counters"``, ``"flags"`` (no sequence of
         episodes), ``"times"`` (a row that was published before the previous one), ``"priority"`` (one that is negative
-        or not finite), ``"hidden"`` (an eviction by hand of what is not an episode), ``"unexpected"`` (what has no
-        place), ``"quarantine"`` (steps that repair or a recovery has set aside) or ``"unproven"`` (steps that do not
-        count, as nothing proves that they are whole).
+        or not finite), ``"episodes"`` (a table of episodes that says something else than the rows), ``"eviction"``
+        (an eviction by hand of what is not an episode), ``"unexpected"`` (what has no place), ``"quarantine"`` (steps
+        that repair or a recovery has set aside) or ``"unproven"`` (steps that do not count, as nothing proves that they
+        are whole).
     where : str
         The file or folder, relative to the store.
     detail : str

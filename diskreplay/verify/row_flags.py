@@ -5,19 +5,20 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, KNOWN_FLAGS, OBSERVATION_ONLY, TERMINATED, TRUNCATED
+from diskreplay.ids import CUT, DISCARDED, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 
 NO_STEP = OBSERVATION_ONLY | END_MARKER
 # What is before a lane's first row. No row may have these flags, and a first step must follow.
 START = 255
 _ENDED = TERMINATED | TRUNCATED
 _CUT_HERE = TRUNCATED | CUT
+_CONTINUES = FIRST | CUT
 
 
 def is_row(flags: int) -> bool:
     """Whether a row may have these flags at all."""
-    if flags & ~KNOWN_FLAGS:
-        return False
+    if flags & DISCARDED:
+        return flags & ~_CONTINUES == END_MARKER | DISCARDED and flags & _CONTINUES in (0, _CONTINUES)
     if flags & NO_STEP:
         marker = flags & ~EPISODE_VALUES == END_MARKER | _CUT_HERE
         observation = flags & ~EPISODE_VALUES & ~_CUT_HERE == OBSERVATION_ONLY
@@ -36,7 +37,7 @@ def may_follow(before: int, flags: int) -> bool:
     if before & _ENDED:
         # Only the final observation. Values of the episode are in the last row of the two.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
-    return not flags & NO_STEP or bool(flags & TRUNCATED)
+    return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from diskreplay.verify.check_root import (
     Words,
     check_notes,
     check_root,
-    read_hidden,
+    read_evictions,
     read_plan,
     read_words,
 )
@@ -65,7 +65,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     plan = read_plan(files)
     if plan is None:
         return files.problems
-    problems, numbers, words, hidden = check_beside(root, plan, deep)
+    problems, numbers, words, evicted = check_beside(root, plan, deep)
     packs = read_packs(files, plan, numbers)
     superseded = find_superseded(packs)
     for number, other in find_torn(packs, superseded).items():
@@ -76,7 +76,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     meter = _Meter(progress, [_bytes_on_disk(files, number) if progress and deep else 1 for number in numbers])
     for number in numbers:
         found, is_sealed = verify_segment(
-            root, number, plan, deep=deep, hidden=hidden, on_read=meter.add if deep else _ignore
+            root, number, plan, deep=deep, evicted=evicted, on_read=meter.add if deep else _ignore
         )
         problems += found
         meter.next()
@@ -130,7 +130,7 @@ class Beside(NamedTuple):
     problems: list[Problem]
     numbers: list[int]
     words: Words | None
-    hidden: dict[int, list[tuple[int, int]]]
+    evicted: dict[int, list[tuple[int, int]]]
 
 
 def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
@@ -140,12 +140,12 @@ def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
     # Before the counters: a segment that they do not count was made meanwhile, or is invalid.
     numbers = segment_numbers(files) if layout.SEGMENTS in good else []
     words = read_words(files) if layout.COUNTERS in good else None
-    hidden = read_hidden(files, plan, words) if words and layout.HIDDEN in good else {}
+    evicted = read_evictions(files, plan, words) if words and layout.EVICTIONS in good else {}
     if layout.COUNTERS in good:
         check_quarantine(files, words.next_segment if words else None)
         check_notes(files)
     states = verify_states(root, plan.store) if deep and layout.SAMPLERS in good else []
-    return Beside(files.problems + states, numbers, words, hidden)
+    return Beside(files.problems + states, numbers, words, evicted)
 
 
 def segment_numbers(files: Files) -> list[int]:

@@ -78,6 +78,7 @@ class Ages:
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
         """Make a table; what `before` has of its episodes is not read again: their segments may be gone."""
+        episodes = episodes.without_discarded()
         # Of evicted segments the log may still have episodes. All that is visible is newer.
         episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps

@@ -59,7 +59,7 @@ class EpisodeFinder:
         self._tables = EpisodeTables(_by_place)
 
     def find(self, snapshot: Snapshot, ids: Ints) -> EpisodeTable:
-        """Return the episode of each of these visible steps, as the snapshot has it, but with what is hidden of it."""
+        """Return the episode of each of these visible steps, whole, as the snapshot has it."""
         keys = _keys(snapshot, ids)
         found, best = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.full(len(ids), -1)
         for table in self._tables.of(snapshot):

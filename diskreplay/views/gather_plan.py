@@ -15,6 +15,7 @@ from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_table import Addresses, Held, unseen
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
+from diskreplay.views.earlier_parts import EarlierParts
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
 from diskreplay.views.parallel_copy import CopyThreads
 from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, map_rows, refuse
@@ -66,6 +67,8 @@ class GatherPlan:
         wanted = computed or {}
         self._record[kernel.REWARD : kernel.WEIGHT + 1] = [wanted.get(name, -1) for name in kernel.COMPUTED]
         self._time = next((copy.target for copy in copies if copy.leaf == TIME_SOURCE), -1)
+        deep = [copy for copy in copies if copy.offset < 0 and copy.leaf.split("/")[0] == "obs"]
+        self._earlier = EarlierParts(deep) if deep else None
         self.windows = Windows(0)
         self._size = self._nbytes = -1  # of the last block
         self._kernel: Kernel
@@ -96,6 +99,8 @@ class GatherPlan:
                 work = partial(_call, (self, snapshot, held, *block.arrays), self._kernel, *arguments)
                 bad = threads.copy(threads.parts(block.nbytes), self.windows.size, work)
             if bad < 0:
+                if self._earlier is not None:
+                    self._earlier.fill(snapshot, self.windows, block)
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return

@@ -172,7 +172,8 @@ class StoreMoments:
         self._newest[at[there]], self._returns[at[there]] = newest[there], returns[there]
 
     def _new_runs(self, snapshot: Snapshot) -> _Runs:
-        episodes = EpisodeTable.concatenate([snapshot.log.select(slice(self._read, None)), snapshot.open])
+        ended = snapshot.log.select(slice(self._read, None)).without_discarded()
+        episodes = EpisodeTable.concatenate([ended, snapshot.open])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps
         lane = snapshot.visible.places(first)
         newest = self._newest[lane]

@@ -156,6 +156,10 @@ class Requested:
         flags = self._flags.rows(snapshot, last)[0][:, 0]
         last.own[:] -= ~is_end_with_values(flags)
         given = (episodes.end & EPISODE_VALUES) != 0
+        if self._values:
+            places = last.slot[given], last.lane[given], last.own[given]
+            last.own[given] = snapshot.value_rows(*places)
+            last.floor[:] = last.own  # it may be below 0
         last.own_stop[:] = last.own + given
         if known is not None:
             known[:] = given

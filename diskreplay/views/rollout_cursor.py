@@ -44,6 +44,8 @@ class Positions:
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
         """Return positions in which these lanes are at least so far."""
+        if np.array_equal(keys, self.keys):  # as a rule
+            return Positions(keys, np.maximum(self.after, after))
         every = np.union1d(self.keys, keys)
         moved = self.of(every)
         np.maximum.at(moved, np.searchsorted(every, keys), after)
@@ -117,14 +119,15 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
     `least` is the least id that is not hidden in the lane of each episode, in its segment.
     """
     first, stride, count = unseen_steps(lanes, usable, positions, least)
-    keys, begin = np.unique(lanes.key, return_index=True)
-    ends = np.cumsum(count)
+    begin = np.flatnonzero(np.append(True, lanes.key[1:] != lanes.key[:-1])[: len(lanes.key)])
+    keys, ends = lanes.key[begin], np.cumsum(count)
     before = ends[begin] - count[begin]
     total = np.diff(np.append(before, ends[-1:]))
     full = total >= num_steps
-    wanted = before[full] + np.arange(num_steps)[:, None]
-    episode = np.searchsorted(ends, wanted, side="right")
-    ids = first[episode] + (wanted + count[episode] - ends[episode]) * stride[episode]
+    lane = np.repeat(np.arange(len(keys)), np.diff(np.append(begin, len(count))))
+    taken = np.where(full[lane], np.clip(num_steps - (ends - count - before[lane]), 0, count), 0)
+    within = np.arange(taken.sum()) - np.repeat(np.cumsum(taken) - taken, taken)
+    ids = (np.repeat(first, taken) + within * np.repeat(stride, taken)).reshape(-1, num_steps).T
     has = np.zeros(len(growing), np.int64)
     _, at, of = np.intersect1d(growing, keys, assume_unique=True, return_indices=True)
     has[at] = total[of]
@@ -279,14 +282,14 @@ class RolloutCursor(Owned):
         if self._current is not None and snapshot.generation != self._current.snapshot.generation:
             self._forget()
         self._lanes.update(snapshot)
-        new = self._episodes_of_share(self._filter.admit(snapshot, snapshot.log.select(slice(self._read, None))))
+        ended = snapshot.log.select(slice(self._read, None)).without_discarded()
+        new = self._episodes_of_share(self._filter.admit(snapshot, ended))
         still_open = self._episodes_of_share(self._filter.admit(snapshot, snapshot.open))
-        ended = self._ended.with_others(new)
-        last = ended.episodes.first + (ended.episodes.steps - 1) * ended.episodes.stride
-        self._ended = ended.select(last >= np.maximum(self._seen.of(ended.key), snapshot.least_ids(last)))
+        every = self._ended.with_others(new)
+        last = every.episodes.first + (every.episodes.steps - 1) * every.episodes.stride
+        self._ended = every.select(last >= np.maximum(self._seen.of(every.key), snapshot.least_ids(last)))
         self._read = len(snapshot.log)
-        lanes = np.unique(self._lanes.key[self._lanes.key >= 0])
-        lanes, growing = (keys[self._is_in_share(keys)] for keys in (lanes, self._lanes.growing(snapshot)))
+        lanes, growing = (keys[self._is_in_share(keys)] for keys in (self._lanes.keys, self._lanes.growing(snapshot)))
         return _SnapshotLanes(snapshot, self._ended.with_others(still_open), lanes, growing)
 
     def _episodes_of_share(self, episodes: EpisodeTable) -> LaneEpisodes:

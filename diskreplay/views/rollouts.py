@@ -189,6 +189,7 @@ class RolloutsReader(Reader):
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
         self._requested = Requested(schema, self._place, self._rewards, view.gamma, discount).if_any()
         self._plan = GatherPlan(self._copies)
+        self._sources = dict.fromkeys([*numbers, *(copy.leaf for copy in self._copies)])
         self._obs_plan = GatherPlan([field.copy(target) for target, field in enumerate(self._obs)])
         self._successors = Successors(max(field.stack for field in self._obs))
         self.evaluate = view.value_fn
@@ -205,6 +206,7 @@ class RolloutsReader(Reader):
         or the last of a column, has nothing to bootstrap from.
         """
         steps = self._find(snapshot, ids)
+        self._map_columns(snapshot, steps)
         following = self._successors.follow(snapshot, ids, steps)
         grid = ids.reshape(self._view.num_steps, -1)
         chained = np.zeros(grid.shape, np.bool_)
@@ -254,6 +256,19 @@ class RolloutsReader(Reader):
             )
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
+    def _map_columns(self, snapshot: Snapshot, steps: Windows) -> None:
+        """Map the rows of a grid, a range of rows a column: a plan that finds one missing looks at each step of all."""
+        slot, lane, row, floor = (
+            part.reshape(self._view.num_steps, -1) for part in (steps.slot, steps.lane, steps.row, steps.floor)
+        )
+        stays = slot[0] == slot[-1]  # in one segment
+        parts = [(slot[0, stays], lane[0, stays], floor[0, stays], row[-1, stays])]
+        if not stays.all():
+            parts.append(tuple(part[:, ~stays].ravel() for part in (slot, lane, floor, row)))
+        slot, lane, first, last = map(np.concatenate, zip(*parts, strict=True))
+        for leaf in self._sources:
+            snapshot.leaf(leaf).ensure(slot, lane, first, last)
+
     def _weighed(self, numbers: Sequence[NDArray[Any]]) -> Floats:
         total: Floats = np.zeros(len(numbers[0]))
         for (_, _, weight), array in zip(self._rewards, numbers, strict=False):
@@ -276,7 +291,7 @@ class RolloutsReader(Reader):
         if self.evaluate is not None and len(left):
             seen = left[following.has_obs[left]]
             if len(seen):
-                found[seen] = self._evaluated(snapshot, following.obs.select(seen))
+                found[seen] = self._evaluated(snapshot, following.observations(snapshot, seen))
             left = left[~following.has_obs[left]]
         if next_values is None and len(left):
             unknown = left[following.successor[left] == NONE]
@@ -325,31 +340,6 @@ def evaluated(evaluate: Callable[[Any], Any], observations: Any, size: int) -> F
             f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"
         )
     return values.reshape(size).astype(np.float64)
-
-
-def advantages(
-    rewards: Any,
-    values: Any,
-    last_values: Any,
-    dones: Any,
-    gamma: float,
-    gae_lambda: float,
-    truncated: Any = False,
-    final_values: Any = 0.0,
-) -> tuple[Floats32, Floats32]:
-    """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
-
-    Arrays are (num_steps, columns); `last_values`, (columns,), is V of the observation behind each column, and
-    bootstraps its last step. Nothing follows a step that is done. One that is `truncated` is bootstrapped with
-    `final_values`, and the chain of lambda stops there. Returns the advantages, and the returns: advantage + value,
-    float32. Raises ValueError where `gamma` or `gae_lambda` is not from 0 to 1.
-    """
-    gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
-    r, v = np.array(rewards, np.float64), np.array(values, np.float64)
-    following = np.concatenate([v[1:], np.asarray(last_values, np.float64)[None]])
-    following = np.where(truncated, final_values, following)
-    ends = np.where(np.asarray(dones) != 0, TERMINATED, 0) | np.where(truncated, TRUNCATED, 0)
-    return estimates(gamma, gae_lambda, r, v, following, ends.astype(np.uint8))
 
 
 def estimates(

@@ -29,15 +29,26 @@ class Following(NamedTuple):
     """What follows each step: arrays of one length.
 
     `successor` is the id of the lane's next step in the chain, NONE where the chain ends or goes no further yet.
-    `truncated` also tells the last step of an episode that was cut and is not continued. `obs` says where the
-    observation that the step led to lies, where `has_obs`.
+    `truncated` also tells the last step of an episode that was cut and is not continued. `has_obs` tells whether the
+    observation that a step led to is there: see `observations`.
     """
 
+    steps: Windows
     terminated: Bools
     truncated: Bools
     successor: Ints
     has_obs: Bools
-    obs: Windows
+    elsewhere: Bools  # that observation is the successor's own, of a continuation
+
+    def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
+        """Return windows of the observations that these steps led to, which are there."""
+        obs = self.steps.select(which)
+        obs.row += 1
+        moved = np.flatnonzero(self.elsewhere[which])
+        if len(moved):
+            obs.table[:, moved] = place(snapshot, self.successor[which[moved]]).table
+        obs.after[:] = obs.row + 1
+        return obs
 
 
 class Successors:
@@ -53,18 +64,14 @@ class Successors:
         self._flags_before = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 1 - stack, stack, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
-        """Return windows of one row, that of the step of each id; `floor` is right for stacks of frames.
+        """Return windows of one row as of `Windows.find_steps`; `floor` is right for stacks of frames.
 
         Raises what `refuse` returns of the first id that is no visible step's.
         """
-        good, steps = placed(snapshot, ids)
-        if good.all():
-            stop = snapshot.committed_rows(steps.slot, steps.lane)
-            good = (steps.row >= oldest(snapshot, steps)) & (steps.row < stop)
-        if good.all():
-            good = self._flags_at(snapshot, steps, steps.row, steps.row) & NO_STEP == 0
-        if not good.all():
-            raise refuse(int(ids[np.argmin(good)]))
+        steps = Windows(len(ids))
+        bad = steps.find_steps(snapshot, ids)
+        if bad >= 0:
+            raise refuse(int(ids[bad]))
         if self._stack > 1:
             self.set_floor(snapshot, steps)
         return steps
@@ -75,41 +82,37 @@ class Successors:
         return self._flags.rows(snapshot, windows)[0][:, 0].copy()
 
     def set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
-        """Find the oldest row that a stack may show: the episode's first, or the first that retention has left."""
-        steps.floor[:] = np.maximum(oldest(snapshot, steps), steps.row - self._stack + 1)
+        """Find the oldest row that a stack may show: the episode's first, or as many rows back as the stack has."""
+        steps.floor[:] = np.maximum(steps.row - self._stack + 1, 0)
         flags = self._flags_before.rows(snapshot, steps)[0]
         newest_first = flags[:, ::-1] & FIRST != 0
         back = np.where(newest_first.any(axis=1), newest_first.argmax(axis=1), self._stack)
         np.maximum(steps.floor, steps.row - back, out=steps.floor)
 
     def follow(self, snapshot: Snapshot, ids: Ints, steps: Windows) -> Following:
-        """Find what follows each of these steps."""
-        own = self._flags_at(snapshot, steps, steps.row, steps.row)
-        stop = snapshot.committed_rows(steps.slot, steps.lane)
-        behind = self._flags_at(snapshot, steps, steps.row + 1, stop - 1)
+        """Find what follows each of these steps, as `find` returned them."""
+        own, behind, stop = steps.ends, steps.behind, steps.own_stop
         flagged = own & (TERMINATED | TRUNCATED) != 0
         newest = steps.row + 1 >= stop
         going_on = ~flagged & ~newest & (behind & (NO_STEP | FIRST) == 0)
         successor = np.where(going_on, ids + snapshot.lanes[steps.slot], NONE)
+        has_obs = going_on | (behind & OBSERVATION_ONLY != 0)
+        elsewhere, truncated = np.zeros((2, len(ids)), np.bool_)
         loose = np.flatnonzero(~flagged & ~going_on)
-        moved_on = np.zeros(len(ids), np.bool_)
         if len(loose):
-            after = steps.row[loose] + 1 + (behind[loose] & NO_STEP != 0)
-            successor[loose], moved_on[loose] = self._continuations(snapshot, ids[loose], after)
-        observed = snapshot.observed[snapshot.lane_base[steps.slot] + steps.lane]
-        still_open = ~flagged & newest & ~snapshot.sealed[steps.slot] & ~moved_on
-        has_obs = going_on | (behind & OBSERVATION_ONLY != 0) | (still_open & (steps.row + 1 < observed))
-        cut = ~flagged & ~going_on & ~still_open & (successor == NONE)
-        obs = steps.select(np.arange(steps.size))
-        obs.row += 1
-        elsewhere = np.flatnonzero(~has_obs & (successor != NONE))
-        if len(elsewhere):
-            target = place(snapshot, successor[elsewhere])
-            obs.table[:, elsewhere] = target.table
-            has_obs[elsewhere] = True
-        obs.after[:] = obs.row + 1
-        truncated = (own & TRUNCATED != 0) | cut
-        return Following(own & TERMINATED != 0, truncated, successor, has_obs, obs)
+            slot, lane, row = steps.slot[loose], steps.lane[loose], steps.row[loose]
+            successor[loose], moved_on = self._continuations(
+                snapshot, ids[loose], row + 1 + (behind[loose] & NO_STEP != 0)
+            )
+            still_open = newest[loose] & ~snapshot.sealed[slot] & ~moved_on
+            observed = snapshot.observed[snapshot.lane_base[slot] + lane]
+            has_obs[loose] |= still_open & (row + 1 < observed)
+            continues = successor[loose] != NONE
+            truncated[loose] = ~still_open & ~continues
+            elsewhere[loose] = continues & ~has_obs[loose]
+            has_obs[loose] |= continues
+        truncated |= own & TRUNCATED != 0
+        return Following(steps, own & TERMINATED != 0, truncated, successor, has_obs, elsewhere)
 
     def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
         """Return the first step of the continuation of each episode that ends before row `after` of its lane.

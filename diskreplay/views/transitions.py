@@ -62,8 +62,9 @@ class Transitions(View):
         Discount a step, 0 to 1.
     frame_stack : int or dict
         Frames of each observation, oldest first, (batch, frame_stack, *shape); before the episode's start its first
-        frame repeats. An int stacks every observation leaf, a dict names leaves ("image", "camera/left"); 1 adds no
-        axis.
+        frame repeats. If the episode continues one that was cut for its length, stacks show frames of that one as long
+        as its segment is there. An int stacks every observation leaf, a dict names leaves ("image", "camera/left");
+        1 adds no axis.
     reward : dict or None
         What is summed: weights by name, over "reward" and scalar extra fields. None is {"reward": 1.0}.
     next_fields : sequence of str

@@ -97,7 +97,7 @@ class Windows:
         self.size = size
         self.memory = np.empty((rows.WINDOW_ROWS + 1, size), np.int64)
         self.table = self.memory[: rows.WINDOW_ROWS]
-        self.ends = self.memory[rows.WINDOW_ROWS].view(np.uint8)[:size]
+        self.ends, self.behind = self.memory[rows.WINDOW_ROWS].view(np.uint8)[: 2 * size].reshape(2, size)
         (
             self.slot, self.lane, self.row, self.floor, self.after, self.obs_stop, self.step_stop, self.k,
             self.frames_stop, self.own, self.own_stop,
@@ -105,21 +105,31 @@ class Windows:
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""
+        return self._find(snapshot, ids, "find_windows", (n, stack, whole), n, stack)
+
+    def find_steps(self, snapshot: Snapshot, ids: Ints) -> int:
+        """Find windows of one row, that of the step of each id; returns the place of the first without one, or -1.
+
+        `ends` has the flags of the row, `behind` those of the row behind it, 0 if the lane ends; `own_stop` has the end
+        of the lane.
+        """
+        return self._find(snapshot, ids, "find_steps", (), 1, 1, self.behind)
+
+    def _find(
+        self, snapshot: Snapshot, ids: Ints, kernel: str, how: tuple[int, ...], n: int, stack: int, *more: Any
+    ) -> int:
+        """Call a kernel, until the flags that it needs are mapped."""
         for _ in range(1 + ATTEMPTS):
-            bad = self._find_windows(snapshot, ids, n, stack, whole)
+            _held, (done,) = snapshot.tables.addresses(["done"])
+            bad: int = chosen(kernel)(ids, *how, snapshot.record, *done, self.table, self.ends, *more)
             if bad < 0 or not map_flags(snapshot, ids, n, stack):
                 break
         return bad
 
-    def _find_windows(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
-        _held, (done,) = snapshot.tables.addresses(["done"])
-        place: int = chosen("find_windows")(ids, n, stack, whole, snapshot.record, *done, self.table, self.ends)
-        return place
-
     def select(self, which: Ints) -> "Windows":
         """Return the windows at these places, copied."""
         kept = Windows(len(which))
-        kept.table[:], kept.ends[:] = self.table[:, which], self.ends[which]
+        kept.table[:], kept.ends[:], kept.behind[:] = self.table[:, which], self.ends[which], self.behind[which]
         return kept
 
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:
@@ -147,8 +157,12 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
 def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since: int) -> None:
     """Map all rows that are copied. No chunk leaves for them that was asked for in the use ``since``, or later."""
     reached: dict[str, list[tuple[Ints, ...]]] = {}
+    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # most leaves have the same rows
     for copy in copies:
-        reached.setdefault(copy.leaf, []).append(windows.rows(copy))
+        where = copy[1:-1]
+        if where not in found:
+            found[where] = windows.rows(copy)
+        reached.setdefault(copy.leaf, []).append(found[where])
     for leaf, each in reached.items():
         slot, lane, first, last = map(np.concatenate, zip(*each, strict=True))
         snapshot.leaf(leaf).ensure(slot, lane, first, last, since)
@@ -164,10 +178,10 @@ def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Wind
 
 
 def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
-    """Raise InvalidIndex, naming the first of these ids of rows that was evicted by hand, if one was."""
+    """Raise InvalidIndex, naming the first of these ids of rows that was evicted or discarded, if one was."""
     evicted = snapshot.evicted(ids)
     if evicted.any():
-        raise InvalidIndex(f"id {ids[np.argmax(evicted)]} is not in the store: its episode was evicted")
+        raise InvalidIndex(f"id {ids[np.argmax(evicted)]} is not in the store: its episode was evicted or discarded")
 
 
 def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
@@ -175,8 +189,13 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
     if step_id < 0 or (step_id >> POSITION_BITS) - snapshot.origin >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
     known, slot, _, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))
-    if not known or row < snapshot.oldest[snapshot.lane_base[slot] + lane]:
+    if not known or snapshot.evicted(np.array([step_id]))[0]:
         return InvalidIndex(f"id {step_id} is not in the store: it was evicted, or never existed")
+    if row < snapshot.oldest[snapshot.lane_base[slot] + lane]:
+        return InvalidIndex(
+            f"id {step_id} is hidden by the capacity or the max_age_s of the store: batches do not show it; read it "
+            "from its episode in store.episodes"
+        )
     if row >= snapshot.committed[snapshot.lane_base[slot] + lane]:
         return InvalidIndex(f"id {step_id} never existed, or is newer than this snapshot; call refresh() first")
     return InvalidIndex(

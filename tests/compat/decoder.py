@@ -21,7 +21,7 @@ class Decoded:
     truncated: bool = False
     cut: bool = False
     ended: bool = False
-    values_row: int | None = None
+    values_row: int | None = None  # of the arrays of episode fields
     values: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -51,21 +51,43 @@ def _lanes_of(number: int, segment: dict[str, Any], attributes: dict[str, Any]) 
         runs = iter(segment["runs"].tolist())
         for member, lanes, *_ in segment["members"].tolist():
             for lane in range(lanes):
-                first, count, _ = next(runs)
-                part = {path: x[0, first : first + count] for path, x in rows.items() if x.ndim > 1}
+                first, count, _, first_value, values = next(runs)
+                part = {
+                    path: x[0, first_value : first_value + values]
+                    if path.startswith("episode/")
+                    else x[0, first : first + count]
+                    for path, x in rows.items()
+                    if x.ndim > 1
+                }
+                part["lost_values"] = {
+                    position - first: count for position, count in _lost_values(attributes) if position >= first
+                }
                 yield member, lane, lanes, {**part, "sealed": True, "committed": count, "observed": count}
         return
     lanes = len(segment["committed"])
     for lane in range(lanes):
-        part = {path: x[lane] for path, x in segment.items() if isinstance(x, np.ndarray)}
+        # The table of episodes follows from the rows.
+        arrays = {path: x for path, x in segment.items() if isinstance(x, np.ndarray) and "episodes/" not in path}
+        part = {path: x[lane] for path, x in arrays.items()}
+        part["lost_values"] = {
+            position // lanes: count for position, count in _lost_values(attributes) if position % lanes == lane
+        }
         yield number, lane, lanes, {**part, "sealed": attributes["sealed"]}
+
+
+def _lost_values(attributes: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return the first position of each range of lost rows, and how many values of episodes were lost with it."""
+    ranges = attributes.get("lost", [])
+    return [(position, count) for (position, _), count in zip(ranges, attributes.get("lost_values", []), strict=True)]
 
 
 def _decode_lane(segment: dict[str, Any], lane: int, lanes: int, number: int) -> list[Decoded]:
     episodes: list[Decoded] = []
     committed, observed = int(segment["committed"]), int(segment["observed"])
+    values = 0
     for row in range(committed):
         flags = int(segment["done"][row])
+        values += segment["lost_values"].get(row, 0)
         if flags & (OBSERVATION_ONLY | END_MARKER):
             last = episodes[-1]
             last.final = row if flags & OBSERVATION_ONLY else None
@@ -82,7 +104,8 @@ def _decode_lane(segment: dict[str, Any], lane: int, lanes: int, number: int) ->
             # Beside FIRST it says that the episode goes on from one that was cut for its length.
             last.cut |= bool(flags & CUT and not flags & FIRST)
         if flags & EPISODE_VALUES:
-            last.values_row = row
+            last.values_row = values
+            values += 1
     followed = episodes if segment["sealed"] else episodes[:-1]
     for episode in followed:
         if not episode.ended:

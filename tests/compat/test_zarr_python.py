@@ -118,7 +118,7 @@ def test_zarr_reads_the_values_of_every_episode_from_packs(tmp_store, compressio
     assert packs
     for pack in packs:
         assert pack["members"].shape == (pack.attrs["packed"]["members"], 4)
-        assert pack["runs"].shape == (pack.attrs["packed"]["runs"], 3)
+        assert pack["runs"].shape == (pack.attrs["packed"]["runs"], 5)
         assert pack["members"].metadata.dimension_names == ("members", "column")
         assert pack["done"].shape == (1, int(pack["committed"][0]))
         assert (pack["extra/wide"].shards is None) == (compression is None)
@@ -152,7 +152,7 @@ def test_zarr_finds_the_groups_and_arrays_of_the_format_and_no_others(tmp_store)
     assert set(read_with_zarr(tmp_store)) == {
         "",
         "counters",
-        "hidden",
+        "evictions",
         "limiters",
         "segments",
         "samplers",

@@ -92,6 +92,13 @@ def table_changes(draw: st.DrawFn, names: list[str]) -> tuple:
     return ("table", draw(st.sampled_from(names)), draw(st.integers(0, 63)), number)
 
 
+@st.composite
+def column_changes(draw: st.DrawFn, names: list[str]) -> tuple:
+    """Draw one change of a column of a table of episodes, whose checksum fits again."""
+    number = draw(st.sampled_from([0, 1, 2, 255, -1, 1 << 31, 1 << 35, 1 << 62, -(1 << 63), (1 << 63) - 1]))
+    return ("column", draw(st.sampled_from(names)), draw(st.integers(0, 63)), number)
+
+
 def changes(root: Path) -> st.SearchStrategy[list[tuple]]:
     """Draw a few changes of the store at ``root``."""
     files = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
@@ -99,12 +106,14 @@ def changes(root: Path) -> st.SearchStrategy[list[tuple]]:
     important = [name for name in documents if name.count("/") in (0, 2)]
     counters = [name for name in files if name.endswith("/c.0")]
     tables = [name for name in files if name.endswith(TABLES)]
+    columns = [name for name in counters if f"/{layout.EPISODES}/" in name]
     one = st.one_of(
         document_changes(root, important),
         document_changes(root, documents),
         file_changes(files),
         counter_changes(counters),
         *([table_changes(tables)] if tables else []),
+        *([column_changes(columns)] if columns else []),
     )
     return st.lists(one, min_size=1, max_size=3)
 
@@ -142,6 +151,7 @@ def apply(root: Path, change: tuple, outside: Path) -> None:
         "file": _change_file,
         "counter": _change_counter,
         "table": _change_table,
+        "column": _change_column,
         "place": _change_place,
     }
     change[kind](path, outside, *rest)
@@ -216,6 +226,19 @@ def _change_counter(path: Path, outside: Path, at: int, number: int) -> None:
     if len(data) == 32:
         data[(at % 16) + 16] = ~np.int64(number)
     data.tofile(path)
+
+
+def _change_column(path: Path, outside: Path, at: int, number: int) -> None:
+    dtype, segment = np.dtype(layout.EPISODE_COLUMNS[path.parent.name]), path.parents[2]
+    data, size = bytearray(path.read_bytes()), dtype.itemsize
+    if not _can_change(segment / "zarr.json") or len(data) < size:
+        return
+    at = at % (len(data) // size) * size
+    data[at : at + size] = (number % (1 << 8 * size)).to_bytes(size, "little")
+    path.write_bytes(data)
+    crc = google_crc32c.value(bytes(data))
+    name = str(path.relative_to(segment))
+    _change_document(segment / "zarr.json", outside, ("attributes", "checksums", name), "set", crc)
 
 
 def _change_table(path: Path, outside: Path, at: int, number: int) -> None:

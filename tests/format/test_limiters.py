@@ -103,14 +103,14 @@ def test_of_segments_that_leave_at_every_attempt_none_is_counted_twice(root: Roo
     monkeypatch.setattr(limiters, "_ATTEMPTS", 2)
     counters, counter = root.counters(writable=True), StepCounter(root)
     counter._begin()
-    read_hidden = counter._read_hidden
+    read_evictions = counter._read_evictions
 
     def read(count: int) -> None:
-        read_hidden(count)
+        read_evictions(count)
         counters.set(layout.STEPS_EVICTED, max(30, evicted_by_removals(root)))
         move_away(root)
 
     with monkeypatch.context() as patch:
-        patch.setattr(counter, "_read_hidden", read)
+        patch.setattr(counter, "_read_evictions", read)
         assert counter.read().ever <= 50
     assert counter.read().ever == StepCounter(root).read().ever == 50

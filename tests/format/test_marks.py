@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import root, segment
+from diskreplay.format import root, sealing, segment
 from diskreplay.format.locks import is_locked
 from diskreplay.format.marks import read_marks
 from diskreplay.format.quarantine import move_aside
@@ -55,11 +55,18 @@ def test_without_durability_nothing_is_marked_and_no_thread_runs(tmp_store):
         assert durable_rows(tmp_store) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segments", [2, 12])
-def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed(tmp_store, monkeypatch, segments):
-    may_seal, seal_segments = threading.Event(), sealer.seal_segments
+@pytest.mark.parametrize("has_room", [True, False])
+def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed(
+    tmp_store, monkeypatch, segments, has_room
+):
+    may_seal, is_postponed, seal_segments = threading.Event(), threading.Event(), sealer.seal_segments
 
     def seal_late(*args, **kwargs):
+        if not has_room and not may_seal.is_set():
+            is_postponed.set()
+            raise dr.StorageFull(errno.ENOSPC, "no room")
         may_seal.wait()
         seal_segments(*args, **kwargs)
 
@@ -69,7 +76,10 @@ def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed
             with store.writer(durability=0.2) as writer:
                 for first in range(0, 10 * segments, 5):
                     append_numbered(writer, range(first, first + 5))
+                    assert has_room or first < 10 or is_postponed.wait(60)
                 wait_until(lambda: len(marked_serials(tmp_store)) == 10 * segments)
+                append_numbered(writer, range(10 * segments, 10 * segments + 15))
+                wait_until(lambda: len(marked_serials(tmp_store)) == 10 * segments + 15)
                 assert not any(info["state"] == "sealed" for info in store.info()["segments"])
                 copy = tmp_store.with_name("copy")
                 shutil.copytree(tmp_store, copy)
@@ -78,7 +88,7 @@ def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed
             may_seal.set()
         assert store.verify(deep=True) == []
     with dr.open(copy) as copied:
-        assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(10 * segments)]
+        assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(10 * segments + 15)]
 
 
 def test_who_is_interrupted_while_a_segment_waits_to_be_sealed_keeps_nobody_from_sealing_it(tmp_store, monkeypatch):
@@ -496,6 +506,70 @@ def test_a_segment_that_was_sealed_while_it_was_copied_proves_its_rows(tmp_store
     with dr.open(copy) as store:
         assert [int(s) for e in store.episodes for s in e["serial"]] == [0, 1, 2]
         assert {p.kind for p in store.verify(deep=True)} == {"unproven"}
+
+
+def copy_while_sealed(path: Path, marked: int) -> Path:
+    """Copy a store of six steps while its segment is sealed: some chunks are from before, and do not fit its document.
+
+    Marks prove the first step, or nothing.
+    """
+    copy = path.with_name("copy")
+    with dr.create(path, serial_schema(episode={"seed": dr.Field((), "int64")}), chunk_bytes=4096) as store:
+        writer = store.writer(durability="none")
+        append_numbered(writer, [0], episode={"seed": 0})
+        if marked:
+            writer.flush()
+        shutil.copytree(path, copy)
+        for serial in range(1, 6):
+            append_numbered(writer, [serial], episode={"seed": serial})
+        writer.close()
+    for name in ("zarr.json", "committed/c.0", "observed/c.0", "durable/c.0", "done/c.0.0"):
+        shutil.copy2(segment_of(path) / name, segment_of(copy) / name)
+    return copy
+
+
+def serials_of(store: dr.Store) -> list[int]:
+    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+
+
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize("marked", [0, 1])
+def test_a_copy_whose_sealing_was_interrupted_still_proves_its_rows(tmp_store, monkeypatch, marked):
+    """Its chunks are protected by then, and its counters say what is proven: its document alone says what it is."""
+
+    def interrupt(*_):
+        raise dr.StorageFull(errno.ENOSPC, "no room")
+
+    copy = copy_while_sealed(tmp_store, marked)
+    with monkeypatch.context() as patch:
+        patch.setattr(sealing, "forget_claims", interrupt)
+        with pytest.raises(dr.StorageFull):
+            dr.open(copy, "a").close()
+    with dr.open(copy) as reader:
+        assert serials_of(reader) == [*range(marked)]
+        assert {p.kind for p in reader.verify(deep=True)} == {"unproven"}
+        dr.open(copy, "a").close()
+        reader.refresh()
+        assert serials_of(reader) == [*range(marked)]
+        assert {p.kind for p in reader.verify(deep=True)} == {"unproven"}
+    assert repair(copy).actions == []
+
+
+@pytest.mark.usefixtures("no_patience")
+@pytest.mark.parametrize("marked", [0, 1])
+def test_a_copy_that_is_sealed_while_its_document_is_read_shows_what_is_proven(tmp_store, monkeypatch, marked):
+    copy, is_whole_copy, waiting = copy_while_sealed(tmp_store, marked), segment.is_whole_copy, [True]
+
+    def seal_first(*args):
+        if waiting:
+            waiting.clear()
+            dr.open(copy, "a").close()
+        return is_whole_copy(*args)
+
+    monkeypatch.setattr(segment, "is_whole_copy", seal_first)
+    with dr.open(copy) as reader:
+        assert not waiting
+        assert serials_of(reader) == [*range(marked)]
 
 
 LACKING = {

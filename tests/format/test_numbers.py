@@ -43,7 +43,7 @@ def test_a_number_that_a_loss_of_power_took_back_is_not_given_again(store_path):
     assert reserved(store_path) == 2 * layout.RESERVED_AT_ONCE
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_number_is_reserved_on_the_disk_before_it_is_used(store_path, monkeypatch):
     synced, real = [], commit.sync_file
 

@@ -143,7 +143,7 @@ def replace_by_renames(path, schema):
     path.with_name("other").rename(path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("replace", [replace_by_a_new_one, replace_by_renames])
 @pytest.mark.parametrize("schema", [serial_schema, None], ids=["same schema", "other schema"])
 def test_an_old_worker_writes_nothing_into_the_store_that_took_its_stores_place(tmp_store, start, replace, schema):
@@ -208,7 +208,7 @@ def test_a_store_whose_contents_were_replaced_is_another_store(tmp_store, start)
     assert digest(tmp_store) == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_store_that_is_renamed_in_place_goes_on(tmp_store, start):
     make(tmp_store)
     worker, reader = start(tmp_store), start(tmp_store, "r")
@@ -249,7 +249,7 @@ def test_a_store_that_is_moved_to_another_file_system_is_gone_for_its_workers(tm
         shutil.rmtree(target)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_reader_never_sees_the_store_that_took_the_place_of_its_own(tmp_store, start):
     make(tmp_store, range(0, 60, 5))
     worker, reader = start(tmp_store), start(tmp_store, "r")

@@ -60,7 +60,7 @@ def store(tmp_store):
 
 
 def source(store, where=None, fields=None):
-    return StoreDatasource(store._root, store.snapshot.episodes, where, chosen_columns(store.schema, fields))
+    return StoreDatasource(store._root, store.snapshot, where, chosen_columns(store.schema, fields))
 
 
 def columns(blocks):
@@ -101,7 +101,7 @@ def test_tasks_have_every_step_once(store, parallelism):
     blocks = [block for task in tasks for block in task()]
     assert_same(columns(blocks), expected(store))
     assert sum(task.metadata.num_rows for task in tasks) == len(store)
-    row_bytes = 8 * 4 + 2 + 6 + 2 + 8 + 8 + 16 + 1
+    row_bytes = 8 * 4 + 3 + 6 + 2 + 8 + 8 + 16 + 1
     assert sum(task.metadata.size_bytes for task in tasks) == len(store) * row_bytes
     assert source(store).estimate_inmemory_data_size() == len(store) * row_bytes
     assert all(block.schema.equals(tasks[0].schema) for block in blocks)
@@ -122,6 +122,16 @@ def test_only_what_was_visible_is_read(store):
             obs = {"image": np.zeros((2, 3), np.uint8), "room": 1}
             writer.append(obs, [0, 1], 0.5, True, belief={"mean": [1, 2]}, known=True)
         assert_same(columns([block for task in tasks for block in task()]), wanted)
+
+
+def test_episodes_are_whole_where_a_capacity_hides_steps(store):
+    whole = sum(episode.length for episode in store.episodes)
+    store.resize(capacity=len(store) - 3)
+    found = columns(read(store))
+    assert_same(found, expected(store))
+    hidden = np.count_nonzero(found["hidden"])
+    assert 0 < hidden <= 3
+    assert len(found["hidden"]) == len(store) + hidden <= whole
 
 
 def test_where_chooses_episodes_and_fields_columns(store):

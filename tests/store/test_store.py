@@ -34,7 +34,7 @@ def test_progress_of_reading_rewards_is_in_bytes(tmp_store, monkeypatch):
     assert told == sorted(told)
     assert {total for _, total in told} == {nbytes}
     assert told[-1][0] == nbytes
-    assert table["return"].sum() == sum(range(20))
+    assert table["total_reward"].sum() == sum(range(20))
 
 
 def test_a_new_store_is_empty(tmp_store):
@@ -239,13 +239,13 @@ def test_a_corrupt_store_object_cannot_be_used_after_close(tmp_store):
         store.writer()
 
 
-def test_info_without_returns_reads_no_reward(tmp_store, monkeypatch):
+def test_info_without_total_rewards_reads_no_reward(tmp_store, monkeypatch):
     filled(tmp_store)
     with dr.open(tmp_store) as store:
         whole = store.info()
         monkeypatch.setattr("diskreplay.store.info.sum_rewards", None)
-        assert store.info(returns=False) == {**whole, "returns": None}
-        assert whole["returns"]["count"] == 3
+        assert store.info(total_reward=False) == {**whole, "total_reward": None}
+        assert whole["total_reward"]["count"] == 3
 
 
 def test_a_store_and_its_backup_may_have_names_of_255_bytes(tmp_path):

@@ -196,7 +196,7 @@ def test_times_may_fall_between_lanes_and_not_within_one(pack):
     path, number, _, runs = pack
     name = f"segments/{number:08}/time/c.0.0"
     times = np.fromfile(path / name, "<i8")
-    first, rows, _ = runs[3]
+    first, rows, *_ = runs[3]
     assert rows > 4
     times[first + 2] = times[first] - 1
     packed.change(path, number, {"time/c.0.0": times.tobytes()})
@@ -206,23 +206,23 @@ def test_times_may_fall_between_lanes_and_not_within_one(pack):
 def test_what_was_lost_is_in_one_lane(pack):
     path, number, _, runs = pack
     end = int(runs[0, 1])
-    packed.change(path, number, {}, {"lost": [[end - 1, 3]], "steps_lost": 0})
+    packed.change(path, number, {}, {"lost": [[end - 1, 3]], "steps_lost": 0, "lost_values": [0]})
     assert ("flags", "done") in found(path)
 
 
 def test_an_eviction_by_hand_names_an_episode_of_a_segment_in_the_pack(pack):
     path, number, *_ = pack
-    entries = path / "hidden/c.0.0"
+    entries = path / "evictions/c.0.0"
     good = np.fromfile(entries, "<i8")
     assert good[0] >> layout.POSITION_BITS < number
     for change in (1, 1 << layout.POSITION_BITS):
         bad = good.copy()
         bad[1 if change == 1 else 0] += change
         entries.write_bytes(bad.tobytes())
-        assert {problem.kind for problem in verify(path)} == {"hidden"}
+        assert {problem.kind for problem in verify(path)} == {"eviction"}
     bad[0] = number << layout.POSITION_BITS
     entries.write_bytes(bad.tobytes())
-    assert "hidden" in {problem.kind for problem in verify(path)}
+    assert "eviction" in {problem.kind for problem in verify(path)}
 
 
 @pytest.mark.parametrize(

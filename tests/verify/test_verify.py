@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.store.reading.parse_episodes import LaneSlice, parse_episodes
+from diskreplay.format.parse_episodes import LaneSlice, parse_episodes
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify import check_quarantine, check_segment
 from diskreplay.verify.check_sums import checksum
@@ -21,9 +22,9 @@ from diskreplay.verify.crc import after_zeros
 from diskreplay.verify.row_flags import START, first_wrong, is_row, may_follow
 from diskreplay.verify.verify import verify
 from tests.testing.support import append_numbered, digest, open_files, serial_schema
-from tests.tiers import whole_or_part
+from tests.tiers import SHARES, each_share, whole_or_part
 
-pytestmark = pytest.mark.usefixtures("no_patience")
+pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
 
 SCHEMA = serial_schema(
     obs={"image": dr.Field((2, 3), "uint8"), "on": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
@@ -41,7 +42,7 @@ KINDS = (
     "flags",
     "times",
     "priority",
-    "hidden",
+    "eviction",
     "unexpected",
     "unproven",
     "quarantine",
@@ -223,7 +224,7 @@ def set_words(path, **words):
         "first_live",
         "horizon",
         "evicted",
-        "hidden",
+        "evictions",
         "frontier",
         "reserved",
         "changes",
@@ -257,13 +258,13 @@ def with_attributes(name, **changes):
     return lambda path: reseal(path / name / "zarr.json", lambda attributes: attributes.update(changes))
 
 
-def with_hidden(path, first, steps, rows=1):
+def with_evictions(path, first, steps, rows=1):
     block = np.zeros((4096, 2), "<i8")
     block[0] = first, steps
-    block.tofile(path / "hidden/c.0.0")
-    document = path / "hidden/zarr.json"
+    block.tofile(path / "evictions/c.0.0")
+    document = path / "evictions/zarr.json"
     document.write_text(document.read_text().replace('"shape":[4096,2]', f'"shape":[{rows},2]'))
-    set_words(path, hidden=1)
+    set_words(path, evictions=1)
 
 
 def as_link(name):
@@ -353,9 +354,29 @@ DAMAGE = {
         f"{SEGMENT}/durable/blocks",
     ),
     "lost rows that are no episode": (
-        with_attributes(SEGMENT, lost=[[1, 1]], steps_lost=1),
+        with_attributes(SEGMENT, lost=[[1, 1]], steps_lost=1, lost_values=[0]),
         "flags",
         f"{SEGMENT}/done",
+    ),
+    "more values of episodes than rows": (
+        with_attributes(SEGMENT, values=[9_999]),
+        "counters",
+        f"{SEGMENT}/zarr.json",
+    ),
+    "more values of episodes than a segment has ids": (
+        with_attributes(SEGMENT, values=[1 << 70]),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
+    ),
+    "more rows kept than a segment has ids": (
+        with_attributes(SEGMENT, claimed=[1 << 70]),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
+    ),
+    "more rows lost than a segment has ids": (
+        with_attributes(SEGMENT, lost=[[0, 1 << 70]], lost_values=[1 << 70]),
+        "metadata",
+        f"{SEGMENT}/zarr.json",
     ),
     "lost rows in no order": (
         with_attributes(SEGMENT, lost=[[3, 1], [1, 1]], steps_lost=1),
@@ -465,14 +486,18 @@ DAMAGE = {
     ),
     "a limiter of nothing": (lambda path: (path / "limiters/x").mkdir(), "missing", "limiters/x/c.0"),
     "a file among limiters": (write_file("limiters/x"), "unexpected", "limiters/x"),
-    "an eviction of nothing": (lambda path: with_hidden(path, 1, 5), "hidden", "hidden"),
-    "an eviction of the future": (lambda path: with_hidden(path, 9 << 35, 5), "hidden", "hidden/c.0.0"),
+    "an eviction of nothing": (lambda path: with_evictions(path, 1, 5), "eviction", "evictions"),
+    "an eviction of the future": (lambda path: with_evictions(path, 9 << 35, 5), "eviction", "evictions/c.0.0"),
     "evictions without a file": (
-        lambda path: with_hidden(path, 0, 6) or (path / "hidden/c.0.0").unlink(),
+        lambda path: with_evictions(path, 0, 6) or (path / "evictions/c.0.0").unlink(),
         "missing",
-        "hidden/c.0.0",
+        "evictions/c.0.0",
     ),
-    "evictions that were not counted": (lambda path: with_hidden(path, 0, 6, rows=7), "metadata", "hidden/zarr.json"),
+    "evictions that were not counted": (
+        lambda path: with_evictions(path, 0, 6, rows=7),
+        "metadata",
+        "evictions/zarr.json",
+    ),
 }
 
 
@@ -529,10 +554,10 @@ def test_a_file_that_the_disk_cannot_read_is_found(store_path, monkeypatch):
 def test_evictions_by_hand_that_are_episodes_are_no_damage(store_path):
     with dr.open(store_path) as store:
         episode = store.episodes[2]
-        with_hidden(store_path, int(episode.ids[0]), len(episode))
+        with_evictions(store_path, int(episode.ids[0]), len(episode))
     assert verify(store_path) == []
-    with_hidden(store_path, int(episode.ids[0]), len(episode) - 1)
-    assert found(store_path) == {("hidden", "hidden")}
+    with_evictions(store_path, int(episode.ids[0]), len(episode) - 1)
+    assert found(store_path) == {("eviction", "evictions")}
 
 
 def test_steps_in_quarantine_are_a_finding_until_somebody_decides_about_them(store_path):
@@ -601,21 +626,41 @@ def test_a_store_of_a_newer_format_is_refused_by_name(store_path):
         verify(store_path)
 
 
+@pytest.mark.parametrize("requires", [[], None])
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_store_from_before_the_release_is_refused_by_name(tmp_path, store_path, requires, is_empty):
+    path = store_path
+    if is_empty:
+        path = tmp_path / "empty"
+        dr.create(path, serial_schema()).close()
+    with_attributes(".", requires=requires)(path)
+    files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    message = (
+        f"^{re.escape(str(path))} was written before the format was released, and this release does not read it; "
+        "the one that wrote it does: export it there, and import it here$"
+    )
+    for use in (verify, dr.open, lambda path: dr.open(path, "a"), lambda path: repair(path)):
+        with pytest.raises(dr.FormatError, match=message):
+            use(path)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == files
+
+
 # --- every byte ------------------------------------------------------------------------------------------------------
 
 
-def flips(path, step, seed):
-    """Flip a bit of every ``step``-th byte of every file in turn; yield where, and what was found.
+def flips(path, share, apart):
+    """Flip a bit of a share of bytes of every file in turn; yield where, and what was found.
 
-    But for locks, which are empty, and the room for evictions by hand, of which there are none.
+    All shares together take every byte of a small file or a counter, and every ``apart``-th one of the others; but for
+    locks, which are empty, and the room for evictions by hand, of which there are none.
     """
-    chance = random.Random(seed)
-    at = chance.randrange(step)
-    unused = {*Path(path).rglob("lock"), Path(path) / "hidden" / "c.0.0"}
+    chance = random.Random(share)
+    step, at = SHARES * apart, share * apart
+    unused = {*Path(path).rglob("lock"), Path(path) / "evictions" / "c.0.0"}
     for file in sorted(p for p in Path(path).rglob("*") if p.is_file() and p not in unused):
         data = file.read_bytes()
         if file.name == "c.0" or len(data) < step:
-            positions = range(0, len(data), max(1, step // 16))
+            positions = range(share, len(data), SHARES)
         else:
             positions = range(at % step, len(data), step)
         for position in positions:
@@ -626,14 +671,14 @@ def flips(path, step, seed):
         at += len(data)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [41, whole_or_part(1, 5)])
-def test_a_flipped_bit_anywhere_is_found(tmp_store, step):
+@pytest.mark.slow(turns=2)
+@each_share
+def test_a_flipped_bit_anywhere_is_found(tmp_store, share):
     with dr.create(tmp_store, SCHEMA, chunk_bytes=4096, segment_steps=12) as store, store.writer() as writer:
         write(writer, 6)
         write(writer, 3, 6, final=False)
     assert sum(file.stat().st_size for file in tmp_store.rglob("*") if file.is_file()) <= 128 << 10
-    missed = [where for where, problems in flips(tmp_store, step, seed=step) if not problems]
+    missed = [where for where, problems in flips(tmp_store, share, whole_or_part(1, 5)) if not problems]
     assert missed == []
     assert verify(tmp_store, deep=True) == []
 

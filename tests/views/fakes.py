@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
+from diskreplay.ids import OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.runs import IdRuns, Visible, open_episodes, starting_runs
@@ -114,6 +114,16 @@ class Table:
         """Return the bytes of a row, to be read or written."""
         return self.holder[self.place(slot, lane, row)][self._where(slot, lane, row)[1:]]
 
+    def rows(self, slot: int, lane: int, first: int, stop: int) -> np.ndarray:
+        """Return the values of rows of a lane."""
+        rows = np.stack([self.row(slot, lane, row) for row in range(first, stop)])
+        return rows.view(self.dtype).reshape(-1, *self.shape)
+
+    def values(self, slot: np.ndarray, lane: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Return the value at each row."""
+        places = zip(slot.tolist(), lane.tolist(), row.tolist(), strict=True)
+        return np.concatenate([self.rows(s, of, at, at + 1) for s, of, at in places])
+
     def ensure(self, slot: np.ndarray, lane: np.ndarray, first: np.ndarray, last: np.ndarray, since: int = 0) -> None:
         self.ensured += 1
         for s, of, begin, end in zip(*(column.tolist() for column in (slot, lane, first, last)), strict=True):
@@ -160,7 +170,7 @@ def frozen_of(
     place = lane_base[(still_open.first >> POSITION_BITS) - origin] + position % width
     rows[following.OPEN_START, place], rows[following.OPEN_END, place] = position // width, still_open.end
     rows[following.OPEN_TIME, place] = still_open.time
-    columns = {name: None for name in ("schema", "tables", "clocks", "hidden", "generation")}
+    columns = {name: None for name in ("schema", "tables", "clocks", "evictions", "generation")}
     first_rows = np.full(lanes.sum(), frozen.OWN_FOLDER) if first_rows is None else first_rows
     where = {"folders": np.arange(len(lanes)), "first_rows": first_rows}
     table = SegmentTable.of(
@@ -285,7 +295,7 @@ class Snapshot:
                 observed_only = 1
                 rows.append({**episode.final, "done": 255})
             bits |= 8 if episode.final is not None and episode.ended else 0
-            bits |= 128 if not episode.ended else 0
+            bits |= OPEN if not episode.ended else 0
             column = (base | (first * lanes + lane), lanes, len(episode.steps), episode.num_frames, bits)
             (ended if episode.ended else still_open).append(column)
         self.committed[self.lane_base[slot] + lane] = len(rows) - observed_only
@@ -293,7 +303,7 @@ class Snapshot:
         return rows
 
     @property
-    def hidden(self) -> tuple[()]:
+    def evictions(self) -> tuple[()]:
         return ()  # nothing is evicted by hand
 
     def evicted(self, ids: np.ndarray) -> np.ndarray:
@@ -333,7 +343,7 @@ class Store(dr.Store):
     def schema(self) -> dr.Schema:
         return self.snapshot.schema
 
-    def follow_compiled(self) -> None:
+    def follow_compiled(self, also: Sequence[str] = ()) -> None:
         """There is nothing to follow."""
 
     def refresh(self) -> int:

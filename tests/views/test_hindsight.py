@@ -61,7 +61,7 @@ def goal_rows(model: ModelEpisode, t: int, k: int, strategy: str) -> list[int]:
     last = model.num_frames - 1
     if t + k > last:
         return []
-    first = {"future": t + 1, "final": last, "episode": model.hidden + 1}[strategy]
+    first = {"future": t + 1, "final": last, "episode": 1}[strategy]
     return list(range(first, last + 1))
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
+from diskreplay.ids import OPEN
 from diskreplay.kernels.runs import ALL_VISIBLE
 from diskreplay.views import parallel_copy
 from diskreplay.views.parallel_copy import CopyThreads
@@ -236,7 +237,7 @@ def test_a_window_of_an_open_episode_is_still_there_when_it_grows_and_ends(
     for steps in range(1, 30):
         # Without the observation behind it, the newest step is in no window yet, and never is if the episode is cut.
         for final, ends in ((0, (1, 2 | 16)), (8, (1, 2, 3, 2 | 16))):
-            now = set(starts(view, steps, steps + (final > 0), 128))
+            now = set(starts(view, steps, steps + (final > 0), OPEN))
             sampleable = steps - (not final)
             assert known <= now
             assert all(s + length <= sampleable for s in now)
@@ -278,7 +279,7 @@ def test_windows_that_are_aligned_to_the_end_are_there_once_the_episode_has_ende
     view = Sequences(80, 40, align="end")
     assert starts(view, 200, 201, 1 | 8) == [0, 40, 80, 120]
     assert starts(view, 201, 202, 1 | 8) == [0, 1, 41, 81, 121]
-    assert starts(view, 201, 202, 128) == []
+    assert starts(view, 201, 202, OPEN) == []
     assert starts(view, 201, 201, 2) == [0, 40, 80, 120]
     assert starts(view, 30, 31, 1 | 8) == [0]
     assert starts(replace(view, pad="drop"), 201, 202, 1 | 8) == [1, 41, 81, 121]
@@ -380,10 +381,10 @@ def test_windows_that_begin_before_the_frontier_vanish_and_the_others_stay_where
         batch = sampler.sample()
         assert len(store) == 25
         assert set(batch.action[:, 0].tolist()) == {16, 20, 24, 28, 32}
-        # Stacks read frames before the window; of the hidden ones the first that is left takes the place.
+        # Stacks read frames before the window, hidden ones too.
         assert batch.obs.shape == (100, 8, 3, 2)
         item = batch.action[:, 0].tolist().index(16)
-        assert batch.obs[item, :3, :, 0].tolist() == [[15, 15, 16], [15, 16, 17], [16, 17, 18]]
+        assert batch.obs[item, :3, :, 0].tolist() == [[14, 15, 16], [15, 16, 17], [16, 17, 18]]
         with pytest.raises(dr.NotEnoughData):
             dr.Sampler(store, Episodes()).sample()
 

@@ -193,7 +193,8 @@ def test_a_refused_id_says_why() -> None:
         -1: "id -1 never existed",
         1 << 50: f"id {1 << 50} never existed",
         5: "id 5 is not in the store: it was evicted, or never existed",
-        start: f"id {start} is not in the store: it was evicted, or never existed",
+        start: f"id {start} is hidden by the capacity or the max_age_s of the store: batches do not show it; read it "
+        "from its episode in store.episodes",
         start + 9: f"id {start + 9} never existed, or is newer than this snapshot; call refresh() first",
         start + 2: f"id {start + 2} cannot be sampled as {Transitions(2)}: its window is not complete yet, the episode "
         "ended without a final observation at this step, or the id is no step's",

@@ -16,7 +16,7 @@ from diskreplay.format.limiters import StepCounter
 from diskreplay.format.quarantine import read_quarantine
 from diskreplay.format.root import Root, read_root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.kernels.table import unchecked
+from diskreplay.kernels.table import chosen
 from diskreplay.store.activity.disk import DiskUse, Progress
 from diskreplay.store.activity.newest_episodes import NewestEpisodes, count_ended
 from diskreplay.store.activity.rates import Rate
@@ -25,21 +25,28 @@ from diskreplay.store.activity.writers import WriterActivity, Writers
 from diskreplay.store.limiter import RateLimiter
 from diskreplay.store.reading.follower import Follower
 from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.store.step_account import read_account
 
 NEWEST = 100
-"""Episodes over which the mean return is taken."""
+"""Episodes over which the mean total reward is taken."""
 
 # Lanes that may grow from which on they are followed by compiled code: without it, each that has new rows takes 70 us.
 # That has to be loaded, or even compiled, so not for a single look.
 _MANY_LANES = 256
 
-# Steps come evenly, bytes in blocks that are reserved ahead.
-_RATE_S, _GROWTH_S = 10.0, 600.0
+# Steps come evenly, bytes in blocks that are reserved ahead: less than a minute of these says nothing of an hour.
+_RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
+
+# A store at its limit in bytes has a little less after segments are deleted, each of a sixteenth of the limit.
+_FULL = 7 / 8
 
 
 @dataclass(frozen=True)
 class Disk:
-    """The bytes of a store, and of its file system; `full_in_s` is None where it will not be full at this rate."""
+    """The bytes of a store, and of its file system; `full_in_s` is None where it will not be full at this rate.
+
+    `bytes_per_hour` is None for a store at its limit, which grows no more, and in the first minute.
+    """
 
     bytes: int
     free: int
@@ -52,8 +59,7 @@ class RetentionActivity:
     """What a store keeps, and what leaves.
 
     `share` is how much of the limit in steps or bytes is used, whichever is nearer, None without one, and
-    `reached_in_s` when it is used up at this rate. `steps_gone` were inserted and are not visible: evicted, lost, or in
-    quarantine.
+    `reached_in_s` when it is used up at this rate. `steps_gone` were inserted and are not visible.
     """
 
     capacity: int | None
@@ -68,24 +74,32 @@ class RetentionActivity:
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a store told; rates are None at the first."""
+    """What one look at a store told; rates are None at the first.
+
+    Every inserted step is in one class: `inserted` is the sum of `steps` (the visible ones), `steps_hidden`,
+    `steps_evicted`, `steps_discarded`, `steps_lost` and `steps_in_quarantine`.
+    """
 
     path: str
     time: float
     steps: int
+    steps_hidden: int
+    steps_evicted: int
+    steps_discarded: int
+    steps_lost: int
+    steps_in_quarantine: int
     inserted: int
     steps_per_second: float | None
     episodes: int
     episodes_open: int
     episodes_per_second: float | None
     newest_episodes: int
-    mean_return: float | None
+    mean_total_reward: float | None
     writers: list[WriterActivity]
     samplers: list[SavedSampler]
     limiters: list[LimiterCounts]
     disk: Disk
     retention: RetentionActivity
-    steps_in_quarantine: int
     problems: list[str]
 
 
@@ -122,7 +136,7 @@ class Activity:
         self._writers, self._samplers = Writers(root, _RATE_S), SavedSamplers(root)
         self._limiters, self._disk = Limiters(root, limiters, _RATE_S), DiskUse(root)
         self._rates = {name: Rate(_RATE_S) for name in ("inserted", "gone", "episodes")}
-        self._growth = Rate(_GROWTH_S)
+        self._growth = Rate(_GROWTH_S, _LEAST_GROWTH_S)
         self._is_first, self._is_compiled = True, False
         self._steps.read()
         self._disk.read({info.number for info in self._steps.growing()}, progress)
@@ -156,41 +170,48 @@ class Activity:
         if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
             self._is_compiled = True
             with suppress(MissingExtra):
-                self._follower.follow_with(unchecked)
+                self._follower.follow_with(chosen)
 
     def _look(self, root: Root) -> Look:
-        inserted = self._steps.read()  # before the snapshot: else steps in between would seem to be gone
         self._compile(self._steps.growing())
-        snapshot, _ = self._follower.refresh()
+        snapshot, account = read_account(self._follower, self._steps)
         root.follow_limits()
         now = time.time()
         growing, of_segments = self._steps.growing(), self._steps.by_segment()
         self._episodes.follow(snapshot)
         writers = self._writers.read(now, snapshot, growing, of_segments)
-        steps, gone = len(snapshot), max(0, inserted.ever - len(snapshot))
+        total = account.total
+        steps, gone = total.visible, max(0, total.inserted - total.visible)
         rates = {
             name: self._rates[name].add(now, value)
-            for name, value in (("inserted", inserted.ever), ("gone", gone), ("episodes", self._episodes.seen))
+            for name, value in (("inserted", total.inserted), ("gone", gone), ("episodes", self._episodes.seen))
         }
         nbytes = self._disk.read({info.number for info in growing})
         growth = self._growth.add(now, nbytes)
+        if self._is_full(steps, nbytes):
+            growth = None
         share, reached = self._limit(steps, nbytes, rates["inserted"], growth)
         aside = read_quarantine(root.folder)
-        returns = [episode.total_reward for episode in self._episodes.newest]
+        total_rewards = [episode.total_reward for episode in self._episodes.newest]
         return Look(
             path=str(root.path),
             time=now,
             steps=steps,
-            inserted=inserted.ever,
+            steps_hidden=total.hidden,
+            steps_evicted=total.evicted,
+            steps_discarded=total.discarded,
+            steps_lost=total.lost,
+            steps_in_quarantine=account.quarantined,
+            inserted=total.inserted,
             steps_per_second=rates["inserted"],
             episodes=count_ended(snapshot),
             episodes_open=len(snapshot.open),
             episodes_per_second=rates["episodes"],
-            newest_episodes=len(returns),
-            mean_return=_mean(returns),
+            newest_episodes=len(total_rewards),
+            mean_total_reward=_mean(total_rewards),
             writers=writers,
             samplers=self._samplers.read(now),
-            limiters=self._limiters.read(now, inserted),
+            limiters=self._limiters.read(now, account.counted),
             disk=_disk(root.folder, nbytes, growth, reached),
             retention=RetentionActivity(
                 **vars(root.limits),
@@ -200,9 +221,15 @@ class Activity:
                 gone_per_second=None if rates["gone"] is None else max(0.0, rates["gone"]),
                 oldest_age_s=_oldest_age(snapshot, now),
             ),
-            steps_in_quarantine=sum(entry.steps or 0 for entry in aside),
             problems=self._problems(writers, len(aside)),
         )
+
+    def _is_full(self, steps: int, nbytes: int) -> bool:
+        """Tell whether the store is at a limit, so that segments come and go, and its bytes stay the same."""
+        capacity, capacity_bytes = self._root.limits.capacity, self._root.limits.capacity_bytes
+        if capacity is not None and steps >= capacity:
+            return True
+        return capacity_bytes is not None and nbytes >= _FULL * capacity_bytes
 
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
@@ -234,11 +261,11 @@ class Activity:
         return found
 
 
-def _mean(returns: list[float]) -> float | None:
-    if not returns:
+def _mean(values: list[float]) -> float | None:
+    if not values:
         return None
     with np.errstate(invalid="ignore"):  # they may be infinite both ways
-        return float(np.mean(returns))
+        return float(np.mean(values))
 
 
 def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: float | None) -> Disk:

@@ -1,4 +1,4 @@
-"""The episodes that ended last, and their returns, followed from snapshot to snapshot."""
+"""The episodes that ended last, and their total rewards, followed from snapshot to snapshot."""
 
 from operator import attrgetter
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _CANDIDATES = 8192
 
 
 class Ended(NamedTuple):
-    """An episode that ended: when its last step was published, in nanoseconds since the epoch, and its return."""
+    """An episode that ended: when its last step was published, in nanoseconds since the epoch, and its total reward."""
 
     time: int
     total_reward: float
@@ -33,11 +33,11 @@ class NewestEpisodes:
         """Take in the episodes that ended since the snapshot before."""
         log, is_first = snapshot.log, self._generation < 0
         if snapshot.generation == self._generation:
-            new = log.select(slice(self._read, None))
+            new = log.select(slice(self._read, None)).without_discarded()
             self.seen += len(new)
             self._take(snapshot, new)
         else:  # positions in the log mean other episodes now; those that are newer than the newest are new
-            count = self._take(snapshot, log, self.newest[-1].time if self.newest else 0)
+            count = self._take(snapshot, log.without_discarded(), self.newest[-1].time if self.newest else 0)
             self.seen += 0 if is_first else count
         self._generation, self._read = snapshot.generation, len(log)
 
@@ -46,7 +46,7 @@ class NewestEpisodes:
         if not len(ended):
             return 0
         ended = _candidates(ended, self._most)
-        ended = ended.select(snapshot.hidden_steps(ended) == 0)
+        ended = ended.select(snapshot.hidden_steps(ended) < ended.steps)
         try:
             times = snapshot.times(ended.first + (ended.steps - 1) * ended.stride)
         except SegmentGone:
@@ -65,7 +65,7 @@ class NewestEpisodes:
 
 def count_ended(snapshot: Snapshot) -> int:
     """Count the ended episodes of a snapshot of which any step is visible."""
-    log = snapshot.log
+    log = snapshot.log.without_discarded()
     # None of an episode that began at `reached` or later is hidden; most of a log need not be asked for.
     older = log.select(log.time < snapshot.reached)
     return len(log) - int(np.count_nonzero(snapshot.hidden_steps(older) >= older.steps))

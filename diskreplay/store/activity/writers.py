@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
+from diskreplay.format.packs import read_packs
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.store.activity.rates import Rate
@@ -27,8 +28,8 @@ class WriterActivity:
 
     `state` is "writing", "dead" (its segment waits for the next process that opens the store with mode "a"), "foreign",
     "unknown", or "closed" of one that closed since the first look. `segments` are those that it has not sealed, `lanes`
-    how many environments it writes for. `steps` were inserted since the first look. A loss of power now would take what
-    it appended in the last `durable_behind_s` seconds: None where that is not known.
+    how many environments it writes for. `steps` counts all its segments on disk. A loss of power now would take
+    what it appended in the last `durable_behind_s` seconds: None where that is not known.
     """
 
     writer: int
@@ -48,6 +49,7 @@ class Writers:
         self._root, self._window_s = root, window_s
         self._counted: Mapping[int, int] | None = None
         self._writer_of: dict[int, int] = {}
+        self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
         self._appended: dict[int, int] = {}  # when each published its newest row, in nanoseconds since the epoch
@@ -62,28 +64,29 @@ class Writers:
             own.setdefault(info.writer, []).append(info)
         self._count(steps)
         for writer in own:
-            self._steps.setdefault(writer, 0)
+            self._new.setdefault(writer, 0)
         found = []
-        for writer in self._steps:
-            rate = self._rates.setdefault(writer, Rate(self._window_s)).add(now, self._steps[writer])
+        for writer, new in self._new.items():
+            rate = self._rates.setdefault(writer, Rate(self._window_s)).add(now, new)
             found.append(self._describe(writer, own.get(writer, []), now, rate, snapshot))
         return sorted(found, key=lambda one: (_STATES.index(one.state), one.writer))
 
     def _count(self, steps: Mapping[int, int]) -> None:
-        """Give each writer the steps that its segments have more than at the look before."""
+        """Count the steps of each writer on disk, and its new steps since the look before."""
         before, self._counted = self._counted, dict(steps)
         if before is None:
-            return
-        for number, count in steps.items():
-            more = count - before.get(number, 0)
-            if more <= 0:
-                continue
-            if number not in self._writer_of:  # made and sealed since
-                with suppress(FormatError, OSError):
-                    self._writer_of[number] = self._find_writer(number)
-            if (writer := self._writer_of.get(number)) is not None:
-                self._steps[writer] = self._steps.get(writer, 0) + more
+            packs = (tables.members.tolist() for _, tables in read_packs(self._root))
+            self._writer_of |= {number: writer for members in packs for number, _, writer, _ in members}
+        for number in steps.keys() - self._writer_of.keys():
+            with suppress(FormatError, OSError):
+                self._writer_of[number] = self._find_writer(number)
         self._writer_of = {number: writer for number, writer in self._writer_of.items() if number in steps}
+        self._steps = {}
+        for number, writer in self._writer_of.items():
+            self._steps[writer] = self._steps.get(writer, 0) + steps[number]
+            more = 0 if before is None else steps[number] - before.get(number, 0)
+            if more > 0:
+                self._new[writer] = self._new.get(writer, 0) + more
 
     def _find_writer(self, number: int) -> int:
         try:
@@ -96,7 +99,9 @@ class Writers:
     def _describe(
         self, writer: int, own: Sequence[SegmentInfo], now: float, rate: float | None, snapshot: Snapshot
     ) -> WriterActivity:
-        states = {segment_state(info) for info in own} - {"sealed"}
+        # Some may have been sealed since they were counted.
+        unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
+        states = set(unsealed.values())
         # One that writes has segments that it fills one after the other.
         state = "writing" if "writing" in states else min(states, key=_STATES.index, default=CLOSED)
         behind: list[int] = []
@@ -109,13 +114,21 @@ class Writers:
         return WriterActivity(
             writer,
             state,
-            tuple(info.number for info in own),
+            tuple(unsealed),
             max((len(info.lanes) for info in own), default=0),
-            self._steps[writer],
+            self._steps.get(writer, 0),
             rate,
             max(0, now_ns - appended) / 1e9 if appended else None,
             behind_s,
         )
+
+
+def _state(info: SegmentInfo) -> str:
+    """Return the state of a segment that was not sealed a moment ago; one that has left since was sealed."""
+    try:
+        return segment_state(info)
+    except FileNotFoundError:
+        return "sealed"
 
 
 def _newest_and_undurable(info: SegmentInfo, snapshot: Snapshot) -> tuple[int, int]:

@@ -22,7 +22,11 @@ class Backup:
     segments : int
         How many segments it has.
     steps : int
-        The steps in them, without those that were evicted by hand or lost to damage. Limits may hide some of them.
+        The visible steps in them.
+    steps_hidden, steps_evicted, steps_discarded, steps_lost, steps_in_quarantine : int
+        The steps that were inserted and are not visible, each in one class, as `Store.info` counts them.
+    steps_inserted : int
+        The steps that were ever inserted: the sum of the others. All are 0 if no reader can open the backup.
     bytes : int
         What its files take on disk, shared ones included.
     bytes_shared : int
@@ -36,6 +40,12 @@ class Backup:
     path: Path
     segments: int
     steps: int
+    steps_hidden: int
+    steps_evicted: int
+    steps_discarded: int
+    steps_lost: int
+    steps_in_quarantine: int
+    steps_inserted: int
     bytes: int
     bytes_shared: int
     bytes_copied: int

@@ -12,28 +12,27 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError, ReadOnlyError, StoreLocked
+from diskreplay.errors import ReadOnlyError, StoreLocked
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.cloning import FileCopier, Unreadable
 from diskreplay.format.durable import check_written, storage_errors, sync_file_system, write_file
-from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.limiters import StepCounter
 from diskreplay.format.locks import held_lock
 from diskreplay.format.marks import shows_live_rows
 from diskreplay.format.metadata import Identity, identify
 from diskreplay.format.numbers import listed_numbers
-from diskreplay.format.packs import find_superseded, read_tables
+from diskreplay.format.packs import find_superseded
 from diskreplay.format.removals import evicted_by_removals
 from diskreplay.format.root import Root, check_local, read_root
-from diskreplay.format.sealing import count_steps, seal_segments
+from diskreplay.format.sealing import seal_segments
 from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
 from diskreplay.store.backup.account import Account, Backup, Progress
 from diskreplay.store.backup.beside import Beside
@@ -42,7 +41,9 @@ from diskreplay.store.backup.sealed_segments import copy_sealed
 from diskreplay.store.backup.trees import SegmentVanished, copy_as_it_is, files_below
 from diskreplay.store.backup.unfinished import full_message, unfinished
 from diskreplay.store.reading.damaged import DAMAGE
+from diskreplay.store.reading.follower import Follower
 from diskreplay.store.retention.policy import disk_usage
+from diskreplay.store.step_account import Steps, read_account
 
 # So many moments are chosen at most.
 _MOMENTS = 4
@@ -198,33 +199,26 @@ class _Backup:
 
     def result(self, path: Path) -> Backup:
         """Return what was made, which is to appear at a path."""
-        numbers = listed_numbers(self._copy)
+        total, quarantined = self._count_steps()
         nbytes = disk_usage(self._copy.folder)[0]
         shared = min(self._copier.shared, nbytes)
         return Backup(
             path=path,
-            segments=len(numbers),
-            steps=sum(map(self._steps, numbers)),
+            segments=len(listed_numbers(self._copy)),
+            **total.by_key(),
+            steps_in_quarantine=quarantined,
             bytes=nbytes,
             bytes_shared=shared,
             bytes_copied=max(0, nbytes - shared - self._account.kept),
             problems=self._account.problems,
         )
 
-    def _steps(self, number: int) -> int:
-        try:
-            info = read_segment(self._copy, number)
-            steps = count_steps(info) if info.steps is None else info.steps
-            members = [number] if info.packed is None else read_tables(info).numbers.tolist()
-        except DAMAGE:
-            return 0
-        return max(0, steps - info.lost.steps - sum(self._hidden.get(member, 0) for member in members))
-
-    @cached_property
-    def _hidden(self) -> dict[int, int]:
-        """How many steps of each segment were evicted by hand."""
-        words = self._copy.counters().read()
-        try:
-            return HiddenEntries(self._copy).steps_by_segment(int(words[layout.HIDDEN_ENTRIES]))
-        except FormatError:  # damaged in the original, too, which verify reports
-            return {}
+    def _count_steps(self) -> tuple[Steps, int]:
+        """Count the steps of the copy as its readers do, and those in its quarantine."""
+        with suppress(*DAMAGE), ExitStack() as opened:
+            counters = opened.enter_context(closing(self._copy.counters()))
+            # What is damaged is among the problems, and no warning names this folder.
+            follower = opened.enter_context(closing(Follower(self._copy, counters, warns=False)))
+            _, account = read_account(follower, StepCounter(self._copy))
+            return account.total, account.quarantined
+        return Steps(), 0

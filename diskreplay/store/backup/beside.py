@@ -18,7 +18,7 @@ from diskreplay.store.backup.unfinished import write_root_document
 # What living processes make or remove, beside the counters.
 _TEMPORARY = ("old-", "new-", DRAFT, state_files.DRAFT)
 # Files that are changed in their place.
-_CHANGING = (layout.LIMITERS, layout.HIDDEN)
+_CHANGING = (layout.LIMITERS, layout.EVICTIONS)
 
 
 class Beside:

@@ -12,6 +12,7 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.cloning import copy_ranges
 from diskreplay.format.durable import descriptor, write_file
+from diskreplay.format.extents import Extent, extent_of
 from diskreplay.format.mapping import opened
 from diskreplay.format.marks import map_trusted, new_rows_crc, read_marks
 from diskreplay.format.metadata import RowArray
@@ -60,10 +61,11 @@ def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
         shutil.rmtree(path)
     try:
         make_folder(path, info.path)
+        extent = extent_of(info, live.committed)
         for name, document in info.documents():
             make_folder(path / name, info.path / name)
             if array := info.arrays.get(name):
-                _copy_array(live, array, str(path), account)
+                _copy_array(live, array, extent, str(path), account)
                 continue
             write_file(f"{path}/{name}/{layout.METADATA}", document)
             if name in info.blueprint.counters:
@@ -77,22 +79,24 @@ def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
         raise SegmentVanished(where) from None
     copy = dataclasses.replace(info, root=root, path=path, inode=counter_inode(str(path)), volume=volume_of(str(path)))
     write_file(f"{path}/{layout.METADATA}", copy.own_document())
-    before = np.zeros_like(live.committed)
+    before = Extent.begin(len(live.committed))
     for mark in marks:
         if (mark.rows > live.committed).any():
             break
-        if new_rows_crc(copy, before, mark.rows) != mark.sums:
+        upto = extent_of(copy, mark.rows, before)
+        if new_rows_crc(copy, before, upto) != mark.sums:
             account.note(where, "checksum", "", "rows do not match the mark that made them durable; copied as they are")
             break
-        before = mark.rows
+        before = upto
     return copy
 
 
-def _copy_array(live: LiveRows, array: RowArray, folder: str, account: Account) -> None:
+def _copy_array(live: LiveRows, array: RowArray, extent: Extent, folder: str, account: Account) -> None:
     info, leaf = live.info, array.path
     per_chunk, nbytes = info.chunk_rows[leaf], info.chunk_nbytes(leaf)
-    rows = live.observed if leaf == "obs" or leaf.startswith("obs/") else live.committed
-    chunks = max(1, -(-int(live.observed.max()) // per_chunk))
+    rows = live.observed if leaf == "obs" or leaf.startswith("obs/") else extent.of(leaf)
+    most = extent.values if array.is_of_episodes else live.observed
+    chunks = max(1, -(-int(most.max()) // per_chunk))
     write_file(f"{folder}/{leaf}/{layout.METADATA}", info.rows_document(leaf, chunks * per_chunk))
     for chunk in range(chunks):
         target = f"{folder}/{leaf}/{array.chunk_key(chunk)}"

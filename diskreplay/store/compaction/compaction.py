@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from diskreplay.errors import SegmentGone
-from diskreplay.format import layout
+from diskreplay.format import layout, packing
 from diskreplay.format.commit import StoreCounters, read_lane_counter
-from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.eviction_list import EvictionEntries
 from diskreplay.format.machine import boot_id
 from diskreplay.format.numbers import live_numbers
-from diskreplay.format.packing import Hidden, Unfit, build_pack, most_bytes, most_rows
+from diskreplay.format.packing import EvictedBySegment, Unfit, build_pack, is_compressed, most_bytes, most_rows
 from diskreplay.format.packs import find_superseded
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.shards import is_wide
 from diskreplay.store.compaction.background import LEAST_SEGMENTS, MUCH_BYTES
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.retention.policy import disk_usage
@@ -57,6 +56,11 @@ class Candidate(NamedTuple):
 
     info: SegmentInfo
     rows: int
+
+    @property
+    def values(self) -> int:
+        """The values of episodes in it."""
+        return sum(self.info.values)
 
 
 class Compaction:
@@ -146,25 +150,27 @@ class Compaction:
         Two at least, or one that is to be compressed and is not. Those of this boot are not put together with others:
         who makes a segment looks there for the clock of the boot.
         """
-        most = self._most_rows()
+        most, most_values = self._most_rows(), self._most_values()
         groups: list[list[Candidate]] = []
         for of_this_boot in (False, True):
-            group, rows = list[Candidate](), 0
+            group, rows, values = list[Candidate](), 0, 0
             for one in candidates:
                 is_open = one.rows <= most if self._compresses(one.info) else one.rows <= most // _ENOUGH
+                is_open &= one.values <= most_values
                 if (one.info.clock.boot == boot_id()) != of_this_boot or not is_open:
                     continue
-                if rows + one.rows > most:
+                if rows + one.rows > most or values + one.values > most_values:
                     groups.append(group)
-                    group, rows = [], 0
+                    group, rows, values = [], 0, 0
                 group.append(one)
                 rows += one.rows
+                values += one.values
             groups.append(group)
         return [group for group in groups if len(group) > 1 or any(self._compresses(one.info) for one in group)]
 
     def _compresses(self, info: SegmentInfo) -> bool:
         """Whether a segment has fields that a pack would compress, and has them as they are."""
-        wide = {leaf for leaf, array in info.arrays.items() if is_wide(array.row_bytes)}
+        wide = {leaf for leaf, array in info.arrays.items() if is_compressed(array)}
         return self._level is not None and bool(wide - info.compressed.keys())
 
     def _most_rows(self) -> int:
@@ -174,6 +180,12 @@ class Compaction:
         if limits.capacity_bytes is not None:
             most = min(most, limits.capacity_bytes // SHARE // self._root.step_bytes)
         return most
+
+    def _most_values(self) -> int:
+        limit, most = self._root.limits.capacity_bytes, packing.most_values(self._root)
+        if limit is None or not self._root.value_bytes:
+            return most
+        return min(most, limit // SHARE // self._root.value_bytes)
 
     def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
         """Put segments into a pack, without those that are gone or damaged; None: nothing is left."""
@@ -195,16 +207,16 @@ class Compaction:
 
     def _merge(self, group: Sequence[Candidate], pace: Callable[[], None]) -> Merged:
         infos = [one.info for one in group]
-        nbytes = most_bytes(self._root, sum(one.rows for one in group))
+        nbytes = most_bytes(self._root, sum(one.rows for one in group), sum(one.values for one in group))
         with self._retention.making_pack(nbytes) as building:
-            draft = build_pack(self._root, building, infos, self._hidden(), self._level, pace)
+            draft = build_pack(self._root, building, infos, self._evicted(), self._level, pace)
             pack = self._retention.place_pack(draft, infos, pace)
         return Merged(pack, [info.number for info in infos])
 
-    def _hidden(self) -> Hidden:
+    def _evicted(self) -> EvictedBySegment:
         """Return the episodes that were evicted by hand, by segment."""
-        hidden: dict[int, list[tuple[int, int]]] = {}
-        for first, steps in HiddenEntries(self._root).new(self._counters.peek(layout.HIDDEN_ENTRIES)).tolist():
+        evicted: dict[int, list[tuple[int, int]]] = {}
+        for first, steps in EvictionEntries(self._root).new(self._counters.peek(layout.EVICTION_ENTRIES)).tolist():
             entry = first & layout.POSITION_MASK, steps
-            hidden.setdefault(first >> layout.POSITION_BITS, []).append(entry)
-        return hidden
+            evicted.setdefault(first >> layout.POSITION_BITS, []).append(entry)
+        return evicted

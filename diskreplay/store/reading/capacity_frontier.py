@@ -61,12 +61,20 @@ class CapacityFrontier:
         """The id of the step whose time the kernel asks for."""
         return self.found[hiding.NEEDED]
 
+    @property
+    def hidden_before(self) -> int:
+        """The time before which every hidden step of a segment that is there was published."""
+        return max(self.found[hiding.PAST], self.found[hiding.BEHIND])
+
     def add_lanes(self, count: int) -> None:
         """Add so many lanes behind the others."""
         self._set_oldest(np.append(self.oldest, np.zeros(count, np.int64)))
         if self._by_place is not None:
             self._by_place = np.append(self._by_place, _places(np.zeros(count, np.int64)), axis=1)
-            self._heap = np.append(self._heap, np.zeros((count, hiding.HEAP_COLUMNS), np.int64), axis=0)
+            heap, ring = self._heap.reshape(2, -1, hiding.HEAP_COLUMNS)
+            more = np.zeros((count, hiding.HEAP_COLUMNS), np.int64)
+            self._heap = np.concatenate([heap, more, np.roll(ring, -self.found[hiding.FRONT], axis=0), more])
+            self.found[hiding.FRONT] = 0
 
     def _set_oldest(self, oldest: Ints) -> None:
         self.oldest, self.newer = oldest, np.empty(len(oldest), np.int64)
@@ -80,7 +88,7 @@ class CapacityFrontier:
         found = self.found
         found[hiding.HIDDEN] -= self._hidden_of_open(np.where(gone, open_start, -1))
         episodes, place = log.select(gone[place]), place[gone[place]]
-        found[hiding.HIDDEN] += int((episodes.steps - self._hidden_of(episodes, place)).sum())
+        found[hiding.HIDDEN] += int((episodes.steps - self.hidden_of(episodes, place)).sum())
         found[hiding.REACHED] = max(found[hiding.REACHED], int(episodes.time.max(initial=-1)) + 1)
         self._set_oldest(np.where(gone, hiding.NEVER, self.oldest))
         if self._by_place is not None:
@@ -92,27 +100,30 @@ class CapacityFrontier:
         found = self.found
         if found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
-            found[hiding.PAST] = max(found[hiding.PAST], found[hiding.LAST] + 1)
-            found[hiding.REACHED] = max(found[hiding.REACHED], found[hiding.PAST])
+            found[hiding.PAST] = max(found[hiding.PAST], found[hiding.LAST])
+            found[hiding.BEHIND] = max(found[hiding.BEHIND], found[hiding.LAST] + 1)
+            found[hiding.REACHED] = max(found[hiding.REACHED], self.hidden_before)
             found[hiding.LAST] = -1
 
-    def _hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
+    def hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
+        """Return how many steps of each episode are hidden; ``place`` is its lane's place."""
         row = (episodes.first & POSITION_MASK) // episodes.stride
         return np.clip(self.oldest[place] - row, 0, episodes.steps)
 
     def _forget(self, generation: int) -> None:
         self.generation = generation
-        self._numbers[[hiding.SEEN, hiding.SIZE, hiding.READY]] = 0
+        self._numbers[[hiding.SEEN, hiding.SIZE, hiding.READY, hiding.FRONT, hiding.WAITING]] = 0
         self._by_place = None  # made when the first steps are hidden: of most stores, none ever is
         self._following = np.zeros(0, np.int64)
 
     def follow(self, log: EpisodeLog, place: Ints, open_start: Ints) -> None:
         """Go on with a log of another generation, and what is hidden in it; see `drop` for both arrays."""
         self._forget(log.generation)
-        hidden = int(self._hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
+        hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        if not hidden:
-            self.found[hiding.REACHED] = 0
+        # No later than in a reader that begins now: what follows snapshots orders ids by it.
+        gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
+        self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
 
     def _hidden_of_open(self, open_start: Ints) -> int:
         some = open_start >= 0
@@ -126,7 +137,7 @@ class CapacityFrontier:
     def make_ready(self) -> None:
         """Make what the kernel needs to hide steps; `arguments` has it from then on."""
         self._by_place = _places(self.oldest)
-        self._heap = np.zeros((len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
+        self._heap = np.zeros((2 * len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
         self.found[hiding.READY] = 1
 
     def arguments(self, segments: Segments, lines: int) -> tuple[Ints, ...]:

@@ -30,7 +30,7 @@ from diskreplay.format.packs import PackTables, open_shard
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.format.shards import Shard
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
+from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
 from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
@@ -38,6 +38,7 @@ from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
 from diskreplay.store.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ, Room
 from diskreplay.store.reading.decompression import decompress, reads_no_disk
 from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before
+from diskreplay.store.reading.reward_sums import RewardSums
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
 # is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
@@ -49,6 +50,8 @@ LARGEST_READ = 256 << 10
 
 # The system may refuse a mapping, and then others leave, also of those needed with it: what is missing is opened again.
 _ATTEMPTS = 8
+
+_GONE = "the segment of these steps was evicted or set aside; draw again"
 
 # The binary logarithm of more rows than a lane can have.
 WHOLE = 40
@@ -64,6 +67,9 @@ LACKING = -1
 # Bytes, about, of the parts that an array of a pack is divided into: who has to read it from another pack, into which
 # it was merged, reads a part.
 _PART = 16 << 20
+
+# Of more ranges of rows, it is quicker to look first which of them differ.
+_MANY_RANGES = 1 << 12
 
 # Of so many rows a lane, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
@@ -150,10 +156,15 @@ class ChunkTable:
         """
         folder, _, before = self._tables.find(slot, lane)
         first, last = ((before + row) >> self.shift[folder] for row in (first_row, last_row))
-        if self._has(folder, first, last):
-            return
-        with self._tables.lock:
-            self._map(folder, first, last, since)
+        self._ensure(folder, first, last, since)
+
+    def _ensure(self, folder: Ints, first: Ints, last: Ints, since: int = sys.maxsize) -> None:
+        if len(folder) > _MANY_RANGES:  # neighbours mostly need the same chunks
+            wanted = np.stack([folder, first, last])
+            folder, first, last = wanted[:, np.append(True, (wanted[:, 1:] != wanted[:, :-1]).any(axis=0))]
+        if not self._has(folder, first, last):
+            with self._tables.lock:
+                self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunk of a row of a segment that may grow if the one before is mapped: it is read soon, too."""
@@ -273,8 +284,7 @@ class ChunkTable:
 
     def _rows(self, folder: int, chunk: int) -> int:
         """Return how many rows a chunk of a pack has."""
-        info, bits = self._tables.infos[folder], int(self.shift[folder])
-        assert info is not None
+        info, bits = self._tables.info_of(folder), int(self.shift[folder])
         return min(1 << bits, info.chunk_rows[self.leaf] - (chunk << bits))
 
     def _memory(self, folder: int, use: int, copy: bool) -> Piece | None:
@@ -342,25 +352,29 @@ class ChunkTable:
         """
         if stop <= first:
             return np.zeros((0, *self.shape), self.dtype)
+        (folder,), (line,), (before,) = (column.tolist() for column in self._tables.find(*np.array([[slot], [lane]])))
+        parts = self.rows_in(folder, line, before + first, before + stop)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
+        """Return rows of a line of a folder, in parts; errors as for `ensure`."""
+        bits = int(self.shift[folder])
+        where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
         # One thread at a time: another's chunks may need the room that these have just taken.
         with self._tables.lock:
-            self.ensure(*np.array([[slot], [lane], [first], [stop - 1]]))
-            parts = self._blocks(slot, lane, first, stop)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            self._ensure(where, first_chunk, last_chunk)
+            return self._blocks(folder, line, first, stop)
 
     def rows_of_lanes(self, slot: int, lane: Ints, first: Ints, stop: Ints) -> NDArray[Any]:
         """Return the rows ``[first[i], stop[i])`` of each ``lane[i]``, one lane after another."""
         filled = first < stop
         lane, first, stop = lane[filled], first[filled], stop[filled]
-        count = stop - first
-        if not len(count):
-            return np.zeros((0, *self.shape), self.dtype)
-        with self._tables.lock:
-            self.ensure(np.full(len(lane), slot), lane, first, stop - 1)
-            if int(count.sum()) > _ROWS_A_LANE * len(lane):
-                bounds = zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True)
-                return np.concatenate([part for bound in bounds for part in self._blocks(slot, *bound)])
-            return self.values(np.full(int(count.sum()), slot), np.repeat(lane, count), places_of(first, count))
+        slots, count = np.full(len(lane), slot), stop - first
+        if int(count.sum()) <= _ROWS_A_LANE * len(lane):
+            return self.values(np.repeat(slots, count), np.repeat(lane, count), places_of(first, count))
+        folder, line, before = self._tables.find(slots, lane)
+        bounds = np.stack([folder, line, before + first, before + stop], axis=1).tolist()
+        return np.concatenate([part for bound in bounds for part in self.rows_in(*bound)])
 
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each row of each lane of each segment."""
@@ -369,10 +383,10 @@ class ChunkTable:
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:
-                self.ensure(slots[here], lane[here], row[here], row[here])
                 folders, line, before = self._tables.find(slots[here], lane[here])
-                bits = self.shift[folders]
-                chunk, within = (before + row[here]) >> bits, (before + row[here]) & ((1 << bits) - 1)
+                bits, at = self.shift[folders], before + row[here]
+                chunk, within = at >> bits, at & ((1 << bits) - 1)
+                self._ensure(folders, chunk, chunk)
                 for number in np.unique(chunk).tolist():
                     some = chunk == number
                     block, first = self._block(int(folders[0]), number)
@@ -411,14 +425,11 @@ class ChunkTable:
         _held, (addresses,) = tables.addresses([self.leaf])
         return int(chosen("initial_priorities")(ids, origin, lanes, *where, *addresses, out))
 
-    def _blocks(self, slot: int, lane: int, first: int, stop: int) -> list[NDArray[Any]]:
-        (folder,), (line,), (before,) = (column.tolist() for column in self._tables.find(*np.array([[slot], [lane]])))
+    def _blocks(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
         parts, bits = [], int(self.shift[folder])
-        if folder in self._tables.packs and isinstance(
-            self.holder[self._place(folder, before + first >> bits)], Mapping
-        ):
+        if folder in self._tables.packs and isinstance(self.holder[self._place(folder, first >> bits)], Mapping):
             bits = WHOLE  # all of the array is mapped as one
-        for chunk, start, count in split_range(before + first, before + stop, 1 << bits):
+        for chunk, start, count in split_range(first, stop, 1 << bits):
             block, begin = self._block(folder, chunk)
             if self.wide:
                 mapping = self.holder[self._place(folder, chunk)]
@@ -430,8 +441,7 @@ class ChunkTable:
 
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
         """Return rows that are there, ``(lanes, rows, *shape)``, and at which of these a chunk begins."""
-        info, place = self._tables.infos[folder], self._place(folder, chunk)
-        assert info is not None
+        info, place = self._tables.info_of(folder), self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
         if info.packed is None:
             return held.array(self.dtype, (len(info.lanes), 1 << int(self.shift[folder]), *self.shape)), 0
@@ -440,6 +450,54 @@ class ChunkTable:
             return Piece(held, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
         rows = held.nbytes // self.row_bytes
         return held.array(self.dtype, (1, rows, *self.shape)), (address - held.address) // self.row_bytes
+
+
+class ValueRows:
+    """Where a folder has the values of its rows: the rows with `EPISODE_VALUES` of each line, as far as they are known.
+
+    Concurrency: any thread. What is known is replaced, under the lock of all tables.
+    """
+
+    def __init__(self, folder: int, info: SegmentInfo, pack: Pack | None) -> None:
+        self._folder, lanes = folder, len(info.lanes)
+        self._least = 0 if pack is None else int((pack.tables.first_rows + pack.tables.rows)[-1])
+        self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
+        # The values of lost rows have their places, and no flags.
+        row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
+        lost = lane << POSITION_BITS | row
+        order = np.argsort(lost)
+        self._lost = lost[order]
+        self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
+
+    def find(self, tables: "ChunkTables", line: Ints, row: Ints, stop: Ints) -> Ints:
+        """Return the place of the values of some rows, each of which has them, in the arrays of episode fields.
+
+        What is not known yet of a line is read up to the row ``stop``.
+        """
+        rows, valued = self._known
+        if (row >= rows[line]).any():
+            rows, valued = self._extend(tables, line, stop)
+        begin = line << POSITION_BITS
+        found = np.searchsorted(valued, begin | row) - np.searchsorted(valued, begin)
+        if len(self._lost):
+            upto, before = (self._lost_values[np.searchsorted(self._lost, at)] for at in (begin | row, begin))
+            found += upto - before
+        return found
+
+    def _extend(self, tables: "ChunkTables", line: Ints, stop: Ints) -> tuple[Ints, Ints]:
+        """Read the flags of lines up to these rows; of a pack, all."""
+        done = tables.leaves[layout.DONE]
+        with tables.lock:
+            known, valued = self._known
+            rows, more = known.copy(), [valued]
+            np.maximum.at(rows, line, np.maximum(stop, self._least))
+            for at in np.flatnonzero(rows > known).tolist():
+                first = int(known[at])
+                for flags in done.rows_in(self._folder, at, first, int(rows[at])):
+                    more.append((np.flatnonzero(flags & EPISODE_VALUES) + first) | at << POSITION_BITS)
+                    first += len(flags)
+            self._known = rows, np.sort(np.concatenate(more))
+            return self._known
 
 
 class Held:
@@ -482,7 +540,9 @@ class ChunkTables:
         # them.
         self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
+        self._values: dict[int, ValueRows] = {}  # by folder
         self.infos: list[SegmentInfo | None] = []
+        self._reward_sums: dict[int, RewardSums] = {}  # of folders whose were asked for
         self.packs: dict[int, Pack] = {}
         self.folders, self.lane_base, self.first_rows = (np.zeros(0, np.int64) for _ in range(3))
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
@@ -558,15 +618,34 @@ class ChunkTables:
         """
         folder = self.folders[slot]
         if (folder < 0).any():
-            raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
+            raise SegmentGone(_GONE)
         first = self.first_rows[self.lane_base[slot] + lane]
         is_own = first == OWN_FOLDER
         return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
+
+    def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the sums of rewards of ended episodes of a sealed segment, and which are known without their rows."""
+        folder = int(self.folders[slot]) if 0 <= slot < len(self.folders) else -1
+        info = self.infos[folder] if folder >= 0 else None
+        if info is None or not info.sealed:
+            return np.zeros(len(row)), np.zeros(len(row), np.bool_)
+        found = self._reward_sums.get(folder)
+        if found is None:
+            found = self._reward_sums[folder] = RewardSums.read(info)
+        _, line, before = self.find(np.array(slot), lane)
+        return found.find(line, before + row, steps)
 
     def info(self, slot: int) -> SegmentInfo | None:
         """Return the attributes of the folder of a slot, None where it is gone."""
         folder = int(self.folders[slot])
         return None if folder < 0 else self.infos[folder]
+
+    def info_of(self, folder: int) -> SegmentInfo:
+        """Return the attributes of a folder; SegmentGone where it is gone."""
+        info = self.infos[folder]
+        if info is None:
+            raise SegmentGone(_GONE)
+        return info
 
     def compressed(self, leaf: str) -> list[int]:
         """Return which folders are packs in which an array is compressed."""
@@ -609,9 +688,7 @@ class ChunkTables:
     def _merged_into(self, pack: Pack, leaf: str) -> tuple[SegmentInfo, PackTables]:
         """Return the pack that a pack was merged into, after one was gone that had its rows last."""
         last, _ = pack.now
-        if last.path.exists():
-            path = last.chunk_path(leaf, 0)
-            raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+        _check_left(last, leaf, 0)
         found = find_pack(self.root, int(pack.tables.numbers[0]))
         if found is None:
             number = pack.info.number
@@ -652,8 +729,31 @@ class ChunkTables:
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunks of a row of those arrays of which the chunk before is mapped."""
-        for table in self.leaves.values():
-            table.follow(slot, row)
+        for leaf, table in self.leaves.items():
+            if not layout.is_of_episodes(leaf):
+                table.follow(slot, row)
+
+    def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
+        """Return where the arrays of episode fields have the values of rows with `EPISODE_VALUES`.
+
+        In place of the row, the number names the values in a lane of a segment. It is below 0 for most lanes of a pack:
+        their rows are further from its first one than their values are. ``committed`` are the rows of these lanes, all
+        of which may be read.
+        """
+        folder, line, before = self.find(slot, lane)
+        found = np.empty(len(row), np.int64)
+        for number in np.unique(folder).tolist():
+            here = folder == number
+            where = line[here], (before + row)[here], (before + committed)[here]
+            found[here] = self._values_of(number).find(self, *where) - before[here]
+        return found
+
+    def _values_of(self, folder: int) -> ValueRows:
+        with self.lock:
+            known = self._values.get(folder)
+            if known is None:
+                known = self._values[folder] = ValueRows(folder, self.info_of(folder), self.packs.get(folder))
+            return known
 
     def forget(self) -> None:
         """Release every chunk."""
@@ -691,7 +791,9 @@ class ChunkTables:
             for folder in gone:
                 new.infos[folder] = None
             new.lane_base, new.first_rows = self.lane_base, self.first_rows
+            new._reward_sums = {at: sums for at, sums in self._reward_sums.items() if is_there[at]}
             new._lacking = self._lacking.difference(gone)
+            new._values = {folder: known for folder, known in self._values.items() if is_there[folder]}
             new.packs = {folder: pack for folder, pack in self.packs.items() if is_there[folder]}
             for leaf, table in self.leaves.items():
                 copy = new.leaves[leaf] = ChunkTable(new, leaf)
@@ -704,9 +806,7 @@ class ChunkTables:
     @shown_paths()
     def open_chunk(self, folder: int, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
         """Read one chunk file into memory, or map it where there is none; see `ChunkTable.ensure`."""
-        info = self.infos[folder]
-        if info is None:
-            raise SegmentGone("the segment of these steps was evicted or set aside; draw again")
+        info = self.info_of(folder)
         path, nbytes = info.chunk_path(leaf, chunk), info.chunk_nbytes(leaf)
         refuse_links(info.path, above(leaf))
         try:
@@ -715,8 +815,7 @@ class ChunkTables:
             read_into(path, nbytes, np.asarray(piece))
             return piece
         except FileNotFoundError:
-            if info.path.exists():
-                raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+            _check_left(info, leaf, chunk)
             packed = read_packed_chunk(info, leaf, chunk)
             if packed is None:
                 raise SegmentGone(f"segment {info.number} was evicted or set aside; refresh and draw again") from None
@@ -733,6 +832,13 @@ class ChunkTables:
             return rows_as_before(pack, leaf, [(first, count)], info, tables)
 
         return self._read(pack, leaf, read)
+
+
+def _check_left(info: SegmentInfo, leaf: str, chunk: int) -> None:
+    """Raise FormatError where a segment of which this chunk is missing has not left as a whole."""
+    if info.path.exists():
+        path = info.chunk_path(leaf, chunk)
+        raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
 
 
 def above(leaf: str) -> list[str]:

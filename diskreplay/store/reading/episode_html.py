@@ -8,12 +8,12 @@ import numpy as np
 
 from diskreplay import markup
 from diskreplay.errors import MissingExtra, ReplayError
+from diskreplay.format.schema import Schema
 from diskreplay.markup import Html
 from diskreplay.pictures import as_images, is_image, png, smaller, strip
 
 if TYPE_CHECKING:
     from diskreplay.store.reading.episodes import Episode
-    from diskreplay.store.reading.snapshot import Snapshot
 
 FRAMES, WIDEST = 8, 96  # of the strip, and pixels of a frame
 MOST_FIELDS, MOST_TEXT = 20, 120
@@ -21,26 +21,27 @@ MOST_FIELDS, MOST_TEXT = 20, 120
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 
 
-def episode_html(episode: "Episode", snapshot: "Snapshot", first: int, stride: int) -> Html:
-    """Return an episode as HTML, whose step t has the id ``first`` + t ``stride``."""
-    return markup.element(
-        "div",
-        markup.element("strong", markup.text("Episode")),
-        markup.facts(
-            {"id": markup.text(first), "steps": markup.text(f"{len(episode):,}"), **_facts(episode, snapshot)}
-        ),
-        _guarded(lambda: _strip(snapshot, first, stride, len(episode))),
-    )
+def episode_html(episode: "Episode", schema: Schema) -> Html:
+    """Return an episode as HTML."""
+    title, values = markup.element("strong", markup.text("Episode")), [*schema.episode][:MOST_FIELDS]
+    facts = {
+        "id": markup.text(episode.ids[0]),
+        "length": markup.text(f"{len(episode):,}"),
+        "total_reward": _total_reward(episode),
+        "ended": markup.text(episode.ended),
+        **{name: _guarded(partial(_field, episode, name)) for name in values},
+    }
+    return markup.element("div", title, markup.facts(facts), _guarded(lambda: _strip(episode, schema)))
 
 
 def episodes_html(total: int, shown: Sequence[tuple[int, "Episode"]]) -> Html:
     """Return a list of episodes as HTML, of which some are shown, with their places."""
     rows = [
-        [markup.text(at), markup.text(f"{len(episode):,}"), _return_of(episode), markup.text(episode.ended)]
+        [markup.text(at), markup.text(f"{len(episode):,}"), _total_reward(episode), markup.text(episode.ended)]
         for at, episode in shown
     ]
     title = markup.element("strong", markup.text(f"EpisodeList of {total:,} episodes"))
-    return markup.element("div", title, markup.table([">index", ">steps", ">return", "ended"], rows, total))
+    return markup.element("div", title, markup.table([">index", ">length", ">total_reward", "ended"], rows, total))
 
 
 def _guarded(read: Callable[[], Html]) -> Html:
@@ -53,13 +54,7 @@ def _guarded(read: Callable[[], Html]) -> Html:
         return markup.element("em", markup.text(error))
 
 
-def _facts(episode: "Episode", snapshot: "Snapshot") -> dict[str, Html]:
-    names = [*snapshot.schema.episode][:MOST_FIELDS]
-    values = {name: _guarded(partial(_field, episode, name)) for name in names}
-    return {"return": _return_of(episode), "ended": markup.text(episode.ended), **values}
-
-
-def _return_of(episode: "Episode") -> Html:
+def _total_reward(episode: "Episode") -> Html:
     if len(episode) > MOST_STEPS:
         return markup.text("not summed")
     return _guarded(lambda: markup.text(f"{episode.total_reward:.6g}"))
@@ -71,11 +66,11 @@ def _field(episode: "Episode", name: str) -> Html:
     return markup.text(said if len(said) <= MOST_TEXT else f"{said[: MOST_TEXT - 3]}...")
 
 
-def _strip(snapshot: "Snapshot", first: int, stride: int, steps: int) -> Html:
-    leaves = {path: leaf for path, leaf in snapshot.schema.step_leaves.items() if is_image(leaf)}
+def _strip(episode: "Episode", schema: Schema) -> Html:
+    leaves = {path: leaf for path, leaf in schema.step_leaves.items() if is_image(leaf)}
     path = next(iter(leaves), None)
     if path is None or leaves[path].row_bytes > MOST_BYTES // FRAMES:
         return markup.NOTHING
-    at = np.unique(np.linspace(0, steps - 1, FRAMES).round().astype(int)).tolist()
-    frames = np.concatenate([snapshot.rows(path, first + t * stride, 1) for t in at])
+    at = np.unique(np.linspace(0, len(episode) - 1, FRAMES).round().astype(int)).tolist()
+    frames = np.concatenate([episode.rows(path, t, t + 1) for t in at])
     return markup.image(png(strip(smaller(as_images(frames), WIDEST))), "png", f"{path} of {len(at)} steps")

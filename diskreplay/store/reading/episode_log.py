@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.eviction_list import EvictionEntries
 from diskreplay.format.packs import PackTables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, row_keys
+from diskreplay.ids import DISCARDED, END, EPISODE_COLUMNS, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, row_keys
 
 
 class EpisodeLog:
@@ -59,22 +59,32 @@ class EpisodeLog:
         self.steps = int(self.table.steps.sum())
         self.generation += 1
 
+    def discard(self, at: Ints) -> None:
+        """Note that the episodes at these positions were discarded; the generation changes."""
+        self._lines = self.table.lines.copy()
+        self._lines[at, END] |= DISCARDED
+        self.table = EpisodeTable(self._lines)
+        self.generation += 1
 
-class Hidden:
-    """The episodes of a snapshot's segments that were evicted by hand or lost to damage. Immutable."""
+
+class Evicted:
+    """The episodes of a snapshot's segments that are left out: evicted by hand, lost to damage, discarded. Immutable.
+
+    ``episodes`` is the table of them.
+    """
 
     def __init__(self, episodes: EpisodeTable) -> None:
         key = _keys(episodes.first, episodes.stride)
         order = np.argsort(key, kind="stable")
         self._key, self._steps = key[order], episodes.steps[order]
-        self._episodes = episodes
+        self.episodes = episodes
 
     def __len__(self) -> int:
         """Return the number of episodes."""
         return len(self._key)
 
     def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
-        """Tell which ids are those of hidden steps; ``lanes`` are as many as the segment of each id has."""
+        """Tell which ids are those of such steps; ``lanes`` are as many as the segment of each id has."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
         key = _keys(ids, lanes)
@@ -82,13 +92,13 @@ class Hidden:
         inside: NDArray[np.bool_] = (at >= 0) & (key - self._key[at] < self._steps[at])
         return inside
 
-    def with_more(self, episodes: EpisodeTable) -> "Hidden":
+    def with_more(self, episodes: EpisodeTable) -> "Evicted":
         """Return these and others."""
-        return Hidden(EpisodeTable.concatenate([self._episodes, episodes])) if len(episodes) else self
+        return Evicted(EpisodeTable.concatenate([self.episodes, episodes])) if len(episodes) else self
 
-    def without(self, segments: Ints) -> "Hidden":
+    def without(self, segments: Ints) -> "Evicted":
         """Return those that are not in these segments."""
-        return Hidden(self._episodes.select(~np.isin(self._episodes.first >> POSITION_BITS, segments)))
+        return Evicted(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
 
 
 class Evictions:
@@ -98,9 +108,9 @@ class Evictions:
     """
 
     def __init__(self, root: Root) -> None:
-        self._entries = HiddenEntries(root)
+        self._entries = EvictionEntries(root)
         self._firsts = np.zeros(0, np.int64)
-        self.found = Hidden(EpisodeTable.concatenate([]))
+        self.found = Evicted(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
         """Take in the entries up to a number; tell whether there were new ones."""
@@ -137,6 +147,12 @@ class Evictions:
             return episodes, out
         self.found = self.found.with_more(episodes.select(out))
         return episodes.select(~out), out
+
+    def discard(self, at: int) -> None:
+        """Note that the episode at this position of `found` was discarded, too."""
+        lines = self.found.episodes.lines.copy()
+        lines[at, END] |= DISCARDED
+        self.found = Evicted(EpisodeTable(lines))
 
     def forget(self, segments: Ints) -> None:
         """Forget what was in segments that are gone."""

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
+from diskreplay.format.episode_table import add_rewards
 from diskreplay.format.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.ids import (
+    CONTINUES,
     CUT,
     EPISODE_VALUES,
     OPEN,
@@ -17,7 +19,7 @@ from diskreplay.ids import (
     TERMINATED,
     TRUNCATED,
     EpisodeTable,
-    is_end_with_values,
+    places_of,
 )
 from diskreplay.store.reading.episode_html import episode_html, episodes_html
 from diskreplay.store.reading.snapshot import Snapshot
@@ -25,8 +27,18 @@ from diskreplay.store.reading.snapshot import Snapshot
 ENDS_SHOWN = 5  # episodes at either end of a list, in a notebook
 
 
+def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the sum of rewards between each pair of rows, ``(n, 2)`` int64, in float64.
+
+    A sum depends on its own rows alone, to the last bit: a predicate must not see another one than a table shows.
+    """
+    found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
+    add_rewards(found, np.repeat(np.arange(len(bounds)), steps), rewards[places_of(bounds[:, 0], steps)])
+    return found
+
+
 class Episode:
-    """One episode of a snapshot: ``T = len(episode)`` steps.
+    """One episode of a snapshot, whole: ``T = len(episode)`` steps, also those that a capacity or an age hides.
 
     Arrays are read-only views of the store where the rows lie in one chunk, else copies. Thread-safe.
     """
@@ -45,12 +57,36 @@ class Episode:
         """Return the number of steps."""
         return self._steps
 
+    @property
+    def length(self) -> int:
+        """The number of steps: ``len(episode)``."""
+        return self._steps
+
+    @property
+    def hidden_steps(self) -> int:
+        """How many of its first steps are not drawn any more: the store's capacity or its age limit hides them."""
+        return int(self._snapshot.hidden_steps(self._table)[0])
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continues an episode that was cut for its length: the environment was not reset before it."""
+        return bool(self._end & CONTINUES)
+
+    @property
+    def continued(self) -> bool:
+        """Whether it was cut for its length, and the snapshot has the episode that continues it."""
+        return bool(self._snapshot.continued(self._table)[0])
+
+    @property
+    def _table(self) -> EpisodeTable:
+        return EpisodeTable.of([self._first], [self._stride], [self._steps], [self._obs_rows], [self._end])
+
     def __repr__(self) -> str:
         """Say which episode this is and how it ended."""
-        return f"Episode(id={self._first}, steps={self._steps}, {self.ended})"
+        return f"Episode(id={self._first}, length={self._steps}, {self.ended})"
 
     def _repr_html_(self) -> str:
-        return episode_html(self, self._snapshot, self._first, self._stride)
+        return episode_html(self, self._snapshot.schema)
 
     @property
     def ended(self) -> str:
@@ -125,7 +161,8 @@ class Episode:
     @property
     def total_reward(self) -> float:
         """The undiscounted return, summed in float64."""
-        return float(self.reward.sum(dtype=np.float64))
+        sums, are_known = self._snapshot.kept_reward_sums(self._table)
+        return float((sums if are_known[0] else sums_between(self.reward, np.array([[0, self._steps]])))[0])
 
     def rows(self, path: str, first: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Return rows of one leaf of the steps, ``(stop - first, ...)``, without reading any others.
@@ -183,7 +220,8 @@ class Episode:
             raise SchemaError(f"no field {name!r} in this store; it has {', '.join(known)}")
         if not self._end & EPISODE_VALUES:
             return None
-        return self._map(f"episode/{name}", lambda leaf: self._snapshot.rows(leaf, self._last_id, 1)[0])
+        (slot,), (lane,), (row,) = (place.tolist() for place in self._snapshot.value_places(self._table))
+        return self._map(f"episode/{name}", lambda leaf: self._snapshot.leaf(leaf).rows(slot, lane, row, row + 1)[0])
 
     def _priorities(self) -> NDArray[np.float64]:
         snapshot = self._snapshot
@@ -192,17 +230,6 @@ class Episode:
             return np.full(self._steps, np.nan)
         stored = snapshot.rows(PRIORITY, self._first, self._steps)
         return np.where(stored > LEAST_PRIORITY, stored, np.where(stored > 0, 0.0, np.nan))
-
-    @property
-    def _last_id(self) -> int:
-        """The id of the row with its values; see `is_end_with_values`."""
-        after = self._first + self._steps * self._stride
-        slot, lane = self.segment - self._snapshot.origin, self.lane
-        row = (after & POSITION_MASK) // self._stride
-        is_behind = row < self._snapshot.committed[self._snapshot.lane_base[slot] + lane]
-        if is_behind and is_end_with_values(self._snapshot.rows("done", after, 1))[0]:
-            return after
-        return after - self._stride
 
     def _read(self, root: str, count: int) -> Any:
         return self._map(root, lambda leaf: self._snapshot.rows(leaf, self._first, count))

@@ -15,9 +15,10 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.machine import clock_ns, this_clock
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.packs import read_tables
+from diskreplay.format.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
+from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, locate
 from diskreplay.kernels import following as rows, hiding
 from diskreplay.kernels.advancing import advance_hiding_plain, advance_plain
 from diskreplay.kernels.huge_pages import give_back_free
@@ -25,11 +26,11 @@ from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTables
 from diskreplay.store.reading.damaged import DAMAGE
+from diskreplay.store.reading.discards import Discards
 from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
 from diskreplay.store.reading.known_segments import MOST_SLOTS, KnownSegments
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.store.reading.packed import Pack, merged_numbers
-from diskreplay.store.reading.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
 from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
@@ -45,7 +46,7 @@ _TWINS: dict[str, Kernel] = {"advance": advance_plain, "advance_hiding": advance
 
 
 class _Merged(Exception):
-    """Segments were put into a pack while they were read: what was taken in is not known."""
+    """Segments were put into a pack while they were read, or returned: what was taken in is not known."""
 
 
 class _Sealed(NamedTuple):
@@ -59,13 +60,14 @@ class _Sealed(NamedTuple):
 class Follower:
     """Follows a store on disk and makes snapshots of it.
 
-    A segment that cannot be read is left out, with a warning; `damaged` says which are.
+    A segment that cannot be read is left out, with a warning unless ``warns`` is false; `damaged` says which are.
+    ``origin`` is the number of the first segment.
 
     Concurrency: any thread; one refreshes at a time. It writes nothing and takes no lock on disk.
     """
 
-    def __init__(self, root: Root, counters: StoreCounters) -> None:
-        self._root, self._counters = root, counters
+    def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
+        self._root, self._counters, self._warns = root, counters, warns
         self._lock = threading.Lock()
         self._generation = 0
         self._least = layout.MAX_SEGMENTS  # the lowest number of a segment that is in a pack, where that is known
@@ -83,13 +85,14 @@ class Follower:
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
-        kernel(self._kernel_name)  # which takes seconds where it was not compiled yet: others may refresh meanwhile
+        kernel(self.kernel_name)  # which takes seconds where it was not compiled yet: others may refresh meanwhile
         with self._lock:
             self._kernel = kernel
-            self._live.kernel = kernel(self._kernel_name)
+            self._live.follow_with(kernel(self.kernel_name))
 
     @property
-    def _kernel_name(self) -> str:
+    def kernel_name(self) -> str:
+        """The kernel that it follows with, compiled or not."""
         return "advance_hiding" if self._is_timed else "advance"
 
     def _reset(self) -> None:
@@ -102,14 +105,14 @@ class Follower:
         self._leaves = [layout.DONE, layout.TIME] if self._is_timed else [layout.DONE]
         self._raw = b""
         self._broken = False
-        self._known = KnownSegments(self._root, self._counters)
-        self._origin = min(self._known.lowest(), self._least)
+        self._known = KnownSegments(self._root, self._counters, self._warns)
+        self.origin = min(self._known.lowest(), self._least)
         self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self._tables = ChunkTables(self._root, self._counters)
         self._log = EpisodeLog(self._generation)
         self._frontier = CapacityFrontier(self._limits.capacity, self._is_timed)
-        self._live = LiveLanes(self._kernel(self._kernel_name), self._log, self._frontier, self._leaves)
+        self._live = LiveLanes(self._kernel(self.kernel_name), self._log, self._frontier, self._leaves)
         self._segments: SegmentTable | None
         self._lanes = np.zeros(0, np.int64)
         self._lane_base = np.zeros(0, np.int64)
@@ -123,7 +126,8 @@ class Follower:
         self._last = np.zeros(0, np.int64)  # when the last row of each segment came; `NEVER`: it may grow
         self._list_growing()
         self._next_check_at = 0.0
-        self._evictions = Evictions(self._root)
+        self._evictions, self._discards = Evictions(self._root), Discards()
+        self._newly_discarded: list[EpisodeTable] = []  # found by this refresh
         self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
@@ -179,9 +183,7 @@ class Follower:
             if is_rearranged:
                 self._root.follow_limits()
             if is_rearranged and (self._limits != self._root.limits or self._has_returned()):
-                before, self._generation = len(self.snapshot), self._log.generation + 1
-                self._begin()
-                return max(0, len(self.snapshot) - before)
+                raise _Merged
             changed = changed or bool((words != self._words).any())
             if changed:
                 arrived = self._follow_counters(words, is_rearranged)
@@ -194,6 +196,9 @@ class Follower:
             until = max(until, clock_ns() + self._clock.wall - int(self._limits.max_age_s * 1e9))
         record = self._live.advance(changed, until, self)
         total = self._log.steps + self._live.open_steps
+        if self._newly_discarded:
+            arrived -= 0 if force else self._never_shown(EpisodeTable.concatenate(self._newly_discarded))
+            self._newly_discarded = []
         if record is not None:
             self.snapshot = self._snapshot_of(record, total)
         return arrived + total - steps + self._lost
@@ -203,7 +208,7 @@ class Follower:
 
     def _places_of(self, episodes: EpisodeTable) -> Ints:
         """Return the place among all lanes of the lane of each episode."""
-        slot = (episodes.first >> POSITION_BITS) - self._origin
+        slot = (episodes.first >> POSITION_BITS) - self.origin
         place: Ints = self._lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
         return place
 
@@ -215,7 +220,7 @@ class Follower:
         gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES, layout.HORIZON]
         if (words[gone] != self._words[gone]).any():
             self._drop_gone(everywhere=is_rearranged)
-        if self._evictions.read(int(words[layout.HIDDEN_ENTRIES])):  # by hand
+        if self._evictions.read(int(words[layout.EVICTION_ENTRIES])):  # by hand
             self._log.remove(self._evictions.split(self._log.table)[1])
             self._list_growing()  # for `keeps_all_ended`
         self._words = words
@@ -227,7 +232,7 @@ class Follower:
     # --- segments that come and go -----------------------------------------------------------------------------------
 
     def _add_segments(self, end: int) -> None:
-        start = self._origin + len(self._lanes)
+        start = self.origin + len(self._lanes)
         there = segment_numbers(self._root, start, end)
         if not there:
             if start < end and self._merged_since(end):
@@ -289,7 +294,7 @@ class Follower:
 
     def _find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
         """Return the packs among segments that are new, lowest number first, and leave out what they stand for."""
-        start, found, taken = self._origin + len(self._lanes), list[Pack](), set[int]()
+        start, found, taken = self.origin + len(self._lanes), list[Pack](), set[int]()
         for at in range(len(infos) - 1, -1, -1):
             info = infos[at]
             if info is None or info.packed is None:
@@ -306,13 +311,13 @@ class Follower:
             if taken.isdisjoint(numbers):  # else it was merged into another one
                 found.append(pack)
                 taken.update(numbers)
-        if taken and min(taken) < self._origin:
+        if taken and min(taken) < self.origin:
             self._least = min(taken)
             raise _Merged
         for number in taken:
             if number >= start:
                 infos[number - start] = None
-            elif self._lanes[number - self._origin] == 0:
+            elif self._lanes[number - self.origin] == 0:
                 raise _Merged  # it had left, or could not be read
         end = start + len(infos)
         if any(start <= n < end and infos[n - start] is None and n not in taken for n in self._merged_since(end)):
@@ -322,7 +327,7 @@ class Follower:
     def _add_pack(self, pack: Pack, first_new: int) -> None:
         """Take in a pack: the segments of it that are known are read from it from now on, the others are new."""
         tables, info = pack.tables, pack.info
-        slots = tables.numbers - self._origin
+        slots = tables.numbers - self.origin
         self._tables = self._tables.with_pack(slots, pack)
         self._clocks, self._last = self._clocks.copy(), self._last.copy()
         self._clocks[slots], self._last[slots], self._folder[slots] = info.clock.wall, info.bounds[1], info.number
@@ -353,9 +358,9 @@ class Follower:
     def _check_merged(self, gone: Iterable[int]) -> None:
         """Raise _Merged where one of these segments, or packs, is gone and its rows are in a pack that is not known."""
         missing = [number for number in gone if not os.path.lexists(self._root.segment_path(number))]
-        if missing and (merged := self._merged_since(self._origin + len(self._lanes))):
+        if missing and (merged := self._merged_since(self.origin + len(self._lanes))):
             slots = np.flatnonzero(np.isin(self._folder, missing))
-            if not merged.isdisjoint((slots + self._origin).tolist()):
+            if not merged.isdisjoint((slots + self.origin).tolist()):
                 raise _Merged
 
     def _merged_since(self, first: int) -> set[int]:
@@ -365,9 +370,9 @@ class Follower:
     def _has_returned(self) -> bool:
         """Whether a segment is there that was not, or is another one than it was."""
         known = dict[int, int | None].fromkeys(np.unique(self._folder[self._lanes > 0]).tolist())
-        known |= {slot + self._origin: live.folder for slot, live in self._live.segments.items()}
-        stop = self._origin + len(self._lanes)
-        return bool(self._known.damaged) or self._known.has_other(self._origin, stop, known)
+        known |= {slot + self.origin: live.folder for slot, live in self._live.segments.items()}
+        stop = self.origin + len(self._lanes)
+        return bool(self._known.damaged) or self._known.has_other(self.origin, stop, known)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
         """Release the segments that retention takes out; ``everywhere``: and others whose folder is gone."""
@@ -375,7 +380,7 @@ class Follower:
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(self._lanes)
         below = known[self._last[known] < horizon]
-        if not (self._limits.max_age_s is not None or words[layout.HIDDEN_ENTRIES] or everywhere):
+        if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
             # Only those of which nobody knows whether they were sealed before they were gone.
             known = known[~self._sealed[known] & ~np.isin(known, list(self._live.segments))]
         numbers = np.unique(self._folder[known]).tolist()
@@ -387,6 +392,7 @@ class Follower:
         """Empty slots.
 
         Their episodes stay in the log, hidden, until they are half of it: a new log costs every sampler a new start.
+        Episodes that no limit hides do not stay: a reader that begins now has no trace of them, and must agree.
         """
         if not slots:
             return
@@ -402,11 +408,15 @@ class Follower:
             self._live.segments.pop(slot, None)
         self._tables = self._tables.without(slots)
         self._list_growing()
-        self._gone.extend(slot + self._origin for slot in slots)
-        self._evictions.forget(np.array(slots) + self._origin)
+        self._gone.extend(slot + self.origin for slot in slots)
+        for left_out in self._evictions, self._discards:
+            left_out.forget(np.array(slots) + self.origin)
         behind = np.isin(self._log.table.first >> POSITION_BITS, self._gone)
+        words = self._counters.read()
+        past = max(self._frontier.hidden_before, int(max(words[layout.FRONTIER], words[layout.HORIZON])))
+        is_hidden = not behind.any() or int(self._log.table.time[behind].max()) < past
         # Without times, nobody could tell which episodes began after those that are gone.
-        if not self._is_timed or 2 * np.count_nonzero(behind) >= len(behind):
+        if not self._is_timed or not is_hidden or 2 * np.count_nonzero(behind) >= len(behind):
             self._log.remove(behind)
             self._gone = []
 
@@ -416,13 +426,13 @@ class Follower:
         """List the segments that may grow, after any array of segments or lanes was replaced or changed."""
         tables, self._segments = self._tables, None
         where = tables.folders, tables.first_rows
-        self._where = Segments(self._origin, self._lanes, self._lane_base, self._clocks, *where)
+        self._where = Segments(self.origin, self._lanes, self._lane_base, self._clocks, *where)
         self._live.list_segments(self._rows, self._where, tables)
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether no episode that ends is one that was evicted or lost."""
-        return self._evictions.has_none
+        """Whether no episode that ends is one that was evicted, lost, or part of a discarded one."""
+        return self._evictions.has_none and not self._discards.waits
 
     def add_ended(self, end: int, steps: int) -> None:
         """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
@@ -432,9 +442,37 @@ class Follower:
             new = EpisodeTable(self._log.reserve(0)[len(self._log) : end].copy())
             self._log.append(self._evictions.split(new)[0])
 
+    def _find_discarded(self) -> None:
+        """Take in what writers have discarded."""
+        found = self._discards.follow(self._log, self._evictions, self)
+        if len(found):
+            self._newly_discarded.append(found)
+
+    def _never_shown(self, episodes: EpisodeTable) -> int:
+        """Count the steps of episodes that the last snapshot does not have."""
+        before, shown = self.snapshot, np.zeros(len(episodes), np.int64)
+        there, slot, _, lane, row = locate(episodes.first, before.origin, before.lanes)
+        shown[there] = before.committed_rows(slot[there], lane[there]) - row[there]
+        return int((episodes.steps - np.clip(shown, 0, episodes.steps)).sum())
+
+    def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
+        """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
+        return self._tables.lanes_of(slot, self.origin) if self._lanes[slot] else None
+
+    def published_rows(self, slot: int, lane: int) -> int:
+        """Return how many rows of a lane are published."""
+        live = self._live.segments.get(slot)
+        counted = self._rows[rows.COMMITTED, self._span(slot)] if live is None else live.committed
+        return int(counted[lane])
+
+    def is_followed(self, slot: int, lane: int) -> bool:
+        """Tell whether all that is published of a lane is in the log."""
+        known, _, open_start, *_ = self._rows[:, self._span(slot).start + lane].tolist()
+        return bool(known >= self.published_rows(slot, lane) and open_start < 0)
+
     def read_time(self, step_id: int) -> bool:
         """Map the time of a step, or go on without its segment; tell whether it is mapped."""
-        slot, position = (step_id >> POSITION_BITS) - self._origin, step_id & POSITION_MASK
+        slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(self._lanes[slot]))
         try:
             self._tables.leaves[layout.TIME].ensure(*np.array([[slot], [lane], [row], [row]]))
@@ -485,7 +523,7 @@ class Follower:
 
     def _reread(self, slot: int) -> bool:
         """Read the document of a live segment that was replaced; tell whether it is sealed."""
-        before, live = self._live.segments[slot], LiveSegment(self._root, self._origin + slot)
+        before, live = self._live.segments[slot], LiveSegment(self._root, self.origin + slot)
         self._known.note(live.info)
         if live.folder != before.folder:
             return False  # replaced by repair, which is about to count a change
@@ -549,7 +587,7 @@ class Follower:
         """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
         slot = self._lane_slot[at]
         lane = at - self._lane_base[slot]
-        slices = LaneSlice(slot + self._origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
+        slices = LaneSlice(slot + self.origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
         found = parse_episodes(flags.flags, slices, flags.gaps)
         if self._is_timed:
             self._set_times(found, at)
@@ -578,22 +616,28 @@ class Follower:
         frontier, segments = self._frontier, self._segments
         assert segments is not None
         found = frontier.found
-        steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], found[hiding.PAST]
+        steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], frontier.hidden_before
+        if segments.discarded_steps:
+            discarded = self._discards.episodes
+            steps -= int((discarded.steps - frontier.hidden_of(discarded, self._places_of(discarded))).sum())
         return Snapshot(segments, steps, record, self._rows, self._log.table, frontier.oldest, reached, until)
 
     def segment_table(self) -> SegmentTable:
         """Return the table of all segments, a new one where anything in it has changed."""
+        self._find_discarded()
         if self._frontier.generation != self._log.generation:
             self._follow_log()
-        segments, hidden, generation = self._segments, self._evictions.found, self._log.generation
-        if segments is not None and segments.hidden is hidden and segments.generation == generation:
+        segments, generation = self._segments, self._log.generation
+        evictions = self._discards.with_evicted(self._evictions.found)
+        if segments is not None and segments.evictions is evictions and segments.generation == generation:
             return segments
         self._segments = segments = SegmentTable.of(
             self._live.growing,
             schema=self._root.schema,
             tables=self._tables,
             sealed=self._sealed,
-            hidden=hidden,
+            evictions=evictions,
+            discarded_steps=int(self._discards.episodes.steps.sum()),
             generation=generation,
             **self._where._asdict(),
         )

@@ -23,8 +23,8 @@ class KnownSegments:
     ``damaged`` says what is wrong with each that it leaves out, by number.
     """
 
-    def __init__(self, root: Root, counters: StoreCounters) -> None:
-        self._root, self._counters = root, counters
+    def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
+        self._root, self._counters, self._warns = root, counters, warns
         self._documents: dict[int, Identity] = {}
         self.damaged: dict[int, str] = {}
 
@@ -66,7 +66,8 @@ class KnownSegments:
         if isinstance(error, (OSError, SegmentGone)):
             detail = f"{getattr(error, 'filename', None) or path} is missing"
         self.damaged[number] = detail = shown(detail)
-        warn_of_damage(self._root, number, detail)
+        if self._warns:
+            warn_of_damage(self._root, number, detail)
 
     def note(self, info: SegmentInfo) -> None:
         """Remember from which document a segment was read."""
@@ -89,15 +90,11 @@ class KnownSegments:
         """
         if self.lowest() < start:
             return True
-        for number in listed_numbers(self._root):
-            if not start <= number < stop:
-                continue
-            if number not in known:
-                return True
-            folder = known[number]
-            if folder is not None:
-                if identify(self._root.segment_path(number))[0] not in (folder, 0):
-                    return True
-            elif identify(self._root.segment_path(number) / layout.METADATA) != self._documents.get(number):
-                return True
-        return False
+        there = [number for number in listed_numbers(self._root) if start <= number < stop]
+        return any(number not in known or self._is_other(number, known[number]) for number in there)
+
+    def _is_other(self, number: int, folder: int | None) -> bool:
+        path = self._root.segment_path(number)
+        if folder is not None:
+            return identify(path)[0] not in (folder, 0)
+        return identify(path / layout.METADATA) != self._documents.get(number)

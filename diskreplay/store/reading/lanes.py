@@ -21,8 +21,8 @@ class LaneMap:
     """Where the lanes of all segments belong: arrays by segment lane, ``lane_base[slot] + lane`` of a snapshot.
 
     ``key`` is ``writer << 20 | lane``, -1 where the segment was gone before it was seen; keys are in the order of
-    (writer, lane). ``slot`` is the segment's, ``following`` the segment lane in which the same lane goes on, -1: none.
-    Not thread-safe.
+    (writer, lane), and ``keys`` has each once, in order. ``slot`` is the segment's. ``following`` is the place of the
+    same lane in the writer's next segment, ``previous`` that in the segment before; -1: there is none. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,10 @@ class LaneMap:
 
     def _clear(self, origin: int) -> None:
         self.key: Ints = np.zeros(0, np.int64)
+        self.keys: Ints = np.zeros(0, np.int64)
         self.slot: Ints = np.zeros(0, np.int64)
         self.following: Ints = np.zeros(0, np.int64)
+        self.previous: Ints = np.zeros(0, np.int64)
         self._origin = origin
         self._base: Ints = np.zeros(0, np.int64)
         self._counts: Ints = np.zeros(0, np.int64)
@@ -53,11 +55,13 @@ class LaneMap:
             found = snapshot.tables.lanes_of(slot, self._origin)
             keys.append(np.full(count, -1) if found is None else (found[0] << LANE_BITS) + found[1])
         self.key = np.concatenate(keys)
+        self.keys = np.unique(self.key[self.key >= 0])
         self.slot = np.repeat(np.arange(slots), self._counts)
         order = np.argsort(self.key, kind="stable")
         same = (self.key[order][1:] == self.key[order][:-1]) & (self.key[order][1:] >= 0)
-        self.following = np.full(len(self.key), -1)
+        self.following, self.previous = np.full((2, len(self.key)), -1)
         self.following[order[:-1][same]] = order[1:][same]
+        self.previous[order[1:][same]] = order[:-1][same]
 
     def places(self, ids: Ints) -> Ints:
         """Return the segment lane of each id of a snapshot that was taken in."""
@@ -78,11 +82,10 @@ class LaneMap:
 
     def growing(self, snapshot: Any) -> Ints:
         """Return the keys of all lanes of writers that have a segment which is not sealed, in order."""
-        live = np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0))
-        lanes = self.key[np.isin(self.slot, live)]
-        writers = np.unique(lanes >> LANE_BITS)
-        known = np.unique(self.key[self.key >= 0])
-        return known[np.isin(known >> LANE_BITS, writers)]
+        live = ~snapshot.sealed & (snapshot.lanes > 0)
+        there = slice(len(snapshot.committed))  # without segments that came later
+        writers = np.unique(self.key[there][live[self.slot[there]]] >> LANE_BITS)
+        return self.keys[np.isin(self.keys >> LANE_BITS, writers)]
 
 
 def is_abandoned(snapshot: Any, writer: int) -> bool:

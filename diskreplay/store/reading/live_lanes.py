@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,8 +54,9 @@ class LiveSegment:
         return committed, np.maximum(observed, committed)
 
     def may_be_sealed(self) -> bool:
-        """Whether the attributes were replaced (or are gone)."""
-        return identify(self.metadata) != self.info.document
+        """Whether it is sealed, or its attributes were replaced (or are gone)."""
+        # It may have been sealed after the follower had read that it was not, and before this was made.
+        return self.info.sealed or identify(self.metadata) != self.info.document
 
 
 class Attendant(Protocol):
@@ -89,13 +90,19 @@ class LiveLanes:
 
     def __init__(self, kernel: Kernel, log: EpisodeLog, frontier: CapacityFrontier, leaves: Sequence[str]) -> None:
         self.segments: dict[int, LiveSegment] = {}
-        self.kernel, self._log, self._frontier = kernel, log, frontier
+        self._kernel, self._log, self._frontier = kernel, log, frontier
         self.open_steps = 0
         self._numbers = np.zeros(rows.FOUND, np.int64)
-        self._arguments: tuple[Ints | int, ...]
+        self._arrays: tuple[Ints, ...]  # whose addresses the arguments have
+        self._arguments: tuple[Any, ...]
         self._found = self._numbers.data  # the same as Python's own numbers
         self._leaves = leaves
+        self._held: Callable[[], Held | None] = unseen  # what it was when the tables were read
         self._record = np.zeros(0, np.int64)  # of the next snapshot
+
+    def follow_with(self, kernel: Kernel) -> None:
+        """Use another kernel from now on."""
+        self._kernel, self._held = kernel, unseen
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
         """Make the table of those that may grow, after any of these was replaced.
@@ -111,7 +118,7 @@ class LiveLanes:
             line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
             line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, segments.clocks[slot]
             line[rows.FOLDER] = segments.folders[slot]
-        self._held: Callable[[], Held | None] = unseen  # what it was when the tables were read
+        self._held = unseen
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
@@ -130,7 +137,7 @@ class LiveLanes:
             if held is not self._held() or self._log.table is not self._table:
                 held = self._prepare(attendant)
                 record = self._record
-            status = self.kernel(*self._arguments, until, frontier.oldest, frontier.newer, record)
+            status = self._kernel(*self._arguments, until, frontier.oldest, frontier.newer, record)
             if found[rows.ENDED] > self._size:
                 attendant.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
                 self._note_log_end()
@@ -168,8 +175,10 @@ class LiveLanes:
         ended = self._log.reserve(2 * MANY_ROWS)
         held, (flags, *times) = self._tables.addresses(self._leaves)
         every = *flags, *(times[0] if times else _NO_TIMES)
-        growing = self.growing, *every, self._segments.origin, self._lanes, ended, self._numbers
-        self._arguments = *growing, segments.head, *frontier.arguments(self._segments, len(ended))
+        hidden, *where = frontier.arguments(self._segments, len(ended))
+        self._arrays = self.growing, *every, self._lanes, ended, segments.head, *where
+        tables = advancing.tables_of(self._kernel, self._arrays)
+        self._arguments = tables, self._segments.origin, self._numbers, hidden
         self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
         self._found[rows.SPLITS] = not attendant.keeps_all_ended

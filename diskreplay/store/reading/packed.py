@@ -86,8 +86,8 @@ def _unpacked(info: SegmentInfo, leaf: str, chunk: int, pack: SegmentInfo, table
     if leaf not in pack.chunk_rows:
         return piece
     read = _row_reader(pack, leaf)
-    lines = tables.runs[tables.runs_of(int(tables.places(np.array([info.number]))[0]))]
-    for lane, (first, count, _) in enumerate(lines.tolist()):
+    lines = tables.of(leaf).runs[tables.runs_of(int(tables.places(np.array([info.number]))[0]))]
+    for lane, (first, count) in enumerate(lines[:, :2].tolist()):
         begin, stop = chunk * per_chunk, min((chunk + 1) * per_chunk, count)
         if begin < stop:
             read(first + begin, rows[lane, : stop - begin])
@@ -124,14 +124,15 @@ def rows_as_before(
     """
     row_bytes, read = info.arrays[leaf].row_bytes, _row_reader(info, leaf)
     total = sum(count for _, count in ranges)
+    before, tables = pack.tables.of(leaf), tables.of(leaf)
     piece = lone_piece(total * row_bytes)
     if piece is None:
         raise MemoryError(f"no memory for {leaf} of {pack.info.path}")
     rows, at = np.asarray(piece).reshape(total, row_bytes), 0
     rows[:] = 0
     for first, count in ranges:
-        parts = np.array(pack.tables.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
-        now = tables.rows_of(pack.tables.ids_of(parts[:, 0]))
+        parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
+        now = tables.rows_of(before.ids_of(parts[:, 0]))
         for (row, some), found in zip(parts.tolist(), now.tolist(), strict=True):
             read(found, rows[at + row - first : at + row - first + some])
         at += count

@@ -12,11 +12,12 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
+from diskreplay.format.extents import sealed_extent
 from diskreplay.format.mapping import data_ranges, opened, read_into, read_part
 from diskreplay.format.packs import PackTables
+from diskreplay.format.parse_episodes import Gaps
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import Ints, places_of
-from diskreplay.store.reading.parse_episodes import Gaps
 
 # Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
 _LARGE, _SPARSE = 1 << 20, 4
@@ -103,11 +104,14 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
     known = []
     folder = str(info.path)
     for leaf, array in info.arrays.items():
-        per_chunk = info.chunk_rows[leaf]
-        chunks = -(-rows // per_chunk)
-        known.append(chunks * per_chunk)
+        per_chunk, begin, stop = info.chunk_rows[leaf], checked, rows
+        if array.is_of_episodes:
+            begin, stop = 0, max(info.values, default=0)  # flags tell of values of a segment that is written
+        chunks = -(-stop // per_chunk)
+        if not array.is_of_episodes:
+            known.append(chunks * per_chunk)
         size = info.chunk_nbytes(leaf)
-        for chunk in range(-(-checked // per_chunk), chunks):
+        for chunk in range(-(-begin // per_chunk), chunks):
             path = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
             found = lookup.status(path).st_size
             if found != size:
@@ -129,6 +133,7 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
         least, most = int(committed.min()), int(committed.max())
         if least < 0 or most * lanes > layout.POSITION_MASK:
             raise FormatError(f"{info.path}: committed is damaged; restore it")
+        sealed_extent(info, committed)
         check_chunks(info, 0, most, lookup)
         if most * lanes < _LARGE:  # as nearly all are, where there are thousands
             return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
@@ -139,14 +144,11 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
 def read_pack(info: SegmentInfo, tables: PackTables, members: Ints) -> tuple[Ints, LaneFlags]:
     """Return how many rows each lane of some segments of a pack has, and their flags, lane after lane.
 
-    Raises FileNotFoundError where it was evicted or a file of it is missing, FormatError where it is damaged.
+    Errors as for `read_sealed`: it is read as a segment of one lane.
     """
-    with LookupBelow(str(info.path)) as lookup:
-        rows = int(read_lane_counter(f"{info.path}/{layout.COMMITTED}", 1, lookup=lookup)[0])
-        if rows != int((tables.first_rows + tables.rows).max()):
-            raise FormatError(f"{info.path}: committed is damaged; restore it")
-        check_chunks(info, 0, rows, lookup)
-        flags = _read_dense(info, np.array([rows]), lookup)
+    (rows,), (flags, *_) = read_sealed(info)
+    if rows != int((tables.first_rows + tables.rows).max()):
+        raise FormatError(f"{info.path}: committed is damaged; restore it")
     which = np.zeros(len(tables.lanes), np.bool_)
     which[members] = True
     runs = np.repeat(which, tables.lanes)

@@ -9,12 +9,31 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.schema import Schema
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Floats, Ints, locate, places_of
+from diskreplay.ids import (
+    CUT,
+    DISCARDED,
+    EPISODE_COLUMNS,
+    EPISODE_VALUES,
+    FIRST,
+    NO_STEP,
+    OPEN,
+    POSITION_BITS,
+    POSITION_MASK,
+    EpisodeTable,
+    Floats,
+    Ints,
+    is_end_with_values,
+    locate,
+    places_of,
+)
 from diskreplay.kernels import following, frozen
-from diskreplay.kernels.runs import Visible, open_episodes
+from diskreplay.kernels.runs import Visible, lane_keys, open_episodes
 from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
-from diskreplay.store.reading.episode_log import Hidden
-from diskreplay.store.reading.episode_values import episode_values
+from diskreplay.store.reading.episode_log import Evicted
+from diskreplay.store.reading.lanes import LaneMap
+
+# Of the newest ended episodes: most that are asked for have just ended. Then so many times more.
+_NEWEST, _MORE = 1024, 8
 
 
 class SegmentTable(NamedTuple):
@@ -22,7 +41,8 @@ class SegmentTable(NamedTuple):
 
     ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is gone), ``lane_base``, ``sealed`` and
     ``clocks``, the wall time at which the clock of its rows began, in nanoseconds since the epoch. The episodes in
-    ``hidden`` were evicted by hand or lost to damage, and are in no table of episodes. Positions in the log of ended
+    ``evictions`` were evicted by hand, lost to damage, or discarded by their writers, and are not visible. Discarded
+    ones keep their place in the log, and have ``discarded_steps`` steps. Positions in the log of ended
     episodes mean the same episode in every snapshot of one ``generation``.
 
     ``folders`` and ``first_rows`` say where the rows of each are: see `ChunkTables`.
@@ -39,7 +59,7 @@ class SegmentTable(NamedTuple):
     lane_base: Ints
     clocks: Ints
     sealed: NDArray[np.bool_]
-    hidden: Hidden
+    evictions: Evicted
     generation: int
     folders: Ints
     first_rows: Ints
@@ -47,6 +67,7 @@ class SegmentTable(NamedTuple):
     live_base: Ints
     live_places: Ints
     head: Ints
+    discarded_steps: int = 0
 
     @classmethod
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
@@ -74,8 +95,8 @@ class Snapshot:
 
     Immutable; any number of threads may use one. ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the
     rows of that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden
-    by a capacity or for its age. Hidden are all steps that were published before ``hidden_before``, and none of an
-    episode that began at ``reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
+    by a capacity or for its age. Every hidden step was published before ``hidden_before``, and none is of an episode
+    that began at ``reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
     the order they were found, ``open`` the others.
 
     ``record`` is what kernels read, with what was known of the lanes that may grow. ``lane_rows`` is what is known of
@@ -93,6 +114,7 @@ class Snapshot:
     _open: EpisodeTable | None = field(default=None, init=False, repr=False)
     _counters: Ints | None = field(default=None, init=False, repr=False)
     _episodes: EpisodeTable | None = field(default=None, init=False, repr=False)
+    _lane_map: LaneMap | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         """Return the number of visible steps."""
@@ -139,9 +161,9 @@ class Snapshot:
         return self.segments.sealed
 
     @property
-    def hidden(self) -> Hidden:
-        """Episodes that were evicted by hand or lost to damage."""
-        return self.segments.hidden
+    def evictions(self) -> Evicted:
+        """Episodes that were evicted by hand, lost to damage or discarded."""
+        return self.segments.evictions
 
     @property
     def committed(self) -> Ints:
@@ -162,6 +184,19 @@ class Snapshot:
         """The rows of each lane whose observation is there."""
         rows: Ints = self._rows_of_lanes()[following.OBSERVED]
         return rows
+
+    def rows_of(self, number: int) -> Ints | None:
+        """Return the complete rows of each lane of a segment that may grow; None: it is sealed, or is not here.
+
+        One that was made since this snapshot has a lane without rows.
+        """
+        slot = number - self.origin
+        if slot >= len(self.lanes):
+            return np.zeros(1, np.int64)
+        if slot < 0 or self.sealed[slot] or not self.lanes[slot]:
+            return None
+        lane = np.arange(self.lanes[slot])
+        return self.committed_rows(np.full(len(lane), slot), lane)
 
     def _rows_of_lanes(self) -> Ints:
         found = self._counters
@@ -194,29 +229,19 @@ class Snapshot:
 
     @property
     def episodes(self) -> EpisodeTable:
-        """All visible episodes, oldest first; one that is hidden in part begins at its oldest visible step."""
+        """The episodes with a visible step, oldest first: each is whole, with the steps of it that are hidden."""
         found = self._episodes
         if found is None:
             found = self._episodes = self._sorted_episodes()
         return found
 
     def _sorted_episodes(self) -> EpisodeTable:
-        every = EpisodeTable.concatenate([self.log, self.open]) if len(self.open) else self.log
+        log = self.log.without_discarded()
+        every = EpisodeTable.concatenate([log, self.open]) if len(self.open) else log
         if (every.first[1:] < every.first[:-1]).any():
             every = every.select(np.argsort(every.first, kind="stable"))
-        hidden = self.hidden_steps(every)
-        kept = hidden < every.steps
-        if kept.all() and not hidden.any():
-            return every
-        every, hidden = every.select(kept), hidden[kept]
-        return EpisodeTable.of(
-            every.first + hidden * every.stride,
-            every.stride,
-            every.steps - hidden,
-            every.obs_rows - hidden,
-            every.end,
-            every.time,
-        )
+        shown = self.hidden_steps(every) < every.steps
+        return every if shown.all() else every.select(shown)
 
     def least_ids(self, ids: Ints) -> Ints:
         """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
@@ -235,7 +260,47 @@ class Snapshot:
 
         And which have one: episodes that are open, gone, or were given none have zeros.
         """
-        return episode_values(self, leaf, ids)
+        episodes, values = self._ended_episodes(ids), self.leaf(leaf)
+        given = (episodes.end & EPISODE_VALUES) != 0
+        found = np.zeros((len(ids), *values.shape), values.dtype)
+        found[given] = values.values(*self.value_places(episodes.select(given)))
+        return found, given
+
+    def _ended_episodes(self, ids: Ints) -> EpisodeTable:
+        """Return the ended episode of each of these steps; a line of zeros where it is open or not there any more."""
+        found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
+        keys = lane_keys(ids, self.origin, self.lanes)
+        while len(missing) and len(self.log):
+            some = self.log.select(slice(max(0, len(self.log) - count), None))
+            begin = lane_keys(some.first, self.origin, self.lanes)
+            order = np.argsort(begin)
+            at = np.searchsorted(begin[order], keys[missing], "right") - 1
+            episode = order[at]
+            inside = (at >= 0) & (keys[missing] >= 0) & (keys[missing] - begin[episode] < some.steps[episode])
+            found[missing[inside]] = some.lines[episode[inside]]
+            missing = missing[~inside]
+            if count >= len(self.log):
+                break
+            count *= _MORE
+        return EpisodeTable(found)
+
+    def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
+        """Return where the arrays of episode fields have the values of ended episodes that were given some.
+
+        Slots, lanes and rows: see `ChunkTables.value_rows`.
+        """
+        slots = (episodes.first >> POSITION_BITS) - self.origin
+        row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
+        last, committed = row + episodes.steps, self.committed_rows(slots, lane)
+        behind = np.flatnonzero(last < committed)
+        flags = np.full(len(last), FIRST, np.uint8)
+        flags[behind] = self.leaf(layout.DONE).values(slots[behind], lane[behind], last[behind])
+        last -= ~is_end_with_values(flags)
+        return slots, lane, self.tables.value_rows(slots, lane, last, committed)
+
+    def value_rows(self, slot: Ints, lane: Ints, row: Ints) -> Ints:
+        """Return where the arrays of episode fields have the values of rows; see `ChunkTables.value_rows`."""
+        return self.tables.value_rows(slot, lane, row, self.committed_rows(slot, lane))
 
     @property
     def has_priorities(self) -> bool:
@@ -253,16 +318,63 @@ class Snapshot:
         hidden: Ints = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
         return hidden
 
+    def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return how many steps of the segment in each slot are visible, hidden, discarded, and discarded and evicted.
+
+        The last ones are among the discarded.
+        """
+
+        def count(episodes: EpisodeTable, steps: Ints) -> Ints:
+            slots = (episodes.first >> POSITION_BITS) - self.origin
+            counts: Ints = np.bincount(slots, steps, len(self.lanes)).astype(np.int64)
+            counts[self.lanes == 0] = 0
+            return counts
+
+        # None of an episode that began at `reached` or later is hidden.
+        log, total = self.log.without_discarded(), count(self.log, self.log.steps)
+        older = log.select(log.time < self.reached)
+        hidden = count(older, self.hidden_steps(older)) + count(self.open, self.hidden_steps(self.open))
+        kept = count(log, log.steps)
+        out = self.evictions.episodes
+        out = out.select(out.end & DISCARDED != 0)
+        discarded = count(out, out.steps)
+        return kept + count(self.open, self.open.steps) - hidden, hidden, discarded, discarded - (total - kept)
+
+    def kept_reward_sums(self, episodes: EpisodeTable) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the sums of rewards of episodes, all of one segment, and which are known without reading rewards."""
+        slot = int(episodes.first[0] >> POSITION_BITS) - self.origin
+        row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
+        return self.tables.reward_sums(slot, lane, row, episodes.steps)
+
     def find(self, first: int) -> int:
-        """Return the position in `episodes` of the episode that holds the step with id ``first``, its first one."""
-        episodes = self.episodes
-        at = int(np.searchsorted(episodes.first, max(first, 0)))
-        # Where some of an episode is hidden, it is among those that now begin a little later.
-        for position in range(at, len(episodes)):
-            distance = int(episodes.first[position]) - first
-            if distance % int(episodes.stride[position]) == 0 and distance >= 0:
-                return position
+        """Return the position in `episodes` of the episode whose first step has the id ``first``."""
+        begins = self.episodes.first
+        at = int(np.searchsorted(begins, max(first, 0)))
+        if at < len(begins) and begins[at] == first:
+            return at
         raise InvalidIndex(f"no visible episode begins at id {first}")
+
+    def continued(self, episodes: EpisodeTable) -> NDArray[np.bool_]:
+        """Tell which episodes were cut for their length: the next part of each is in the snapshot."""
+        if self._lane_map is None:
+            self._lane_map = LaneMap()
+            self._lane_map.update(self)
+        found: NDArray[np.bool_] = (episodes.end & (CUT | OPEN)) == CUT
+        first = episodes.first[found]
+        slot, lane = (first >> POSITION_BITS) - self.origin, (first & POSITION_MASK) % episodes.stride[found]
+        at, row = self.lane_base[slot] + lane, (first & POSITION_MASK) // episodes.stride[found] + episodes.steps[found]
+        done, committed = self.leaf(layout.DONE), self.committed
+        inside = np.flatnonzero(row < committed[at])
+        row[inside] += (done.values(slot[inside], lane[inside], row[inside]) & NO_STEP) != 0
+        behind = np.where(row < committed[at], at, self._lane_map.next_rows(self, at))
+        row[behind != at] = 0
+        slot = self._lane_map.slot[behind]
+        there = np.flatnonzero((behind >= 0) & (self.lanes[slot] > 0))
+        slot, lane = slot[there], behind[there] - self.lane_base[slot[there]]
+        continues = np.zeros(len(first), np.bool_)
+        continues[there] = (done.values(slot, lane, row[there]) & (FIRST | CUT)) == FIRST | CUT
+        found[found] = continues
+        return found
 
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
         """Tell which ids are those of visible steps."""
@@ -273,8 +385,8 @@ class Snapshot:
         return there
 
     def evicted(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids, all of rows of the snapshot's segments, are of episodes that were evicted by hand or lost."""
-        return self.hidden.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
+        """Tell which ids, all of rows of the snapshot's segments, are of episodes in `evictions`."""
+        return self.evictions.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
         """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy where one chunk has them."""

@@ -69,6 +69,11 @@ def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
     if not info.sealed:
         return False
     name = problem.where.removeprefix(f"{where}/")
+    if is_of_table(problem, where):
+        is_folder = name in layout.EPISODE_FOLDERS
+        if problem.kind in ("episodes", "unexpected") or (is_folder and problem.kind != "missing"):
+            return True
+        return known_in_segment(info, f"{name}/{layout.METADATA}" if is_folder else name) is None
     of_values = ("flags", layout.DONE), ("times", layout.TIME), ("priority", layout.PRIORITY)
     if (problem.kind, name) in (*of_values, ("counters", layout.METADATA)):
         return True
@@ -80,10 +85,21 @@ def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
     return in_array or is_folder or is_blocks
 
 
-def find_losses(info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]]) -> Losses | None:
+def is_of_table(problem: Problem, where: str) -> bool:
+    """Whether something is wrong with the table of episodes of a segment, whose folder is ``where``."""
+    name = problem.where.removeprefix(f"{where}/")
+    folder, _, file = name.rpartition("/")
+    in_table = folder in layout.EPISODE_FOLDERS and file in (layout.METADATA, "c.0")
+    return problem.kind == "episodes" or in_table or name in layout.EPISODE_FOLDERS
+
+
+def find_losses(
+    info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool = False
+) -> Losses | None:
     """Return what is lost if a segment is rebuilt; None where nothing is left of it, or nothing is known to be damaged.
 
-    ``evicted`` are position and steps of the episodes of each segment that were evicted by hand.
+    ``evicted`` are position and steps of the episodes of each segment that were evicted by hand. ``is_table_damaged``:
+    the table of its episodes is, which costs no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -97,7 +113,7 @@ def find_losses(info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int
         damage = find_damage(info, rows, own)
     except (OSError, FormatError):
         return None
-    is_damaged = bool(damage.parts) or damage.resized
+    is_damaged = bool(damage.parts) or damage.resized or is_table_damaged
     return Losses(info, damage, tables) if is_damaged and damage.steps_kept > 0 else None
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
+from pathlib import Path
 
 from diskreplay.errors import DamagedSegmentWarning, FormatError, StorageFull, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
@@ -23,7 +24,7 @@ from diskreplay.format.sealing import may_seal
 from diskreplay.format.segment import SegmentInfo, is_never_written, read_segment
 from diskreplay.format.unproven import WHY, Fate, fate_of
 from diskreplay.store.reading.follower import Follower
-from diskreplay.store.repair.losses import Losses, find_losses, is_of_rows, steps_at_stake
+from diskreplay.store.repair.losses import Losses, find_losses, is_of_rows, is_of_table, steps_at_stake
 from diskreplay.store.repair.repair_documents import (
     from_copy,
     known_document,
@@ -37,7 +38,7 @@ from diskreplay.store.repair.salvage import salvage
 from diskreplay.store.retention.retention import LOCK_OF_DRAFT, Retention
 from diskreplay.store.writing.marker import Marker
 from diskreplay.store.writing.sealer import Sealer
-from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, read_hidden, read_plan, read_words
+from diskreplay.verify.check_root import COUNTERS_FILE, GROUPS, read_evictions, read_plan, read_words
 from diskreplay.verify.check_segment import verify_folder, verify_segment
 from diskreplay.verify.documents import Plan
 from diskreplay.verify.files import Files, Problem
@@ -173,7 +174,7 @@ class _Repair:
             return None
 
     def _verify_segment(self, number: int) -> list[Problem]:
-        found, _ = verify_segment(str(self._root), number, self._plan, deep=True, hidden={})
+        found, _ = verify_segment(str(self._root), number, self._plan, deep=True, evicted={})
         return without(found, "unproven")
 
     def _set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
@@ -280,7 +281,7 @@ class _Repair:
     def _repair_beside(self, problem: Problem) -> None:
         parts = problem.where.split("/")
         words = read_words(self._files)
-        data = known_document(self._plan, problem.where, 0 if words is None else words.hidden, self._root)
+        data = known_document(self._plan, problem.where, 0 if words is None else words.evictions, self._root)
         if data is not None:
             self._restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
@@ -360,15 +361,11 @@ class _Repair:
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
         """Repair a segment file by file, if there is a remedy for each; else change nothing and return False."""
         remedies: dict[str, tuple[bytes | None, str]] = {}
-        folders = {p.where for p in problems if p.where.removeprefix(f"{where}/") in layout.PACK_TABLES}
+        folders = [f"{where}/{name}" for name in (*layout.PACK_TABLES, *layout.EPISODE_FOLDERS)]
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
             if info is not None and problem.where in folders and problem.kind == "missing":
-                for file in (layout.METADATA, "c.0.0"):
-                    if (known := known_in_segment(info, f"{name}/{file}")) is None:
-                        return False
-                    remedies[f"{problem.where}/{file}"] = known, problem.detail
-                continue
+                continue  # so are its files
             known = None if info is None else known_in_segment(info, name)
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
@@ -377,8 +374,10 @@ class _Repair:
             if known is not None and not parent.is_dir() and str(parent.relative_to(self._root)) not in folders:
                 return False
             remedies[problem.where] = known, problem.detail
+        wanted = {str(parent) for file, (known, _) in remedies.items() if known for parent in Path(file).parents}
         for folder in folders if not self._dry_run else ():
-            (self._root / folder).mkdir(exist_ok=True)
+            if folder in wanted:
+                (self._root / folder).mkdir(exist_ok=True)
         for file, (known, detail) in remedies.items():
             if known is None:
                 self._set_aside(file, detail)
@@ -393,7 +392,7 @@ class _Repair:
         """Position and steps of the episodes of each segment that were evicted by hand."""
         files = self._files
         words = read_words(files)
-        return {} if words is None else read_hidden(files, self._plan, words)
+        return {} if words is None else read_evictions(files, self._plan, words)
 
     def _finish_others(self) -> None:
         """Complete the replacement of damaged segments that a process died in."""
@@ -421,7 +420,8 @@ class _Repair:
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
         """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
-        losses = find_losses(info, self._evicted)
+        is_table_damaged = any(is_of_table(problem, where) for problem in problems)
+        losses = find_losses(info, self._evicted, is_table_damaged=is_table_damaged)
         if losses is None:
             return False
         detail = f"{_summary(problems, where)}; {losses}"

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.blocks import derive_blocks
 from diskreplay.format.durable import sync_file, sync_folder, write_atomic
+from diskreplay.format.episode_table import table_of
 from diskreplay.format.inner_chunks import indexes_of
 from diskreplay.format.mapping import open_regular, read_regular
 from diskreplay.format.metadata import read_document, verify_document
 from diskreplay.format.packs import read_tables, table_from_copy
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.verify.documents import Plan, hidden_document, limiter_document, store_documents
+from diskreplay.verify.documents import Plan, eviction_document, limiter_document, store_documents
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
 # A writer that dies between a counter and its complement has added at most the steps of one segment.
@@ -29,13 +31,14 @@ _MOST_STEPS = 1 << layout.POSITION_BITS
 # --- files whose bytes are known -------------------------------------------------------------------------------------
 
 
-def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None) -> bytes | None:
+def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
     """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
 
-    ``hidden`` is the number of evictions by hand; with ``root``, the store, the copy of its own document is known too.
+    ``evictions`` is the number of evictions by hand. With ``root``, the store, the copy of its own document is known
+    too.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
-    known[f"{layout.HIDDEN}/{layout.METADATA}"] = hidden_document(plan, hidden)
+    known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)
     if root is not None and (document := whole_document(root / layout.METADATA)) is not None:
         known[layout.ROOT_COPY] = document
     return limiter_document(plan) if _LIMITER.fullmatch(where) else known.get(where)
@@ -44,12 +47,15 @@ def known_document(plan: Plan, where: str, hidden: int, root: Path | None = None
 def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
     """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
     folder, _, file = name.rpartition("/")
-    if not info.sealed or folder not in info.blueprint.paths:
+    is_of_table = folder in layout.EPISODE_FOLDERS
+    if not info.sealed or not (is_of_table or folder in info.blueprint.paths):
         return None
     if name == layout.DOCUMENT_COPY:
         return whole_document(info.path / layout.METADATA)
     candidates: list[bytes] = []
-    if name == layout.BLOCKS:
+    if is_of_table:
+        candidates = [_of_episodes(info, name)]
+    elif name == layout.BLOCKS:
         candidates = [derive_blocks(info)]
     elif file == layout.METADATA:
         candidates = [_document(info, folder)]
@@ -97,10 +103,25 @@ def restore_file(path: Path, data: bytes) -> bool:
 
 def _document(info: SegmentInfo, folder: str) -> bytes:
     if folder in info.arrays:
-        data = _counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE)
-        rows = int(np.frombuffer(data, "<i8").max()) if data else 0
+        rows = max(info.values) if layout.is_of_episodes(folder) else int(_rows(info).max(initial=0))
         return info.blueprint.arrays[folder].document(len(info.lanes), rows, info.chunk_rows[folder])
     return dict(info.documents())[folder]
+
+
+def _rows(info: SegmentInfo) -> NDArray[np.int64]:
+    """Return the rows of each lane, none where no counter of them is whole."""
+    return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
+
+
+def _of_episodes(info: SegmentInfo, name: str) -> bytes:
+    """Return the right content of a file of the table of episodes, by the rows; nothing if the rows are damaged."""
+    if info.episodes is None:
+        return b""
+    known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
+    if name not in known and 0 < (rows := _rows(info)).sum() <= layout.MOST_TABLE_ROWS:
+        with suppress(OSError, FormatError):
+            known |= table_of(info, rows).files()
+    return known.get(name, b"")
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:
@@ -131,7 +152,9 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> s
     with suppress(OSError, FormatError):
         words = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")
     values = words[: layout.COUNTER_WORDS]
-    chosen = _choose(values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, aside, _hidden_entries(root))
+    chosen = _choose(
+        values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, aside, _eviction_entries(root)
+    )
     repaired = np.array([*chosen, *(~value for value in chosen)], "<i8")
     if (repaired == words).all() and path.exists():
         return None
@@ -147,7 +170,9 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> s
     return f"{values.tolist()} is now {chosen}"
 
 
-def _choose(values: list[int], others: list[int], numbers: list[int], aside: Sequence[int], hidden: int) -> list[int]:
+def _choose(
+    values: list[int], others: list[int], numbers: list[int], aside: Sequence[int], evictions: int
+) -> list[int]:
     chosen: list[int] = []
     following = 1 + max([*numbers, *aside], default=-1)
     for word, pair in enumerate(zip(values, others, strict=True)):
@@ -166,8 +191,8 @@ def _choose(values: list[int], others: list[int], numbers: list[int], aside: Seq
             choice = high if high - low == 1 else low
         elif word == layout.BOOT:
             choice = low if low == high else 0
-        elif word == layout.HIDDEN_ENTRIES:
-            choice = max((v for v in able if v <= hidden), default=0)
+        elif word == layout.EVICTION_ENTRIES:
+            choice = max((v for v in able if v <= evictions), default=0)
         else:
             # The lower horizon and frontier keep more; the other words are not used.
             most = layout.MOST_COUNTED if word in (layout.HORIZON, layout.FRONTIER) else -1
@@ -176,12 +201,12 @@ def _choose(values: list[int], others: list[int], numbers: list[int], aside: Seq
     return chosen
 
 
-def _hidden_entries(root: Path) -> int:
+def _eviction_entries(root: Path) -> int:
     """Return how many evictions by hand are in their files: entries are appended, and none has no steps."""
     count = 0
     with suppress(OSError, FormatError):
-        while is_folder(root / layout.HIDDEN):
-            path, nbytes = root / layout.HIDDEN / f"c.{count // layout.HIDDEN_ROWS}.0", layout.HIDDEN_ROWS * 16
+        while is_folder(root / layout.EVICTIONS):
+            path, nbytes = root / layout.EVICTIONS / f"c.{count // layout.EVICTION_ROWS}.0", layout.EVICTION_ROWS * 16
             steps = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")[1::2]
             if not (steps > 0).all():
                 return count + int(np.argmin(steps > 0))

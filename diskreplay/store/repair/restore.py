@@ -60,7 +60,7 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
     place = layout.segment_folder(number)
     if os.path.lexists(root / place):
         raise ReplayError(f"{place} is there; set it aside before {entry.where} is brought back")
-    found, _ = verify_segment(str(root), number, plan, deep=True, hidden={}, where=entry.where)
+    found, _ = verify_segment(str(root), number, plan, deep=True, evicted={}, where=entry.where)
     if problems := without(found, "unproven"):
         where = problems[0].where.removeprefix(f"{QUARANTINE}/")
         raise ReplayError(

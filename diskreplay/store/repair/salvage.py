@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.durable import write_atomic
 from diskreplay.format.locks import held_lock, try_lock
 from diskreplay.format.marks import proven_rows, shows_live_rows
 from diskreplay.format.numbers import live_numbers
 from diskreplay.format.quarantine import note_change
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps_in, seal_segments
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.segment import SegmentInfo, read_segment, write_unsealed
 from diskreplay.format.unproven import claimed_rows
 from diskreplay.ids import Ints
 from diskreplay.store.repair.repaired import Action
@@ -96,8 +95,6 @@ def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDA
 
 def _unseal(info: SegmentInfo) -> SegmentInfo:
     """Mark a sealed segment as unsealed; if this process dies before it is sealed again, the next opener seals it."""
-    unsealed = dataclasses.replace(info, sealed=False)
-    document = dataclasses.replace(unsealed, claimed=None).own_document()
     os.stat(info.path)  # an evicted one does not come back
-    write_atomic(info.path / layout.METADATA, document, synced=True)
-    return unsealed
+    write_unsealed(info)
+    return dataclasses.replace(info, sealed=False)

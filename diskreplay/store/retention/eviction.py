@@ -1,4 +1,4 @@
-"""Eviction by hand: which episodes a predicate chooses, and how they are hidden."""
+"""Eviction by hand: which episodes a predicate chooses, and how they leave."""
 
 from collections.abc import Callable
 
@@ -13,16 +13,15 @@ from diskreplay.store.retention.retention import Retention
 
 
 def evict(follower: Follower, retention: Retention, where: Callable[[Episode], bool]) -> int:
-    """Hide the episodes of sealed segments for which ``where`` is true, and return how many visible steps they had.
+    """Evict the episodes of sealed segments for which ``where`` is true, and return how many steps they had.
 
-    They are hidden all at once; segments of which nothing is left are deleted. Nothing changes if ``where`` raises.
+    They leave all at once; segments of which nothing is left are deleted. Nothing changes if ``where`` raises.
     """
     follower.refresh()
     chosen = chosen_episodes(follower.snapshot, where)
     evicted = 0
     if chosen:
-        episodes = [(first, steps) for first, (steps, _) in sorted(chosen.items())]
-        evicted = sum(chosen[first][1] for first in retention.evict(episodes, lambda: hidden_before(follower)))
+        evicted = sum(chosen[first] for first in retention.evict([*chosen.items()], lambda: hidden_before(follower)))
     retention.enforce()
     follower.refresh()
     return evicted
@@ -34,20 +33,13 @@ def hidden_before(follower: Follower) -> int:
     return follower.snapshot.hidden_before
 
 
-def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, tuple[int, int]]:
-    """Return steps, and visible steps, of the episodes that `evict` would hide, by the id of their first step."""
-    log, visible = snapshot.log, snapshot.episodes
-    # What a capacity hides moves an episode's start, never its end.
-    last = log.first + (log.steps - 1) * log.stride
-    order = np.argsort(last)
-    chosen = {}
-    sealed = np.flatnonzero(snapshot.sealed[(visible.first >> POSITION_BITS) - snapshot.origin])
-    ends = visible.first + (visible.steps - 1) * visible.stride
-    whole = order[np.searchsorted(last, ends[sealed], sorter=order)]
-    for position, at in zip(sealed.tolist(), whole.tolist(), strict=True):
+def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, int]:
+    """Return how many steps each episode has that `evict` would take, by the id of its first one, in order."""
+    episodes, chosen = snapshot.episodes, {}
+    for position in np.flatnonzero(snapshot.sealed[(episodes.first >> POSITION_BITS) - snapshot.origin]).tolist():
         try:
             if where(Episode(snapshot, position)):
-                chosen[int(log.first[at])] = int(log.steps[at]), int(visible.steps[position])
+                chosen[int(episodes.first[position])] = int(episodes.steps[position])
         except SegmentGone:
             continue  # its segment has left meanwhile
     return chosen

@@ -17,7 +17,7 @@ from diskreplay.folders import is_folder
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import sync_folder
-from diskreplay.format.eviction_list import HiddenEntries
+from diskreplay.format.eviction_list import EvictionEntries
 from diskreplay.format.machine import boot_time, is_clock_synchronized
 from diskreplay.format.metadata import identify
 from diskreplay.format.numbers import present_segments, segment_numbers
@@ -26,6 +26,8 @@ from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
 from diskreplay.format.segment import SegmentInfo, pack_draft, read_segment
 from diskreplay.format.times import count_until
+from diskreplay.ids import DISCARD_BEFORE
+from diskreplay.store.reading.segment_reader import read_sealed
 
 
 class Ages:
@@ -78,7 +80,7 @@ class _Account:
     """What is known of a segment; one that is not sealed may have more by now."""
 
     steps: int = 0
-    hidden: int = 0  # of these steps, evicted by hand
+    evicted: int = 0  # of these steps, evicted by hand
     nbytes: int = 0  # on disk; 0 where the store has no capacity in bytes
     info: SegmentInfo | None = None
     first: int = 0  # when the first row of a sealed one came, in nanoseconds since the epoch; 0 where it has none
@@ -93,7 +95,7 @@ class _Account:
 
     @property
     def kept(self) -> int:
-        return max(0, self.steps - self.hidden - self.lost)
+        return max(0, self.steps - self.evicted - self.lost)
 
 
 class RetentionPolicy:
@@ -125,8 +127,8 @@ class RetentionPolicy:
         self._draft_nbytes = 0  # of the pack that is being made, if one is
         self._ages = Ages()
         self._doomed: set[int] = set()  # too old, or hidden whole
-        self._entries = HiddenEntries(self._root)
-        self._hidden: dict[int, int] = {}  # steps evicted by hand, by the number of their segment
+        self._entries = EvictionEntries(self._root)
+        self._by_hand: dict[int, int] = {}  # steps evicted by hand, by the number of their segment
         self._packs: dict[int, list[int]] = {}  # which segments are in each pack
         self._merged: set[int] = set()  # segments, and packs, that may still be beside the packs that have their rows
         self._durable: set[int] = set()  # of these: the ones whose pack is durable
@@ -138,7 +140,7 @@ class RetentionPolicy:
         """Whether no rule can remove anything."""
         if self._counters.peek(layout.CHANGES) != self._changes:
             self._root.follow_limits()
-        return not self._root.limits.are_set and not self._counters.peek(layout.HIDDEN_ENTRIES)
+        return not self._root.limits.are_set and not self._counters.peek(layout.EVICTION_ENTRIES)
 
     def sync_packs(self) -> None:
         """Make packs durable whose members `due` found in their old places: the packs' maker may have died.
@@ -193,14 +195,14 @@ class RetentionPolicy:
             self._begin()  # some may have been replaced by what was whole in them
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
         if self._evicted != words[layout.STEPS_EVICTED] and (
-            self._root.limits.max_age_s or words[layout.HIDDEN_ENTRIES]
+            self._root.limits.max_age_s or words[layout.EVICTION_ENTRIES]
         ):
             self._forget_gone()
         for number in segment_numbers(self._root, first, end):
             self._accounts[number] = _Account()
             self._unsealed.add(number)
         self._next = max(end, self._next)
-        self._read_hidden(int(words[layout.HIDDEN_ENTRIES]))
+        self._read_evictions(int(words[layout.EVICTION_ENTRIES]))
         for number in [n for n in self._unsealed if again or n >= first]:
             self._read(number)
             pace()
@@ -278,17 +280,17 @@ class RetentionPolicy:
 
     # --- what segments hold ------------------------------------------------------------------------------------------
 
-    def _read_hidden(self, count: int) -> None:
+    def _read_evictions(self, count: int) -> None:
         if count <= self._entries.count:
             return
         in_pack = {number: pack for pack, numbers in self._packs.items() for number in numbers}
         for number, steps in self._entries.steps_by_segment(count).items():
-            self._hidden[number] = self._hidden.get(number, 0) + steps
+            self._by_hand[number] = self._by_hand.get(number, 0) + steps
             holder = in_pack.get(number, number)
             account = self._accounts.get(holder)
             if account is not None:  # else it is gone
                 with self._changing(holder, account):
-                    account.hidden += steps
+                    account.evicted += steps
 
     def _read(self, number: int) -> None:
         """Count the steps and bytes of a segment that was not sealed when it was read last, if ever."""
@@ -313,7 +315,7 @@ class RetentionPolicy:
         with self._changing(number, account):
             account.info, account.steps, account.nbytes = info, steps, nbytes
             if info.packed is not None:
-                account.hidden = sum(self._hidden.get(member, 0) for member in self._packs[number])
+                account.evicted = sum(self._by_hand.get(member, 0) for member in self._packs[number])
         if info.sealed and number in self._unsealed:
             self._take_sealed(number, account, info)
 
@@ -350,8 +352,11 @@ class RetentionPolicy:
         if number not in self._below:
             self._kept += account.kept - kept
             self._nbytes += account.nbytes - nbytes
-        has_unproven = account.info is not None and account.info.claimed is not None  # which nobody has evicted
-        if account.sealed and account.hidden + account.lost and not account.kept and not has_unproven:
+        info = account.info
+        if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
+            return
+        # Rows that no mark proves were not evicted. Without the marker, earlier parts would be shown again.
+        if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)
 
     def _forget_gone(self) -> None:
@@ -372,6 +377,14 @@ class RetentionPolicy:
         self._unsealed.discard(number)
         self._doomed.discard(number)
         self._packs.pop(number, None)
+
+
+def _discards_earlier_parts(info: SegmentInfo) -> bool:
+    """Tell whether a sealed segment has a row that discards parts in earlier segments and has no step itself."""
+    try:
+        return bool((read_sealed(info)[1].flags == DISCARD_BEFORE).any())
+    except (FormatError, OSError):
+        return True  # damaged: repair decides
 
 
 def disk_usage(path: Path) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from diskreplay.folders import OpenFolder, is_folder
 from diskreplay.format import layout, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.durable import drafted, storage_errors, sync_folder
-from diskreplay.format.eviction_list import HiddenEntries, has_reserve, hide, keep_hidden, reserve
+from diskreplay.format.eviction_list import EvictionEntries, evict, has_reserve, keep_hidden, reserve
 from diskreplay.format.locks import Lock, held_lock, is_held, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
@@ -301,11 +301,11 @@ class Retention:
         is called under the lock.
         """
         with self._locked():
-            entries = HiddenEntries(self._root).new(int(self._counters.read()[layout.HIDDEN_ENTRIES]))
+            entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
             known = set(entries[:, 0].tolist())
             left = self._without_gone([episode for episode in episodes if episode[0] not in known])
             if left:
-                hide(self._root, self._counters, left, find_hidden())
+                evict(self._root, self._counters, left, find_hidden())
         return [first for first, _ in left]
 
     def _without_gone(self, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -331,9 +331,9 @@ class Retention:
     def reserve_entries(self) -> None:
         """Reserve room for evictions by hand on a disk that may become full; where there is none now, do nothing."""
         with suppress(StorageFull, StoreLocked, FormatError):
-            if not has_reserve(self._root, self._counters.peek(layout.HIDDEN_ENTRIES)):
+            if not has_reserve(self._root, self._counters.peek(layout.EVICTION_ENTRIES)):
                 with held_lock(self._root.lock_path):
-                    reserve(self._root, int(self._counters.read()[layout.HIDDEN_ENTRIES]))
+                    reserve(self._root, int(self._counters.read()[layout.EVICTION_ENTRIES]))
 
     def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.

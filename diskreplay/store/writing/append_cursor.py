@@ -66,7 +66,6 @@ class AppendCursor:
         "_committed",
         "_count",
         "_done",
-        "_episode",
         "_lane",
         "_last",
         "_obs",
@@ -88,7 +87,6 @@ class AppendCursor:
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
         # Python's own numbers go into memory in half of numpy's time.
         self._time = time.data if isinstance(time, np.ndarray) else time
-        self._episode = {leaf: target for leaf, (target, _) in parts.items() if leaf.startswith("episode/")}
         self._targets = [parts[leaf][0] for leaf in leaves]
         self._count = len(self._targets)
         observed = sum(leaf == "obs" or leaf.startswith("obs/") for leaf in leaves)
@@ -108,10 +106,11 @@ class AppendCursor:
         """Write and publish a step and return True, or change nothing and return False.
 
         False: the step does not fit into the rows of the cursor, its observation is not the one that was announced, or
-        it begins an episode that needs a look at the segment, or that continues one which was cut.
+        it begins an episode that needs a look at the segment, or that continues one which was cut. Or there is no room
+        for the values of its episode.
 
-        ``next_obs`` becomes the observation behind the step, or with ``final_flags`` a final row. ``episode`` goes into
-        the last row. ``now`` is the time of the rows if the clock has been read already.
+        ``next_obs`` becomes the observation behind the step, or with ``final_flags`` a final row. ``episode`` are the
+        values of one that ends. ``now`` is the time of the rows if the clock has been read already.
 
         Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
         """
@@ -119,8 +118,11 @@ class AppendCursor:
         row, known, pending = segment.rows[0], 0, lane.pending
         if row > self._last and (next_obs is not None or row > self._last + 1):
             return False
-        if flags & FIRST and (flags & CUT or row >= self._begin_limit):
-            return False
+        if flags:
+            if flags & FIRST and (flags & CUT or row >= self._begin_limit):
+                return False
+            if episode and segment.lacks_values(0):
+                return False
         if pending is not None:
             known = len(pending)
             if items[:known] != pending:
@@ -142,8 +144,8 @@ class AppendCursor:
                 self._done[at + 1], self._time[at + 1] = final_flags, now
                 segment.final_rows[0] = rows
                 rows, next_obs = rows + 1, None
-            for leaf, item in (episode or {}).items():
-                self._episode[leaf][rows - 1 - self._start] = item
+            if episode:
+                segment.write_values(0, episode)
         # As `SegmentWriter.publish`, without the time that a call takes; what may be refused comes first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
@@ -151,5 +153,7 @@ class AppendCursor:
             self._observed[0] = rows + 1
         lane.pending = next_obs
         if flags:
+            if episode:
+                segment.note_values(0)
             lane.open, lane.continues, lane.resumes_at = not flags & (TERMINATED | TRUNCATED), False, None
         return True

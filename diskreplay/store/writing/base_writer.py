@@ -16,7 +16,7 @@ from diskreplay.format.schema import Schema
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.limiter import AttachedLimiter
 from diskreplay.store.writing.append_cursor import EpisodeItems, Lane
-from diskreplay.store.writing.call_lock import CallLock, OnError, is_inside, one_call_at_a_time
+from diskreplay.store.writing.call_lock import CallLock, OnError, is_inside, one_call_at_a_time, wait_for_calls
 from diskreplay.store.writing.casting import as_flag, as_priorities, leaf_caster, length
 from diskreplay.store.writing.dropped import seal_when_dropped
 from diskreplay.store.writing.episode_writer import EpisodeWriter
@@ -43,14 +43,15 @@ class BaseWriter:
         schema: Schema,
         episode_writer: EpisodeWriter,
         durability: Durability,
-        on_close: Callable[[Any], None],
+        store: object,
         limiter: AttachedLimiter | None,
         marker: Marker,
         checks: Mapping[str, Check],
     ) -> None:
         self._schema, self._episode_writer, self._limiter = schema, episode_writer, limiter
         self._checks = checks
-        self._flushes_episodes, self._on_close = durability == "episode", on_close
+        self._flushes_episodes = durability == "episode"
+        self._store = store  # it lives as long as its writers
         self._pid, self._closed = os.getpid(), False
         self._gives_priorities = False
         self._own_lock, self._on_error = CallLock(), OnError(weakref.WeakMethod(self._abandon_after))
@@ -90,15 +91,15 @@ class BaseWriter:
     def _background_failure(self) -> Exception | None:
         """Return what went wrong in the background, if anything did: once where there was no room, else for good."""
         rotation = self._episode_writer.rotation
-        if rotation.failure is None or not self._own_lock.acquire(0.0):
+        if rotation.failure is None or not self._own_lock.acquire():
             return None
         error, rotation.failure = rotation.failure, None
         if isinstance(error, StorageFull):
             self._lock = self._own_lock
-            self._own_lock.free = True
+            self._own_lock.release()
         else:
             self._abandon(seal=False)
-            self._on_close(self)
+            self._episode_writer.drain()
         return error
 
     def _release(self, lock: CallLock) -> None:
@@ -108,7 +109,7 @@ class BaseWriter:
         if self.closes_later:
             self.closes_later = False
             if self._closed:
-                self._on_close(self)
+                self._episode_writer.drain()
             else:
                 self._close_now()
 
@@ -212,8 +213,8 @@ class BaseWriter:
     def _abandon(self, *, seal: bool = True) -> None:
         self.refuse_calls()
         self._closed = True
-        self._dropped.detach()
         self._episode_writer.rotation.abandon(seal=seal)
+        self._dropped.detach()  # last: an interrupt before leaves the rest to `close`
 
     @shown_paths()
     @one_call_at_a_time
@@ -242,7 +243,7 @@ class BaseWriter:
             raise
         except OSError as error:
             self._abandon(seal=False)  # after a failed sync, a later one that succeeds proves nothing
-            self._on_close(self)
+            self._episode_writer.drain()
             self._episode_writer.explain(error)
             raise
 
@@ -250,6 +251,7 @@ class BaseWriter:
     def close(self) -> None:
         """Cut what is open, seal, and wait until that is done. Closing twice is fine.
 
+        One that is interrupted is completed by the next call, of the writer or of the store.
         Any thread may call it. It waits for the call in progress in another one, and those that begin later raise
         WriterClosed. Called by a signal's handler in the middle of a call of this thread, the writer closes at the end
         of that.
@@ -262,7 +264,7 @@ class BaseWriter:
             The disk refused, here or in the background. What it holds is unknown.
         """
         if os.getpid() != self._pid or not self._dropped.alive:
-            return  # the parent's segment stays the parent's; or it is closed
+            return  # the parent's segment stays the parent's; or it is closed, and no interrupt kept it from that
         self.refuse_calls()
         if self._closer == threading.get_ident():
             return  # a handler again, in the middle of this
@@ -276,11 +278,16 @@ class BaseWriter:
             self._closer = threading.get_ident()
             try:
                 if not self._closed:
-                    self._own_lock.acquire()
-                if self._dropped.detach() is None:
+                    wait_for_calls(self._own_lock)
+                if not self._dropped.alive:
                     return  # another thread has closed it, or the call in progress gave up
                 self._closed = True
-                self._finish()
+                try:
+                    self._finish()
+                except Exception:
+                    self._dropped.detach()
+                    raise
+                self._dropped.detach()  # last: an interrupt before leaves the rest to the next call
             finally:
                 self._closer = 0
 
@@ -295,7 +302,7 @@ class BaseWriter:
             self._episode_writer.explain(error)
             raise
         finally:
-            self._on_close(self)
+            self._episode_writer.drain()
 
     def tell_of_cuts(self, tell: Callable[[int], None]) -> None:
         """Call a method with the number of each lane whose episode is cut where an observation does not continue it.

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -20,27 +20,31 @@ _POLL_S = 0.001
 
 
 class CallLock:
-    """The right to use a writer, which can be had if there is an attribute `free`."""
+    """The right to use a writer, which can be had if there is an attribute `free`.
 
-    __slots__ = ("free",)
+    `taken`: nobody releases it any more, since `acquire` had it.
+    """
+
+    __slots__ = ("free", "taken")
 
     def __init__(self) -> None:
-        self.free = True
+        self.free, self.taken = True, False
 
-    def acquire(self, timeout_s: float = math.inf) -> bool:
-        """Acquire the lock for good; False where it was not free in time.
+    def acquire(self) -> bool:
+        """Acquire the lock for good, if it is free; else return False.
 
-        A call always releases it: between the deletion and the block that does so, no signal's handler can run.
+        A call always releases it: between the deletion and the block that does so, no signal's handler can run. Nor can
+        it here, before the lock is `taken`.
         """
-        until = time.monotonic() + timeout_s
-        while True:
-            try:
-                del self.free
-                return True
-            except AttributeError:
-                if time.monotonic() > until:
-                    return False
-            time.sleep(_POLL_S)
+        try:
+            del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, at which tests interrupt it
+        except AttributeError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Release what `acquire` had."""
+        self.taken, self.free = False, True
 
 
 class OnError:
@@ -94,9 +98,25 @@ def one_call_at_a_time(method: Method) -> Method:
     return cast(Method, call)
 
 
+def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
+    """Acquire a writer's lock for good; False where a call did not end in time.
+
+    It may be repeated after an interrupt.
+    """
+    until = time.monotonic() + timeout_s
+    while not (lock.acquire() or lock.taken):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
 def is_inside(writer: Any) -> bool:
     """Tell whether this thread is in the middle of a call of a writer: a signal's handler runs there, or a caster."""
-    frame: Any = sys._getframe(1)
+    return _is_in(sys._getframe(1), writer)
+
+
+def _is_in(frame: FrameType | None, writer: Any) -> bool:
     while frame is not None:
         if frame.f_code in _codes and frame.f_locals.get("self") is writer:
             return True

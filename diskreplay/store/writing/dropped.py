@@ -8,7 +8,7 @@ import warnings
 import weakref
 from typing import Any, NamedTuple
 
-from diskreplay.store.writing.call_lock import CallLock
+from diskreplay.store.writing.call_lock import CallLock, wait_for_calls
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 
 # A daemon thread may be in the middle of an append when the interpreter ends.
@@ -70,7 +70,7 @@ def _seal(dropped: Dropped) -> None:
     writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:
         writer.refuse_calls()  # of daemon threads
-    if not dropped.lock.acquire(_TIMEOUT_S):
+    if not wait_for_calls(dropped.lock, _TIMEOUT_S):
         return
     for finish in (dropped.episode_writer.close, dropped.episode_writer.drain):
         try:

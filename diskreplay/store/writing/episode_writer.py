@@ -16,16 +16,36 @@ from diskreplay.format import layout
 from diskreplay.format.machine import clock_ns
 from diskreplay.format.root import Root
 from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.ids import CUT, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED, Ints
+from diskreplay.ids import (
+    CUT,
+    DISCARD,
+    DISCARD_BEFORE,
+    END_MARKER,
+    EPISODE_VALUES,
+    FIRST,
+    OBSERVATION_ONLY,
+    TERMINATED,
+    TRUNCATED,
+    Ints,
+)
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.append_cursor import AppendCursor, EpisodeItems, Items, Lane
 from diskreplay.store.writing.rotation import Rotation
 from diskreplay.store.writing.sealer import Sealer
 
+DISCONTINUITY = (
+    "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of several "
+    "environments need a lane each, num_envs=; reset observations need a done step or end_episode() before them; "
+    "and an observation that is normalised or stacked anew cannot be told from another one: it must have the same "
+    "values in both places"
+)
+
 Array = NDArray[Any]
 
 # One step's truth values, or those of many: arrays of 0 and 1.
 Truth = TypeVar("Truth", int, Array)
+
+T = TypeVar("T")
 
 # Of a lane and its row, or of several.
 Places = TypeVar("Places", int, Ints)
@@ -63,7 +83,9 @@ class EpisodeWriter:
         self._told_of_cuts: Callable[[], Callable[[int], None] | None] = lambda: None
         self.now = 0
         self.lanes: list[Lane] = [Lane(i) for i in range(lanes)]
-        self.rotation = Rotation(root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None))
+        self.rotation = Rotation(
+            root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None, marked=True)
+        )
 
     def read_clock(self) -> None:
         """Read the clock for all rows that the call in progress publishes; an `AppendCursor` reads its own."""
@@ -100,7 +122,8 @@ class EpisodeWriter:
         if lane.cursor is None or not lane.cursor.append(items, next_obs, *flags, episode):
             lane.cursor = None
             self.read_clock()
-            segment = self.make_room(lane, items, 2 if terminated or truncated or next_obs is not None else 1)
+            rows = 2 if terminated or truncated or next_obs is not None else 1
+            segment = self.make_room(lane, items, rows, values=bool(episode))
             flags = _flags(lane, next_obs, terminated, truncated, episode)  # the episode before may have been cut
             lane.cursor = AppendCursor(lane, segment, self.columns, *self.rotation.row_limits())
             if not lane.cursor.append(items, next_obs, *flags, episode, self.now):
@@ -139,7 +162,7 @@ class EpisodeWriter:
         self.read_clock()
         self.cut(lane, None, None, marked=True)
         final = 0 if ended and final_obs is None else final_flags(ended, final_obs is not None, bool(episode))
-        segment = self.make_room(lane, [], steps + (final > 0), whole=True)
+        segment = self.make_room(lane, [], steps + (final > 0), whole=True, values=bool(episode))
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
@@ -167,7 +190,7 @@ class EpisodeWriter:
     ) -> None:
         """Write and publish successive steps of a lane, for which there is room, and the observation behind them.
 
-        ``final`` has the flags of a row behind them that ends the episode, or 0; ``episode`` goes into the last row.
+        ``final`` has the flags of a row behind them that ends the episode, or 0; ``episode`` are the values of that.
 
         Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
         """
@@ -175,14 +198,15 @@ class EpisodeWriter:
         stop = row + steps
         obs = {} if next_obs is None else dict(zip(self._obs_columns, next_obs, strict=True))
         segment.write(at, row, fields)
+        if episode:
+            segment.write_values(at, episode)
+        valued = at if episode else None
         if final:
-            self.write_final(segment, at, stop, final, obs, episode or {})
-            segment.publish(at, stop + 1, steps + 1)
+            self.write_final(segment, at, stop, final, obs)
+            segment.publish(at, stop + 1, steps + 1, valued=valued)
         else:
             segment.write(at, stop, obs)
-            if episode:
-                segment.write(at, stop - 1, episode)
-            segment.publish(at, stop, steps, next_obs is not None)
+            segment.publish(at, stop, steps, next_obs is not None, valued)
 
     def write_final(
         self,
@@ -191,7 +215,6 @@ class EpisodeWriter:
         rows: Places,
         flags: int,
         obs: Mapping[str, Any],
-        episode: Mapping[str, Any],
     ) -> None:
         """Write rows behind the last steps of episodes, with ``obs`` where the observations are not there yet."""
         # An append that was interrupted may have left bytes here.
@@ -205,28 +228,40 @@ class EpisodeWriter:
             fields[layout.DONE].fill(flags)
             fields[layout.TIME].fill(self.now)
         fields |= obs
-        fields |= episode
         segment.write(lanes, rows, fields)
         segment.final_rows[lanes] = rows
 
     # --- room --------------------------------------------------------------------------------------------------------
 
-    def make_room(self, lane: Lane, items: Items, rows: int, *, whole: bool = False) -> SegmentWriter:
-        """Make room for the next rows of a lane, and return its segment.
+    def make_room(
+        self, lane: Lane, items: Items, rows: int, *, whole: bool = False, values: bool = False
+    ) -> SegmentWriter:
+        """Make room for the next rows of a lane, and return its segment; ``values`` asks for values of an episode.
 
         ``items`` are those of its next step, the observation first: an open episode ends if they do not continue it, or
         if its segment has to end. ``whole``: the rows are a whole episode, and the lane has none open.
 
         Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
         """
+        return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
+
+    def reserve_next(self, segment: SegmentWriter, lanes: Ints, count: Ints | int) -> None:
+        """Reserve the next ``count`` rows of each of some lanes of a segment.
+
+        Raises StorageFull where there is no room; nothing was written.
+        """
+        self._with_room(lambda: segment.reserve_next(lanes, count))
+
+    def _with_room(self, reserve: Callable[[], T]) -> T:
+        """Return what a function returns; where there is no room, once more without the segment made ahead."""
         try:
-            return self._make_room(lane, items, rows, whole)
+            return reserve()
         except StorageFull:
             if not self.rotation.discard_preallocated():
                 raise
-            return self._make_room(lane, items, rows, whole)
+            return reserve()
 
-    def _make_room(self, lane: Lane, items: Items, rows: int, whole: bool) -> SegmentWriter:
+    def _make_room(self, lane: Lane, items: Items, rows: int, whole: bool, values: bool) -> SegmentWriter:
         if lane.open:
             self._cut_if_needed(lane, items)
         if not lane.open:
@@ -241,6 +276,8 @@ class EpisodeWriter:
         segment = lane.home
         row = segment.rows[lane.at]
         segment.reserve_rows(lane.at, row, row + rows)
+        if values:
+            segment.reserve_values(lane.at)
         return segment
 
     # --- cuts --------------------------------------------------------------------------------------------------------
@@ -259,11 +296,13 @@ class EpisodeWriter:
             segment, at = lane.home, lane.at
             row = segment.rows[at]
             segment.reserve(at, row)
+            if episode:
+                segment.reserve_values(at)
+                segment.write_values(at, episode)
             unwritten = final_obs if lane.pending is None else None
             obs = {} if unwritten is None else dict(zip(self._obs_columns, unwritten, strict=True))
-            flags = final_flags(False, has_observation, bool(episode))
-            self.write_final(segment, at, row, flags, obs, episode or {})
-            segment.publish(at, row + 1, 1)
+            self.write_final(segment, at, row, final_flags(False, has_observation, bool(episode)), obs)
+            segment.publish(at, row + 1, 1, valued=at if episode else None)
         # Else the cut is read off what follows: a first step, or the end of the sealed segment.
         lane.open, lane.pending = False, None
 
@@ -279,6 +318,24 @@ class EpisodeWriter:
             )
         self.cut(lane, final, episode, marked=True)
 
+    def discard(self, lane: Lane) -> None:
+        """End a lane's episode, if it has one, so that readers leave out all of it, earlier parts included.
+
+        Raises StorageFull if there is no room; the call may be repeated.
+        """
+        if not lane.open and not lane.continues:
+            return
+        if lane.open:
+            segment, flags = lane.home, DISCARD
+            segment.reserve(lane.at, segment.rows[lane.at])
+        else:
+            lane.resumes_at = None  # no step follows, so nothing has to continue the part before
+            segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
+        row = segment.rows[lane.at]
+        self.write_final(segment, lane.at, row, flags, {})
+        segment.publish(lane.at, row + 1, 1)
+        lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
+
     def tell_of_cuts(self, told: Callable[[], Callable[[int], None] | None]) -> None:
         """Call what ``told`` returns with the number of a lane that an observation does not continue, not to warn."""
         self._told_of_cuts = told
@@ -289,12 +346,7 @@ class EpisodeWriter:
             tell(lane.number)
         elif not self._warned:
             self._warned = True
-            warn_caller(
-                "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of "
-                "several environments need a lane each, num_envs=; reset observations need a done step or "
-                "end_episode() before them; and an observation that is normalised or stacked anew cannot be told from "
-                "another one: it must have the same values in both places",
-            )
+            warn_caller(DISCONTINUITY)
 
     def _cut_if_needed(self, lane: Lane, items: Items) -> None:
         obs = items[: self.obs_count]
@@ -318,11 +370,13 @@ class EpisodeWriter:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cut what is open and hand every segment over to be sealed."""
+        """Cut what is open and hand every segment over to be sealed; it may be repeated after an interrupt."""
         self.read_clock()
         full: StorageFull | None = None
         try:
             for lane in self.lanes:
+                if lane.segment is None:
+                    continue
                 try:
                     self.cut(lane, None, None)
                 except StorageFull as error:  # the sealer ends the episode when there is room

@@ -1,15 +1,20 @@
-"""The background thread that makes a writer's next segment, so that no append waits for files to be made."""
+"""The background threads that make a writer's next segment and chunks, so that no append waits for files."""
 
 import os
 import threading
 import time
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diskreplay.errors import ReplayError, StoreNotFound
+from diskreplay.format.mapping import Mapping
 from diskreplay.format.root import Root
 from diskreplay.format.segment import DRAFT, Size, draft_segment, remove_draft
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.retention.retention import Retention
+from diskreplay.workers import Job, Workers
 
 
 class Preallocator:
@@ -18,7 +23,11 @@ class Preallocator:
     Until `acquire` it has no number and no place among the segments: readers do not see it, and a process that dies
     leaves a folder whose lock is free, which the next one that opens the store with mode "a" removes.
 
-    Concurrency: the thread that uses the writer. Its own thread lives while there is work.
+    It also reserves the next rows of lanes, in a second thread: see `SegmentWriter.reserve_ahead`. That one unmaps the
+    segments that the writer has left, too.
+
+    Concurrency: the thread that uses the writer. The first thread lives while there is work, the second from its first
+    work on until `close`.
     """
 
     def __init__(self, root: Root, retention: Retention) -> None:
@@ -26,6 +35,7 @@ class Preallocator:
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._made: SegmentWriter | None = None
+        self._reserver = Workers(1, "diskreplay-reserver")
 
     def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
         """Begin to make a segment; returns at once. See `draft_segment`."""
@@ -94,7 +104,24 @@ class Preallocator:
     def unmap(self) -> None:
         """Unmap what was made, in a forked child."""
         if self._made is not None:
-            self._made.close()
+            self._made.release()
+
+    def reserve_ahead(self, segment: SegmentWriter, lanes: NDArray[np.int64]) -> None:
+        """Have rows that lanes of a segment need soon reserved; returns at once."""
+        segment.begin_reserving()
+        self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
+
+    def unmap_later(self, held: list[Mapping]) -> None:
+        """Have the chunks of a segment that its writer has left unmapped in the background: each takes milliseconds.
+
+        The caller must hold no reference to them. Where no thread can do it, they are unmapped at once.
+        """
+        self._reserver.begin(Job(held.clear))
+
+    def close(self) -> None:
+        """Remove the segment that was made ahead, and end the threads."""
+        self.discard()
+        self._reserver.close()
 
     def _remove(self, segment: SegmentWriter) -> None:
         segment.close()

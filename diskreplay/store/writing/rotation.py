@@ -8,6 +8,7 @@ from diskreplay.format import layout
 from diskreplay.format.root import Root
 from diskreplay.format.segment import Size
 from diskreplay.format.segment_writer import SegmentWriter
+from diskreplay.ids import Ints
 from diskreplay.store.forks import told_of_forks
 from diskreplay.store.retention.retention import Retention
 from diskreplay.store.writing.append_cursor import Lane
@@ -69,6 +70,7 @@ class Rotation:
         self.changes = 0  # how many times a segment was opened or released
         self.waits_for_sealing = False  # whether segments were handed over to be sealed since the last flush
         self.failure: Exception | None = None  # what went wrong in the background
+        self._seals = True
         self._marker: Marker | None = None
         self._refuse_calls: Callable[[], Callable[[], None] | None] = lambda: None
 
@@ -182,6 +184,10 @@ class Rotation:
         if self._first_number is not None and time.monotonic() - self._newest_since >= LEAST_QUARTER_S:
             self._preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
+    def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
+        """Have the rows that lanes of a segment need soon reserved in the background."""
+        self._preallocator.reserve_ahead(segment, lanes)
+
     def discard_preallocated(self) -> bool:
         """Remove the segment that was made ahead, so that the disk has its room; return whether there was one."""
         return self._preallocator.discard()
@@ -189,6 +195,9 @@ class Rotation:
     def _size(self) -> Size:
         # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
+        if len(self._lanes) > layout.CLOSE_LANES:
+            close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
+            return Size(min(rows, max(close, layout.LEAST_CLOSE_ROWS)))
         return Size(rows, least_bytes=max((least for some, least in _LEAST_BYTES.items() if rows >= some), default=0))
 
     def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
@@ -217,26 +226,30 @@ class Rotation:
         lane.at = segment.info.lanes.index(lane.number) if self.segment_per_episode else lane.number
         self._members[segment.number].add(lane)
         if before is not None:
-            self._release(lane, before)
+            self._members[before.number].discard(lane)
+            if not self._members[before.number]:
+                self._leave(before)
 
-    def _release(self, lane: Lane, segment: SegmentWriter, *, seal: bool = True) -> None:
-        self._members[segment.number].discard(lane)
-        if not self._members[segment.number]:
-            if self._marker is not None and seal:
-                self._marker.leave(self, segment)  # before it is no longer one of the open ones
-            del self._members[segment.number], self.by_number[segment.number]
-            self.changes += 1
-            segment.close()
-            if not seal:
-                segment.lock.release()
-                return
+    def _leave(self, segment: SegmentWriter, *, seal: bool = True, ends: bool = False) -> None:
+        """Release a segment that no lane writes to, and have it sealed; it may be repeated after an interrupt.
+
+        Unless the writer ``ends``, the chunks of several lanes are unmapped in the background.
+        """
+        self.changes += 1
+        if self._marker is not None and seal:
+            self._marker.leave(self, segment)
+        held = segment.close()
+        if len(segment.info.lanes) > 1 and not ends:
+            self._preallocator.unmap_later(held)
+        del held
+        if seal:
             self.waits_for_sealing = True
-            try:
-                self._hand_over(segment)
-            except BaseException:  # interrupted while it waited: another process seals the segment
-                if self._marker is not None:
-                    self._marker.forget([segment.number])
-                raise
+            self._hand_over(segment)
+        else:
+            segment.lock.release()
+        # Last: until then an interrupt leaves it among the open ones.
+        self._members.pop(segment.number, None)
+        self.by_number.pop(segment.number, None)
 
     def _hand_over(self, segment: SegmentWriter) -> None:
         """Have a segment that is closed sealed in the background, when all that was appended is published."""
@@ -248,19 +261,23 @@ class Rotation:
         for lane in self._lanes:
             lane.cursor = None
         for segment in self.by_number.values():
-            segment.close()
+            segment.release()
         self._preallocator.unmap()
 
     def abandon(self, *, seal: bool = True) -> None:
-        """Release every segment as it is; each is sealed up to what was committed, now or by the next process."""
+        """Release every segment as it is; each is sealed up to what was committed, now or by the next process.
+
+        It may be repeated after an interrupt; without ``seal`` once, nothing is sealed by this process any more.
+        """
+        seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:
             self._marker.remove(self)  # first: whoever takes a lock that is released seals the segment
         try:
             for lane in self._lanes:
-                segment, lane.segment, lane.cursor = lane.segment, None, None
-                if segment is not None:
-                    self._release(lane, segment, seal=seal)
-            self._preallocator.discard()
+                lane.segment = lane.cursor = None
+            for segment in self.open:
+                self._leave(segment, seal=seal, ends=True)
+            self._preallocator.close()
         finally:
             if self._marker is not None:
                 self._marker.remove(self)

@@ -58,6 +58,8 @@ class Sealer:
         ``publish_delayed`` publishes what a full disk has delayed, or raises StorageFull where there is still no room.
         It is called before the segment is sealed.
 
+        One that was submitted before is not sealed again: after an interrupt nobody knows whether it was.
+
         One of a dead writer that turns out to be damaged is left as it is: readers warn of it, and repair is asked for
         by hand. What this process wrote itself has to be sealed.
         """
@@ -209,7 +211,7 @@ class Sealer:
                     return
             held = set[int]()
             try:
-                self._seal(batch, held)
+                self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
                 # By now `drain` may have submitted a postponed segment again, with its lock.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])

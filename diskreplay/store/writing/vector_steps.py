@@ -33,6 +33,11 @@ class Step(NamedTuple):
     ended: Bools  # by either
     some_end: bool
 
+    @property
+    def ending(self) -> Ints:
+        """The lanes of the step whose episodes end."""
+        return np.flatnonzero(self.ended) if self.lanes is None else self.lanes[self.ended[self.lanes]]
+
 
 class LaneArrays:
     """What `Lane` says of one lane, for all lanes of a vector."""
@@ -210,14 +215,40 @@ class VectorSteps:
         writer = self._episode_writer
         if not self._segment_per_episode:
             writer.rotation.preallocate()
-            if self._needs_only_writing(step):
+            self._reserve_ahead()
+            newest = writer.rotation.newest
+            if newest is not None and self._needs_only_writing(newest, step):
+                if not newest.has_room():
+                    writer.reserve_next(newest, self._every if step.lanes is None else step.lanes, 2)
                 return
+            self._reserve_next(step)
         changes = -1
         while changes != writer.rotation.changes:
             changes = writer.rotation.changes
             for i in self._in_turn(step):
-                two_rows = step.next_obs is not None or bool(step.ended[i])
-                writer.make_room(writer.lanes[i], self._items(step.values, i), 1 + two_rows)
+                ended = bool(step.ended[i])
+                rows = 1 + (step.next_obs is not None or ended)
+                values = ended and bool(step.episode)
+                writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
+
+    def _reserve_ahead(self) -> None:
+        """Have the rows that lanes need soon reserved in the background."""
+        rotation = self._episode_writer.rotation
+        segments = rotation.open
+        for segment in segments:
+            if segment.wants_reserving:
+                lanes = self._every if len(segments) == 1 else np.flatnonzero(self._state.home == segment.number)
+                rotation.reserve_ahead(segment, lanes)
+
+    def _reserve_next(self, step: Step) -> None:
+        """Reserve the next rows of all lanes that stay in their segments."""
+        state, rotation = self._state, self._episode_writer.rotation
+        lanes = self._every if step.lanes is None else step.lanes
+        for segment in rotation.open:
+            if not rotation.has_to_end(segment):
+                here = lanes[(state.home[lanes] == segment.number) & state.open[lanes]]
+                count = 2 if step.next_obs is not None else 1 + step.ended[here]
+                self._episode_writer.reserve_next(segment, here, count)
 
     def _in_turn(self, step: Step) -> Iterator[int]:
         """Yield the lanes whose step takes more than writing it, in order.
@@ -235,11 +266,12 @@ class VectorSteps:
                 if changes != rotation.changes:
                     break
 
-    def _needs_only_writing(self, step: Step) -> bool:
-        """Whether the steps of all lanes take no more than writing them; in doubt, no."""
+    def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
+        """Whether the steps of all lanes take no more than room in the newest segment and writing; in doubt, no."""
         state, rotation = self._state, self._episode_writer.rotation
-        newest = rotation.newest
-        if newest is None or len(rotation.by_number) > 1 or not newest.has_room() or rotation.has_to_end(newest):
+        if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
+            return False
+        if step.some_end and step.episode and np.count_nonzero(newest.lacks_values(step.ending)):
             return False
         if (
             not state.steady
@@ -270,6 +302,8 @@ class VectorSteps:
                 found |= is_open & here
             rows = 2 if step.next_obs is not None else 1 + step.ended[lanes[here]]
             found[here] |= segment.lacks_room(lanes[here], rows)
+            if step.some_end and step.episode:
+                found[here] |= step.ended[lanes[here]] & segment.lacks_values(lanes[here])
         return lanes[found]
 
     def _items(self, values: list[Array], lane: int) -> list[Any]:
@@ -279,37 +313,37 @@ class VectorSteps:
 
     def _write(
         self, segment: SegmentWriter, lanes: Ints | None, step: Step
-    ) -> tuple[Ints, int, bool | NDArray[np.bool_]]:
+    ) -> tuple[Ints, int, bool | NDArray[np.bool_], Ints | None]:
         """Write prepared steps of lanes of one segment, None for all; return what `publish` shows."""
         writer = self._episode_writer
         at = self._places(lanes)
         rows = segment.rows_of(at)
         ended = step.ended if lanes is None else step.ended[lanes]
-        some_end = step.some_end and bool(np.count_nonzero(ended))
+        some_end, valued = step.some_end and bool(np.count_nonzero(ended)), None
         if some_end:
             ends = np.flatnonzero(ended)
-            last = ends if lanes is None else lanes[ends]
             last_at = ends if at is None else at[ends]
-            episode = {leaf: value[last] for leaf, value in (step.episode or {}).items()}
+            if step.episode:
+                last, valued = ends if lanes is None else lanes[ends], last_at
+                segment.write_values(valued, {leaf: value[last] for leaf, value in step.episode.items()})
         flags = self._flags(lanes, some_end, step)
         self._write_observations(segment, lanes, rows, step)
         values = dict(zip(writer.rest, _of(lanes, step.values[writer.obs_count :]), strict=True))
         values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
         if step.next_obs is None:
-            if some_end and episode:
-                segment.write(last_at, rows[ends], episode)
+            if valued is not None:
                 flags[ends] |= EPISODE_VALUES
             segment.write(at, rows, values)
             rows += 1
-            return rows, len(rows), False
+            return rows, len(rows), False, valued
         segment.write(at, rows, values)
         rows += 1
         segment.write(at, rows, dict(zip(writer.columns, _of(lanes, step.next_obs), strict=False)))
         if not some_end:
-            return rows, len(rows), True
-        writer.write_final(segment, last_at, rows[ends], final_flags(True, True, bool(episode)), {}, episode)
+            return rows, len(rows), True, None
+        writer.write_final(segment, last_at, rows[ends], final_flags(True, True, valued is not None), {})
         rows += ended
-        return rows, len(rows) + len(ends), ~ended
+        return rows, len(rows) + len(ends), ~ended, valued
 
     def _flags(self, lanes: Ints | None, some_end: bool, step: Step) -> NDArray[np.uint8]:
         state = self._state

@@ -136,3 +136,13 @@ class VectorWriter(BaseWriter):
                     None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},
                 )
         self._after_episode()
+
+    @one_call_at_a_time
+    def discard_episode(self, mask: Any = None) -> None:
+        """Discard the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.discard_episode`."""
+        chosen = slice(None) if mask is None else np.flatnonzero(as_flags(mask, "mask", self.num_envs))
+        with self._recording(inserts=False):
+            self._episode_writer.read_clock()
+            for i in np.arange(self.num_envs)[chosen].tolist():
+                self._episode_writer.discard(self._episode_writer.lanes[i])
+        self._after_episode()

@@ -165,5 +165,23 @@ class Writer(BaseWriter):
             self._episode_writer.end(self._lane, final, values)
         self._after_episode()
 
+    @one_call_at_a_time
+    def discard_episode(self) -> None:
+        """Discard the steps of the open episode, such as one of a simulator that crashed.
+
+        Readers leave them out after their next refresh. So they do with the parts of the episode that ended before
+        because a segment was full. The next append begins a new episode.
+
+        The steps stay on the disk until their segments are deleted, and count towards the store's capacity until then.
+        ``Store.info`` counts them as discarded, a limiter as inserted. Samplers skip priorities for them; a batch that
+        was made ahead may still have them.
+
+        Nothing happens if no episode is open. Raises as `append`.
+        """
+        with self._recording(inserts=False):
+            self._episode_writer.read_clock()
+            self._episode_writer.discard(self._lane)
+        self._after_episode()
+
 
 note_exclusive(Writer.append)

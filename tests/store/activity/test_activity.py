@@ -15,6 +15,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.activity.activity import Activity, Look
+from diskreplay.store.info import segment_state
+from diskreplay.store.reading.known_segments import KnownSegments
 from diskreplay.store.retention.policy import disk_usage
 
 SCHEMA = dr.Schema(dr.Field((2,), "float32"), dr.Field((), "int64"))
@@ -48,7 +50,7 @@ def test_a_store_at_rest_has_totals_and_no_rates_at_first(store: dr.Store) -> No
     with Activity(store.path) as activity:
         look = activity.look()
     assert (look.steps, look.inserted, look.episodes, look.episodes_open) == (10, 10, 3, 0)
-    assert (look.newest_episodes, look.mean_return) == (3, pytest.approx((5 + 6 + 2) / 3))
+    assert (look.newest_episodes, look.mean_total_reward) == (3, pytest.approx((5 + 6 + 2) / 3))
     assert (look.steps_per_second, look.writers, look.problems) == (None, [], [])
     assert look.disk.bytes == disk_usage(store.path)[0]
     assert look.retention.share is None
@@ -58,7 +60,7 @@ def test_a_store_at_rest_has_totals_and_no_rates_at_first(store: dr.Store) -> No
 def test_an_empty_store_can_be_watched(store: dr.Store) -> None:
     with Activity(store.path) as activity:
         look = activity.look()
-    assert (look.steps, look.episodes, look.mean_return, look.retention.oldest_age_s) == (0, 0, None, None)
+    assert (look.steps, look.episodes, look.mean_total_reward, look.retention.oldest_age_s) == (0, 0, None, None)
 
 
 def test_each_writer_has_its_own_rate(store: dr.Store, clock: Any) -> None:
@@ -73,7 +75,7 @@ def test_each_writer_has_its_own_rate(store: dr.Store, clock: Any) -> None:
         look = activity.look()
     assert look.steps_per_second == pytest.approx(17.0)
     one, three = sorted(look.writers, key=lambda writer: writer.lanes)
-    assert (one.lanes, one.steps, one.steps_per_second, one.state) == (1, 4, pytest.approx(2.0), "writing")
+    assert (one.lanes, one.steps, one.steps_per_second, one.state) == (1, 6, pytest.approx(2.0), "writing")
     # Its first segment was made since the first look: all of it is new.
     assert (three.lanes, three.steps, three.state) == (3, 30, "writing")
 
@@ -87,10 +89,45 @@ def test_a_writer_goes_on_through_its_segments_and_is_closed_at_last(tmp_store: 
                 append(writer, 4)
             clock(1.0)
             look = activity.look()
-            assert [(one.steps, one.state) for one in look.writers] == [(20, "writing")]
+            assert [(one.steps, one.state) for one in look.writers] == [(23, "writing")]
         clock(1.0)
         (closed,) = activity.look().writers
-    assert (closed.state, closed.steps, closed.segments, closed.durable_behind_s) == ("closed", 20, (), None)
+    assert (closed.state, closed.steps, closed.segments, closed.durable_behind_s) == ("closed", 23, (), None)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_writer_that_closes_during_a_look_is_closed(
+    tmp_store: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    def close_first(info: Any) -> str:
+        writer.close()
+        if leaves:
+            shutil.rmtree(info.path)
+        return segment_state(info)
+
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer, Activity(tmp_store) as activity:
+        append(writer, 3)
+        monkeypatch.setattr("diskreplay.store.activity.writers.segment_state", close_first)
+        (one,) = activity.look().writers
+    assert (one.state, one.segments, one.steps, one.durable_behind_s) == ("closed", (), 3, None)
+
+
+def test_a_segment_that_is_sealed_while_it_is_read_first_is_sealed(
+    store: dr.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = KnownSegments.read
+
+    def close_after(known: KnownSegments, number: int) -> Any:
+        info = read(known, number)
+        writer.close()
+        return info
+
+    with store.writer() as writer, Activity(store.path) as activity:
+        append(writer, 3)
+        monkeypatch.setattr(KnownSegments, "read", close_after)
+        look = activity.look()
+    assert (look.steps, look.writers) == (3, [])
+    assert activity._follower.snapshot.rows_of(0) is None
 
 
 def test_what_is_not_durable_is_told_by_its_age(tmp_store: Path, clock: Any) -> None:
@@ -113,11 +150,11 @@ def test_the_newest_episodes_are_those_that_ended_last(store: dr.Store) -> None:
             append(b, 1, reward=float(e))
         for look in (activity.look(), activity.look()):
             assert (look.episodes, look.newest_episodes) == (141, 100)
-            assert look.mean_return == pytest.approx(np.mean(range(20, 70)))
+            assert look.mean_total_reward == pytest.approx(np.mean(range(20, 70)))
         append(a, 2, reward=500.0)
         look = activity.look()
     assert look.episodes == 142
-    assert look.mean_return == pytest.approx((2 * sum(range(20, 70)) - 20 + 1000) / 100)
+    assert look.mean_total_reward == pytest.approx((2 * sum(range(20, 70)) - 20 + 1000) / 100)
 
 
 def test_many_lanes_are_followed_by_compiled_code_from_the_second_look_on(
@@ -134,7 +171,11 @@ def test_many_lanes_are_followed_by_compiled_code_from_the_second_look_on(
             with Activity(tmp_store) as other:  # whose first look is without it
                 plain = other.look()
             assert look.steps == 60 * (number + 1)
-            assert (look.steps, look.episodes, look.mean_return) == (plain.steps, plain.episodes, plain.mean_return)
+            assert (look.steps, look.episodes, look.mean_total_reward) == (
+                plain.steps,
+                plain.episodes,
+                plain.mean_total_reward,
+            )
 
 
 def test_a_full_store_tells_what_leaves(tmp_store: Path, clock: Any) -> None:
@@ -174,16 +215,49 @@ def test_episodes_that_are_evicted_and_a_store_that_is_resized_are_followed(tmp_
 
 
 def test_the_disk_grows_and_will_be_full(store: dr.Store, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = shutil._ntuple_diskusage(10**9, 0, 3_600_000)  # type: ignore[attr-defined]
+    free = shutil._ntuple_diskusage(10**9, 0, 3_600_000)
     monkeypatch.setattr("diskreplay.store.activity.activity.shutil.disk_usage", lambda path: free)
-    sizes = iter([0, 1000, 1000 + 3600])
+    sizes = iter([0, 1000, 1000 + 3600, 1000 + 72_000])
     monkeypatch.setattr("diskreplay.store.activity.disk.DiskUse.read", lambda *_: next(sizes))
     with Activity(store.path) as activity:
         assert activity.look().disk.bytes_per_hour is None
         clock(3.6)
+        assert activity.look().disk.bytes_per_hour is None  # blocks are reserved ahead
+        clock(68.4)
         disk = activity.look().disk
     assert disk.bytes_per_hour == pytest.approx(3_600_000)
     assert disk.full_in_s == pytest.approx(3600)
+
+
+@pytest.mark.parametrize("limits", [{"capacity": 100}, {"capacity_bytes": 4 * 10**6}])
+def test_a_store_at_its_limit_does_not_grow(
+    tmp_store: Path, clock: Any, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = iter([0, 3_600_000, 3_800_000])
+    monkeypatch.setattr("diskreplay.store.activity.disk.DiskUse.read", lambda *_: next(sizes))
+    with dr.create(tmp_store, SCHEMA, **limits) as store, store.writer() as writer:
+        append(writer, 100)
+        with Activity(tmp_store) as activity:
+            activity.look()
+            append(writer, 100)
+            clock(100.0)
+            disk = activity.look().disk
+    assert (disk.bytes, disk.bytes_per_hour, disk.full_in_s) == (3_800_000, None, None)
+
+
+def test_two_watches_that_began_at_different_times_agree_on_the_steps_of_writers(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, segment_steps=4, compaction="manual") as store, Activity(tmp_store) as early:
+        writer = store.writer()
+        early.look()
+        for turn in range(5):
+            append(writer, 4)
+            store._sealer.drain()
+            if turn == 2:
+                store.compact()
+        with Activity(tmp_store) as late:
+            seen = [[(one.writer, one.steps, one.state) for one in each.look().writers] for each in (early, late)]
+    assert seen[0] == seen[1]
+    assert [steps for _, steps, _ in seen[0]] == [20]
 
 
 def test_the_bytes_are_those_of_du_while_segments_come_and_go(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

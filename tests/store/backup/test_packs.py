@@ -43,6 +43,7 @@ def test_segments_whose_rows_are_in_a_pack_are_not_copied(store, to, monkeypatch
     assert packed.shown(to) == packed.shown(store.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("stage", ["ahead", "moment"])
 def test_segments_may_be_merged_while_a_backup_is_made(store, to, monkeypatch, stage, when):

@@ -196,6 +196,7 @@ def test_a_store_that_was_renamed_is_merged(tmp_path: Path, monkeypatch: pytest.
         assert serials(store) == SERIALS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ignored", "blocked"])
 def test_merging_stops_where_the_program_does_not_want_the_signal(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -242,12 +243,12 @@ def test_where_no_process_can_be_had_nothing_is_merged(
         assert serials(store) == SERIALS
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_stores_take_turns_until_all_are_merged(tmp_path: Path) -> None:
     with ExitStack() as stores:
         every = [
             stores.enter_context(dr.create(tmp_path / str(n), serial_schema(), segment_steps="episode"))
-            for n in range(6)
+            for n in range(3)
         ]
         for store in every:
             write(store, MANY)
@@ -263,6 +264,7 @@ def test_stores_take_turns_until_all_are_merged(tmp_path: Path) -> None:
         assert all(serials(store) == SERIALS for store in every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["missing", "others", ""])
 def test_without_a_folder_for_this_session_turns_are_taken_in_that_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
@@ -292,6 +294,7 @@ def test_a_store_that_waits_for_its_turn_starts_no_process_and_can_be_closed(tmp
         assert len(folders(tmp_path / "second")) == MANY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a file", "a link", "others may write it", "no place"])
 def test_where_there_is_no_private_folder_each_store_is_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -299,6 +299,7 @@ def right_steps(path: Path) -> int:
             shown += len(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:segment . of .* is damaged")
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("name", CHECKED)

@@ -67,6 +67,7 @@ def test_it_stops_when_told_and_when_its_parent_is_gone(pace: Pace) -> None:
         Pace(pace._counters, parent=-1, since=0)()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no store", "another store", "manual"])
 def test_it_leaves_alone_what_is_not_its_store(tmp_store: Path, kind: str) -> None:
     tmp_store.mkdir()

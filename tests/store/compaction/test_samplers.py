@@ -61,24 +61,15 @@ def check(folder: Path, view: str, distribution: str, prefetch: int = 0, capacit
             collector.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("distribution", ["prioritized", "recency", "sweep", "by time", "mixture"])
-def test_every_distribution_draws_the_same(tmp_path: Path, distribution: str) -> None:
-    check(tmp_path, "transitions", distribution)
+CASES: list[tuple[str, str, int, int | None]] = [
+    *(("transitions", name, 0, None) for name in ("prioritized", "recency", "sweep", "by time", "mixture")),
+    *((name, "uniform", 0, None) for name in ("hindsight", "sequences", "across episodes", "rollouts")),
+    ("sequences", "prioritized", 2, None),
+    *(("transitions", name, 0, 800) for name in ("prioritized", "recency")),  # while old steps leave
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("view", ["hindsight", "sequences", "across episodes", "rollouts"])
-def test_every_view_draws_the_same(tmp_path: Path, view: str) -> None:
-    check(tmp_path, view, "uniform")
-
-
-@pytest.mark.slow
-def test_sequences_with_priorities_that_are_drawn_ahead_are_the_same(tmp_path: Path) -> None:
-    check(tmp_path, "sequences", "prioritized", prefetch=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("distribution", ["prioritized", "recency"])
-def test_the_same_is_drawn_while_old_steps_leave(tmp_path: Path, distribution: str) -> None:
-    check(tmp_path, "transitions", distribution, capacity=800)
+@pytest.mark.slow(turns=2)
+@pytest.mark.parametrize(("view", "distribution", "prefetch", "capacity"), CASES)
+def test_the_same_is_drawn(tmp_path: Path, view: str, distribution: str, prefetch: int, capacity: int | None) -> None:
+    check(tmp_path, view, distribution, prefetch, capacity)

@@ -38,7 +38,7 @@ def filled(path: Path, episodes: int = 1, **options: object) -> dr.Store:
 def test_an_episode_has_its_facts_and_a_strip_of_frames(tmp_store: Path) -> None:
     with filled(tmp_store) as store:
         page = Page(store.episodes[0]._repr_html_())
-    assert page.words[:9] == ["Episode", "id", "0", "steps", "3", "return", "1.25", "ended", "terminated"]
+    assert page.words[:9] == ["Episode", "id", "0", "length", "3", "total_reward", "1.25", "ended", "terminated"]
     assert page.words[9:11] == [f"seed {NAME}", "0"]
     assert page.words[11] == "goal"
     assert len(page.words[12]) < 60

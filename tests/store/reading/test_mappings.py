@@ -50,7 +50,7 @@ def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_
         store.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_samplers_in_threads_take_mappings_from_each_other_and_draw_what_is_there(paths, monkeypatch):
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", MOST)
     monkeypatch.setattr(chunk_table, "LARGEST_READ", 0)

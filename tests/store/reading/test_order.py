@@ -48,7 +48,7 @@ class Collectors:
 
 def visible(store):
     store.refresh()
-    found = [np.asarray(episode.action) for episode in store.episodes]
+    found = [np.asarray(episode.action)[episode.hidden_steps :] for episode in store.episodes]
     return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
@@ -65,7 +65,7 @@ def check(collectors, seen, capacity):
         assert np.isin(own[len(own) - -(-len(own) // 10) :], seen).all()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.parametrize("slow", [False, True], ids=["alike", "one is slow"])
 @pytest.mark.parametrize(("writers", "lanes"), [(1, 1), (4, 1), (4, 16), (32, 1), (8, 8)])
 def test_the_newest_steps_are_left_at_every_point(tmp_store, writers, lanes, slow):

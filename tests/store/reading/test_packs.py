@@ -37,6 +37,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(chunk_table, "_PART", request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("parts")
 def test_a_merged_store_is_read_as_before_by_whoever_reads_it(store: dr.Store) -> None:
     with dr.open(store.path) as follower, dr.open(store.path) as still:
@@ -155,7 +156,7 @@ def numbered(number: int, steps: int) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.usefixtures("parts")
 def test_packs_are_merged_with_what_came_later_and_old_snapshots_read_on(store: dr.Store) -> None:
     readers = [dr.open(store.path)]
@@ -232,7 +233,7 @@ def test_a_segment_that_a_reader_knew_live_is_found_in_a_pack(tmp_store: Path, r
         assert sealed == {"sealed"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("capacity", [None, 200])
 def test_readers_at_different_points_come_to_the_same(tmp_store: Path, capacity: int | None) -> None:
     readers = []
@@ -285,7 +286,7 @@ def test_evicted_episodes_stay_evicted(store: dr.Store) -> None:
             assert not chosen & {int(episode.ids[0]) for episode in fresh.episodes}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_reader_goes_on_after_packs_that_it_never_saw_were_merged_and_left(tmp_store: Path) -> None:
     with create(tmp_store, capacity=400, segment_steps=16) as store, dr.open(tmp_store) as reader:
         one, some = Single(store, 5, ignore), Vector(store, 6, ignore)
@@ -376,7 +377,7 @@ def values(store: dr.Store) -> dict[int, list[bytes]]:
     return {int(e.ids[0]): [np.asarray(e[n]).tobytes() for n in names] + [e.times.tobytes()] for e in store.episodes}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize(
     "compressions", [("zstd", "zstd"), (None, "zstd"), (("zstd", 3), None)], ids=["both", "the second", "the first"]
@@ -407,6 +408,7 @@ def test_old_snapshots_read_wide_fields_on_whatever_is_compressed(tmp_store: Pat
             assert values(reader) == everything
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", ["KnownSegments.read", "read_sealed", "read_tables"])
 def test_a_store_that_is_merged_while_it_is_opened_is_whole_at_once(
     store: dr.Store, monkeypatch: pytest.MonkeyPatch, called: str

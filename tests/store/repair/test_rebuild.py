@@ -13,7 +13,7 @@ from diskreplay.store.repair.repair import repair
 from diskreplay.verify.verify import verify
 from tests.tiers import whole_or_part
 
-pytestmark = pytest.mark.usefixtures("no_patience")
+pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
 
 # How many bytes lie between two that are damaged. 1 damages each of them in turn: of the tiny store in half an hour,
 # of the others in hours.
@@ -204,6 +204,20 @@ def rows_of_episodes(path, before):
     return found
 
 
+def values_of(path, number, rows):
+    """Return lane and place of the values of a segment's episodes: the k-th with flag 64 of a lane has the k-th row."""
+    flags = {}
+    for file in (path / f"segments/{number:08d}/done").glob("c.*"):
+        flags[int(file.name.split(".")[2])] = np.fromfile(file, np.uint8)
+    lanes = len(np.fromfile(path / f"segments/{number:08d}/committed/c.0", "<i8"))
+    done = np.concatenate([flags[chunk].reshape(lanes, -1) for chunk in sorted(flags)], axis=1)
+    found = {}
+    for ids, (segment, lane, first, stop) in rows.items():
+        if segment == number and (done[lane, first:stop] & 64).any():
+            found[ids] = lane, np.count_nonzero(done[lane, :first] & 64)
+    return found
+
+
 def hit_by(kind, path, where, at, rows):
     """Return the ids of the episodes that have a row in the block of a byte."""
     parts = where.parts
@@ -221,6 +235,8 @@ def hit_by(kind, path, where, at, rows):
     chunk = int(parts[-1].split(".")[2])
     damaged = {divmod(linear, per_chunk) for linear in inside}
     damaged = {(lane, chunk * per_chunk + row) for lane, row in damaged}
+    if leaf.startswith("episode/"):
+        return {ids for ids, place in values_of(path, number, rows).items() if place in damaged}
     return {
         ids
         for ids, (segment, lane, first, stop) in rows.items()
@@ -231,7 +247,7 @@ def hit_by(kind, path, where, at, rows):
 def nbytes_of(file):
     """Return how many bytes of a file say anything: room for evictions by hand is reserved, and nobody reads it."""
     if file.parts[-2:] == ("hidden", "c.0.0"):
-        return 16 * int(np.fromfile(file.parents[1] / "counters/c.0", "<i8")[layout.HIDDEN_ENTRIES])
+        return 16 * int(np.fromfile(file.parents[1] / "counters/c.0", "<i8")[layout.EVICTION_ENTRIES])
     return file.stat().st_size
 
 
@@ -313,13 +329,13 @@ def test_damaged_priorities_cost_no_step_and_the_rest_of_them_stay(tmp_store, by
     np.testing.assert_array_equal(found, np.where(damaged, np.nan, np.arange(1200) + 1.0))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 def test_a_damaged_byte_costs_the_episodes_in_its_block_and_nothing_else(whole, tmp_path):
     for where, at in sample(whole[1], FAST):
         check_damage(whole, tmp_path / "copy", where, at)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.timeout(24 * 3600)
 def test_any_damaged_byte_costs_the_episodes_in_its_block_and_nothing_else(whole, tmp_path):
     chosen = bytes_of(whole[1])[::STRIDE] if STRIDE else sample(whole[1], SLOW)

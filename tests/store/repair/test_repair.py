@@ -20,7 +20,7 @@ from tests.store.writing.test_recovery import ENDLESS
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
 from tests.verify.test_verify import DAMAGE, LANES, SEGMENT, original as collected, replace_bytes, set_words
 
-pytestmark = pytest.mark.usefixtures("no_patience")
+pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
 
 assert collected, "a fixture: a store with initial priorities"
 # What damages the initial priorities, of another store than the one here.

@@ -17,11 +17,13 @@ from diskreplay.loading import prefetcher
 from diskreplay.store.repair.repair import repair
 from diskreplay.store.retention import retention
 from tests.testing.support import append_numbered, serial_schema
+from tests.tiers import SHARES, each_share
 
 
 def visible(store):
     store.refresh()
-    return sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
+    shown = (serial for episode in store.episodes for serial in episode["serial"][episode.hidden_steps :])
+    return sorted(map(int, shown))
 
 
 def segments_on_disk(path):
@@ -208,7 +210,7 @@ def test_an_episode_that_the_frontier_cuts_through_is_hidden_whole(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity=23, segment_steps=20) as store:
         write(store, 10)
         assert visible(store)[0] == 27
-        assert store.evict(lambda episode: 27 in episode["serial"]) == 3
+        assert store.evict(lambda episode: 27 in episode["serial"]) == 5
         assert visible(store) == list(range(30, 50))
         assert store.verify(deep=True) == []
 
@@ -316,7 +318,8 @@ def evict_and_die(path, operation, chosen):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [0, ROWS - 1])
-def test_a_process_that_dies_before_any_file_operation_hides_all_or_nothing(tmp_path, before):
+@each_share
+def test_a_process_that_dies_before_any_file_operation_hides_all_or_nothing(tmp_path, before, share):
     """With all entries of the first chunk but one in use, the entries lie in two chunks."""
     original = tmp_path / "original"
     with dr.create(original, serial_schema(), segment_steps=12 if not before else None, capacity=5000) as store:
@@ -329,7 +332,7 @@ def test_a_process_that_dies_before_any_file_operation_hides_all_or_nothing(tmp_
         evicted = store.info()["steps_evicted"]
     chosen = (0, 5, 10, 20)  # a whole segment, and a part of another
     outcomes = []
-    for operation in range(1000):
+    for operation in [0, *range(1 + share, 1000, SHARES)]:
         path = tmp_path / "store"
         shutil.copytree(original, path)
         died = evict_and_die(path, operation, chosen)
@@ -366,8 +369,8 @@ def test_a_full_disk_hides_nothing(store, monkeypatch):
 def test_repair_restores_the_document_and_later_evictions_go_on(store):
     write(store, 6)
     store.evict(begins_with(0))
-    (store.path / "hidden" / "zarr.json").unlink()
-    assert [problem.where for problem in store.verify()] == ["hidden/zarr.json"]
+    (store.path / "evictions" / "zarr.json").unlink()
+    assert [problem.where for problem in store.verify()] == ["evictions/zarr.json"]
     assert [action.what for action in repair(store.path).actions] == ["restored"]
     assert store.verify(deep=True) == []
     store.evict(begins_with(25))
@@ -378,15 +381,15 @@ def test_repair_restores_the_document_and_later_evictions_go_on(store):
 def test_an_entry_that_is_there_twice_or_names_nothing_is_found(store):
     write(store, 6)
     store.evict(begins_with(5, 15))
-    entries = np.fromfile(store.path / "hidden" / "c.0.0", "<i8").reshape(-1, 2)
+    entries = np.fromfile(store.path / "evictions" / "c.0.0", "<i8").reshape(-1, 2)
     assert [steps for _, steps in entries[:2].tolist()] == [5, 5]
     assert not entries[2:].any()
     entries[1] = entries[0]
-    entries.tofile(store.path / "hidden" / "c.0.0")
-    assert [problem.kind for problem in store.verify()] == ["hidden"]
+    entries.tofile(store.path / "evictions" / "c.0.0")
+    assert [problem.kind for problem in store.verify()] == ["eviction"]
     entries[1] = 0, 0
-    entries.tofile(store.path / "hidden" / "c.0.0")
-    assert "hidden" in [problem.kind for problem in store.verify()]
+    entries.tofile(store.path / "evictions" / "c.0.0")
+    assert "eviction" in [problem.kind for problem in store.verify()]
     with pytest.raises(dr.FormatError, match="is not an episode"):
         dr.open(store.path)
 
@@ -397,11 +400,11 @@ def test_an_eviction_at_rest_reads_as_the_format_says(store):
     first = int(store.episodes[2].ids[0])
     store.evict(begins_with(10))
     root = read_root(Path(store.path))
-    assert int(root.counters().read()[layout.HIDDEN_ENTRIES]) == 1
-    assert np.fromfile(store.path / "hidden" / "c.0.0", "<i8")[:2].tolist() == [first, 5]
+    assert int(root.counters().read()[layout.EVICTION_ENTRIES]) == 1
+    assert np.fromfile(store.path / "evictions" / "c.0.0", "<i8")[:2].tolist() == [first, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_thousands_of_segments_leave_in_parts_so_that_others_get_the_lock(tmp_store, monkeypatch):
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, 150, steps=1)
@@ -419,11 +422,11 @@ def test_thousands_of_segments_leave_in_parts_so_that_others_get_the_lock(tmp_st
 def test_a_damaged_count_of_entries_makes_no_files(tmp_store, entries):
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
         append_numbered(writer, range(5))
-    (tmp_store / "hidden" / "c.0.0").unlink()
+    (tmp_store / "evictions" / "c.0.0").unlink()
     words = np.fromfile(tmp_store / "counters/c.0", "<i8")
-    words[[layout.HIDDEN_ENTRIES, 16 + layout.HIDDEN_ENTRIES]] = entries, ~entries
+    words[[layout.EVICTION_ENTRIES, 16 + layout.EVICTION_ENTRIES]] = entries, ~entries
     words.tofile(tmp_store / "counters/c.0")
-    before = sorted(os.listdir(tmp_store / "hidden"))
+    before = sorted(os.listdir(tmp_store / "evictions"))
     with pytest.raises(FormatError, match="c\\..*is missing"):
         dr.open(tmp_store, "a")
-    assert sorted(os.listdir(tmp_store / "hidden")) == before
+    assert sorted(os.listdir(tmp_store / "evictions")) == before

@@ -17,7 +17,7 @@ ROOT_BYTES = 64 << 10  # documents, counters and locks of the store itself
 
 def visible(store):
     store.refresh()
-    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+    return [int(serial) for episode in store.episodes for serial in episode["serial"][episode.hidden_steps :]]
 
 
 def numbers(path):
@@ -59,7 +59,7 @@ def clock(monkeypatch):
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("chunk_bytes", [64 << 10, 16 << 20])
 def test_a_store_stays_within_its_capacity_and_two_segments(tmp_store, chunk_bytes, monkeypatch):
     most = 4 << 20
@@ -86,7 +86,7 @@ def test_a_store_stays_within_its_capacity_and_two_segments(tmp_store, chunk_byt
         assert late.info()["capacity_bytes"] == most
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_several_writers_add_two_segments_each_at_most(tmp_store, monkeypatch):
     monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 0.0)
     most, count = 2 << 20, 3
@@ -112,7 +112,7 @@ def test_segments_are_a_sixteenth_of_the_capacity_in_bytes(tmp_store):
         assert writer._episode_writer.rotation._target == (80 << 20) // 16 // step_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_readers_lose_the_oldest_segments_and_go_on(tmp_store):
     with (
         dr.create(
@@ -158,7 +158,7 @@ def test_a_slow_writers_segment_does_not_keep_newer_ones(tmp_store):
         assert sum(segment_bytes(tmp_store).values()) < (1 << 20) + 4 * 48 * 4096
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_both_capacities_hold_together(tmp_store):
     with dr.create(
         tmp_store, serial_schema(WIDE), capacity=100, capacity_bytes=4 << 20, segment_steps=16, chunk_bytes=64 << 10

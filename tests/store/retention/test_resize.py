@@ -12,7 +12,7 @@ import pytest
 import diskreplay as dr
 from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
-from tests.tiers import whole_or_part
+from tests.tiers import SHARES, each_share, whole_or_part
 
 
 def made(path, **kwargs):
@@ -30,7 +30,7 @@ def filled(path, steps=90, **kwargs):
 
 def visible(store):
     store.refresh()
-    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+    return [int(serial) for episode in store.episodes for serial in episode["serial"][episode.hidden_steps :]]
 
 
 def in_another_process(path, call):
@@ -123,8 +123,9 @@ def test_invalid_limits_are_refused_and_change_nothing(tmp_store, arguments, mes
             reader.resize(capacity=1)
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_while_it_resizes_leaves_the_old_limits_or_the_new_ones(tmp_path):
+@pytest.mark.slow(turns=2)
+@each_share
+def test_a_process_that_dies_while_it_resizes_leaves_the_old_limits_or_the_new_ones(tmp_path, share):
     filled(tmp_path / "made", 40).close()
 
     def resize(path, tell=None):
@@ -134,7 +135,7 @@ def test_a_process_that_dies_while_it_resizes_leaves_the_old_limits_or_the_new_o
     shutil.copytree(tmp_path / "made", tmp_path / "counted")
     seen = set()
     count = len(points_of(lambda: resize(tmp_path / "counted")))
-    for number in range(0, count, whole_or_part(1, 5)):
+    for number in [0, *range(1, count, whole_or_part(1, 3))[share::SHARES], count]:
         path = tmp_path / "killed"
         shutil.copytree(tmp_path / "made", path)
         die_at(partial(resize, path), number)

@@ -21,7 +21,7 @@ def left_by_a_killed_writer(path: Path, limits: dict[str, int], marked: int = 0)
             with store.writer() as writer:
                 append_numbered(writer, range(first, first + 20))
         store.refresh()
-        assert store.info(returns=False)["steps_evicted"] > 0
+        assert store.info(total_reward=False)["steps_evicted"] > 0
         with store.writer(durability="none") as writer:
             if marked:
                 append_numbered(writer, range(1000, 1000 + marked))
@@ -45,7 +45,7 @@ def test_what_no_mark_proves_is_kept_where_a_limit_has_deleted_before(tmp_store,
         with another_boot(), dr.open(copy, "a"):
             pass
     with dr.open(copy) as store:
-        assert store.info(returns=False)["steps_unproven"] == 20 - marked
+        assert store.info(total_reward=False)["steps_unproven"] == 20 - marked
         assert {problem.kind for problem in store.verify(deep=True)} == {"unproven"}
         store_path = store.path
     with dr.open(store_path, "a") as store:
@@ -60,7 +60,7 @@ def test_what_no_mark_proves_leaves_when_a_capacity_has_newer_steps(tmp_store):
             with store.writer() as writer:
                 append_numbered(writer, range(first, first + 20))
     with dr.open(copy) as store:
-        assert store.info(returns=False)["steps_unproven"] == 0
+        assert store.info(total_reward=False)["steps_unproven"] == 0
         assert store.verify(deep=True) == []
 
 
@@ -72,7 +72,7 @@ def test_evicting_what_is_proven_keeps_what_is_not(tmp_store):
         with dr.open(copy, "a") as store:
             assert store.evict(lambda episode: episode["serial"][0] == 1000) == 5
     with dr.open(copy, "a") as store:
-        assert store.info(returns=False)["steps_unproven"] == 15
+        assert store.info(total_reward=False)["steps_unproven"] == 15
         store.repair(salvage=True)
     assert serials(copy)[-15:] == [*range(1005, 1020)]
 

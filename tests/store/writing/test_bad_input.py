@@ -718,6 +718,7 @@ def test_store_counters_that_cannot_be_are_an_error_and_no_crash(filled, word, v
     assert answer in ("refused", "0") or int(answer) <= 24
 
 
+@pytest.mark.slow(turns=2)
 def test_a_damaged_store_does_not_crash_the_interpreter(filled):
     """The same as above in a process of its own: a bus error would end it by a signal."""
     chunk = next(iter((filled / "segments" / "00000001" / "obs").glob("c.*")))

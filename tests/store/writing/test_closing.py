@@ -1,8 +1,11 @@
 """Closing a writer from any thread, threads that share one, and signals in the middle of its calls."""
 
 import contextlib
+import gc
+import itertools
 import random
 import re
+import shutil
 import signal
 import threading
 import time
@@ -11,7 +14,10 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.testing.support import append_numbered, run_python, serial_schema
+from tests.conftest import mapped_files, open_files, own_threads
+from tests.crash.injection import is_interrupted
+from tests.testing.support import append_numbered, run_python, serial_schema, wait_until
+from tests.tiers import whole_or_part
 
 WIDE = dr.Field((512,), "uint8")  # rows that are written by position, through descriptors
 IN_USE = (
@@ -328,3 +334,38 @@ def test_a_signal_at_any_moment_leaves_a_writer_that_can_be_used_or_closed(tmp_s
         signal.signal(signal.SIGALRM, before)
     with dr.open(tmp_store) as store:
         assert store.verify(deep=True) == []
+
+
+def held(path):
+    """Return what this process holds of a store: descriptors, with them locks, mappings, and threads."""
+    gc.collect()
+    return (
+        {target for _, target in open_files() if target.startswith(str(path))} | mapped_files(str(path)) | own_threads()
+    )
+
+
+@pytest.mark.slow(turns=2)
+@pytest.mark.parametrize("envs", [None, LANES])
+@pytest.mark.parametrize("whole_store", [False, True])
+def test_a_close_that_is_interrupted_at_any_line_is_completed_by_the_next(tmp_path, envs, whole_store):
+    append_one = append_lanes if envs else append
+    for line in itertools.count(0, whole_or_part(5, 67)):
+        path = tmp_path / str(line)
+        store = dr.create(path, schema(), chunk_bytes=4096, segment_steps=20)
+        with contextlib.closing(store):
+            writer = store.writer(envs)
+            for serial in range(24):
+                append_one(writer, serial)
+            was_interrupted = is_interrupted((store if whole_store else writer).close, line)
+            if line % 2:
+                writer.close()
+        del writer, store
+        wait_until(lambda path=path: not held(path), 60)  # a thread that was told to end may be on its way out
+        assert check(path) == 24 * (envs or 1)
+        with dr.open(path, "a") as store, store.writer(envs) as writer:
+            append_one(writer, 7)
+        assert check(path) == 25 * (envs or 1)
+        shutil.rmtree(path)
+        if not was_interrupted:
+            break
+    assert line > 300

@@ -40,7 +40,7 @@ def append_wide(writer, serial, lanes=()):
     writer.append(obs, value, value.astype("f4"), np.zeros(lanes, bool) if lanes else False, serial=value)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("envs", [None, 2])
 def test_dropped_writers_leave_no_descriptor_and_no_segment_that_is_not_sealed(tmp_store, envs):
     schema = serial_schema(obs={f"image{i}": WIDE for i in range(3)})

@@ -22,7 +22,8 @@ class BlocksOfOne(EpisodeWriter):
 
     def append(self, items, next_obs, terminated, truncated, episode):
         self.read_clock()
-        self.make_room(self.lanes[0], items, 2 if terminated or truncated or next_obs is not None else 1)
+        rows = 2 if terminated or truncated or next_obs is not None else 1
+        self.make_room(self.lanes[0], items, rows, values=bool(episode))
         self._append_block_of_one(self.lanes[0], items, next_obs, terminated, truncated, episode)
 
 
@@ -46,7 +47,7 @@ class LaneByLane(VectorSteps):
                 episode_writer.lanes[i], self._items(step.values, i), next_obs, ends, cuts, values
             )
 
-    def _needs_only_writing(self, step):
+    def _needs_only_writing(self, newest, step):
         return False
 
     def _lanes_that_need_more(self, step):
@@ -193,9 +194,9 @@ def test_the_short_way_is_taken(tmp_store, monkeypatch):
         taken["lanes"] += 1
         return real_write(self, *args)
 
-    def make_room(self, *args):
+    def make_room(self, *args, **kwargs):
         made_room.append(1)
-        return real_make_room(self, *args)
+        return real_make_room(self, *args, **kwargs)
 
     made_room = []
     monkeypatch.setattr(AppendCursor, "append", append)

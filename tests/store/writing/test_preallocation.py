@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -302,3 +304,113 @@ def test_one_that_there_is_no_room_to_count_leaves_nothing(store, monkeypatch):
     assert refused
     assert serials(store) == list(range(100))
     assert {segment["state"] for segment in store.info()["segments"]} == {"sealed"}
+
+
+LANES, CHUNK_ROWS = 8, 16  # rows of a chunk of obs
+
+
+def wait_until(is_true):
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def append_until_a_chunk_is_ahead(store):
+    """Append almost a chunk of rows to each of some lanes, and wait until the next one is there; return the writer."""
+    writer, lanes = store.writer(num_envs=LANES), np.arange(LANES)
+    for t in range(CHUNK_ROWS - 2):
+        obs = np.repeat(lanes[:, None] * 1000.0 + t, 3, 1)
+        writer.append(obs, lanes, lanes * 1.0, lanes < 0, serial=lanes * 1000 + t)
+    wait_until(chunk_ahead(store).exists)
+    return writer
+
+
+def chunk_ahead(store):
+    return store.path / "segments" / "00000000" / "obs" / "c.0.1.0"
+
+
+def create_for_lanes(path):
+    return dr.create(path, serial_schema(), chunk_bytes=LANES * CHUNK_ROWS * 12)
+
+
+def check_lanes(store):
+    assert sorted(serials(store)) == [lane * 1000 + t for lane in range(LANES) for t in range(CHUNK_ROWS - 2)]
+    assert store.verify(deep=True) == []
+    assert not chunk_ahead(store).exists()
+
+
+def test_the_next_chunk_of_lanes_is_there_before_it_is_needed_and_leaves_if_it_was_not(tmp_store):
+    with create_for_lanes(tmp_store) as store:
+        with append_until_a_chunk_is_ahead(store), dr.open(tmp_store) as reader:
+            assert len(reader) == LANES * (CHUNK_ROWS - 2)
+            assert reader.verify() == []
+        check_lanes(store)
+
+
+def test_a_crowd_of_lanes_is_a_chunk_ahead_from_its_second_step_on(tmp_store):
+    lanes = np.arange(600)
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=7200 * CHUNK_ROWS) as store, store.writer(600) as writer:
+        for t in range(2):
+            obs = np.full((len(lanes), 3), float(t))
+            writer.append(obs, lanes, lanes * 1.0, lanes < 0, serial=lanes + t)
+        wait_until(chunk_ahead(store).exists)
+
+
+def test_the_chunks_of_segments_that_lanes_have_left_are_unmapped_while_the_writer_is_open(tmp_store):
+    lanes = np.arange(LANES)
+
+    def mapped():
+        return [
+            line for line in Path("/proc/self/maps").read_text().splitlines() if f"{tmp_store}/segments/0000" in line
+        ]
+
+    with dr.create(tmp_store, serial_schema(), segment_steps=64) as store, store.writer(num_envs=LANES) as writer:
+        for t in range(64):
+            obs = np.repeat(lanes[:, None] * 1000.0 + t, 3, 1)
+            writer.append(obs, lanes, lanes * 1.0, np.full(LANES, t % 4 == 3), serial=lanes * 1000 + t)
+        written = {segment["number"] for segment in store.info()["segments"]}
+        assert len(written) > 4
+        newest = f"segments/{max(written):08}/"
+        wait_until(lambda: all(newest in line for line in mapped() if "/obs/" in line))
+
+
+def test_a_process_that_dies_with_a_chunk_ahead_loses_nothing(tmp_store):
+    create_for_lanes(tmp_store).close()
+    killed = (
+        "import os, signal, sys\n"
+        "import diskreplay as dr\n"
+        "from tests.store.writing.test_preallocation import append_until_a_chunk_is_ahead\n"
+        "store = dr.open(sys.argv[1], 'a')\n"
+        "writer = append_until_a_chunk_is_ahead(store)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", killed, str(tmp_store)], cwd=REPOSITORY)
+    assert done.returncode == -signal.SIGKILL
+    with dr.open(tmp_store, "a") as store:
+        check_lanes(store)
+
+
+def test_lanes_that_are_reserved_for_in_the_background_keep_what_was_appended(tmp_store):
+    lanes, steps = 600, 90
+    rng = np.random.default_rng(0)
+    schema = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"), reward=dr.Field((), "float32"))
+    expected = [[] for _ in range(lanes)]
+    every = np.arange(lanes)
+    with dr.create(tmp_store, schema, chunk_bytes=lanes * 8 * 4, segment_steps=lanes * 25) as store:
+        with store.writer(num_envs=lanes) as writer:
+            for t in range(steps):
+                ends, mask = rng.random(lanes) < 0.1, rng.random(lanes) < 0.9
+                obs = np.repeat((every * 100.0 + t)[:, None], 3, 1).astype(np.float32)
+                writer.append(obs, every * 100 + t, every * 1.0, ends, mask=mask)
+                for lane in np.flatnonzero(mask):
+                    expected[lane].append(lane * 100 + t)
+        store.refresh()
+        found = [[] for _ in range(lanes)]
+        for episode in store.episodes:
+            actions = episode["action"]
+            found[episode.lane] += actions.tolist()
+            assert (episode["obs"][: len(actions), 0] == actions).all()
+        assert found == expected
+        assert len(store.info()["segments"]) > 1
+        assert store.verify(deep=True) == []

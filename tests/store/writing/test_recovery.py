@@ -20,6 +20,7 @@ from diskreplay.format import marks, segment as segment_module
 from diskreplay.format.locks import is_locked
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.reading import follower as follower_module
+from diskreplay.store.writing import sealer as sealer_module
 from diskreplay.store.writing.append_cursor import AppendCursor
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
@@ -394,7 +395,9 @@ def test_a_writer_that_cannot_close_does_not_keep_the_others_from_it(store, monk
     with pytest.raises(dr.StorageFull):
         store.close()
     monkeypatch.undo()
-    bad.close()
+    seal = sealer_module.seal_segments
+    monkeypatch.setattr(sealer_module, "seal_segments", lambda *a, **k: (time.sleep(0.2), seal(*a, **k)))
+    bad.close()  # waits for it, though the store was closed before
     with dr.open(store.path) as reader:
         assert [s["state"] for s in reader.info()["segments"]] == ["sealed"] * 3
 

@@ -1,7 +1,10 @@
 """VectorWriter: lanes that advance on their own."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
+import torch
 import zarr
 
 import diskreplay as dr
@@ -324,3 +327,27 @@ def test_the_ids_of_the_newest_steps_are_known(tmp_store, segment_steps, lanes):
                 assert told[lane] == known[newest[lane]] or (told[lane] == -1 and not mask[lane])
                 compared += told[lane] >= 0
     assert compared > (100 if lanes is None else 250)
+
+
+def test_tensors_of_the_cpu_are_written_without_a_copy(tmp_store):
+    width = 1 << 16
+    observations = torch.arange(LANES * width, dtype=torch.float32).reshape(LANES, width)
+    rest = torch.arange(LANES), torch.zeros(LANES), torch.zeros(LANES, dtype=torch.bool)
+
+    def allocated(writer, obs):
+        """Return how many bytes a call allocates at most, as a part of those of the observations."""
+        tracemalloc.start()
+        try:
+            writer.append(obs, *rest)
+            return tracemalloc.get_traced_memory()[1] / (4 * LANES * width)
+        finally:
+            tracemalloc.stop()
+
+    with dr.create(tmp_store, dr.Schema(dr.Field((width,), "float32"), dr.Field((), "int64"))) as store:
+        with store.writer(num_envs=LANES) as writer:
+            writer.append(observations, *rest)  # which makes files
+            assert allocated(writer, observations) < 0.5
+            assert allocated(writer, observations.T.contiguous().T) >= 1  # is no array of rows
+        store.refresh()
+        for lane, episode in enumerate(store.episodes):
+            np.testing.assert_array_equal(episode.obs[1], observations[lane])

@@ -9,10 +9,12 @@ from diskreplay.errors import FormatError
 from diskreplay.ids import (
     CONTINUES,
     CUT,
+    DISCARD,
+    DISCARD_BEFORE,
+    DISCARDED,
     END_MARKER,
     EPISODE_VALUES,
     FIRST,
-    KNOWN_FLAGS,
     OBSERVATION_ONLY,
     POSITION_BITS,
     TERMINATED,
@@ -70,7 +72,8 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     filled = np.flatnonzero(slices.rows)
     starts, marks = _starts(flags)
     # Every slice begins with a start, so that the next start or the end of all flags is where an episode stops.
-    if (marks & ~np.uint8(KNOWN_FLAGS)).any() or not (flags[begin_at[filled]] & FIRST).all():
+    discards = marks[marks >= DISCARDED]
+    if ((discards != DISCARD) & (discards != DISCARD_BEFORE)).any() or not (flags[begin_at[filled]] & FIRST).all():
         raise _damaged(flags, slices, "the flags in done are damaged at row {}")
     stops = np.append(starts[1:], len(flags))[: len(starts)]
     last = flags[stops - 1]
@@ -79,14 +82,16 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     if gaps is not None:
         begin, start, stop = (positions + gaps.before(positions) for positions in (begin_at, starts, stops))
     steps = stop - start - extra
-    if (steps < 1).any():
+    if ((steps < 1) & (last != DISCARD_BEFORE)).any():
         raise _damaged(flags, slices, "an episode without a step in done after row {}")
     step_flags = np.where(extra, flags[stops - 1 - extra], last)
+    step_flags[steps < 1] = 0
     expected = np.count_nonzero(extra) + np.count_nonzero(step_flags & (TERMINATED | TRUNCATED))
     if np.count_nonzero(marks & _ENDS) != expected:
         raise _damaged(flags, slices, "an episode in done ends twice after row {}")
     end = step_flags & (TERMINATED | TRUNCATED | EPISODE_VALUES)
-    end |= np.where(extra, last & (TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES), np.uint8(0))
+    end |= np.where(extra, last & (TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED), np.uint8(0))
+    end |= np.where(last & DISCARDED, np.uint8(TRUNCATED | CUT), np.uint8(0))
     end |= np.where(flags[starts] & CUT, np.uint8(CONTINUES), np.uint8(0))
 
     newest = np.searchsorted(starts, end_at[filled]) - 1  # the last episode of each slice: it may be open

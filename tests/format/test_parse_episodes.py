@@ -7,11 +7,11 @@ from hypothesis import given, settings, strategies as st
 import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.format.layout import DONE
+from diskreplay.format.parse_episodes import Gaps, LaneSlice, parse_episodes
 from diskreplay.ids import CONTINUES
-from diskreplay.store.reading.parse_episodes import Gaps, LaneSlice, parse_episodes
 from tests.testing.support import serial_schema
 
-TERMINATED, TRUNCATED, FIRST, OBSERVATION, CUT, MARKER, VALUES = 1, 2, 4, 8, 16, 32, 64
+TERMINATED, TRUNCATED, FIRST, OBSERVATION, CUT, MARKER, VALUES, DISCARDED = 1, 2, 4, 8, 16, 32, 64, 128
 
 
 @st.composite
@@ -21,7 +21,8 @@ def episode(draw, plain):
     flags = [0] * steps
     flags[0] = FIRST | (CUT if draw(st.booleans()) else 0)
     continues = CONTINUES if flags[0] & CUT else 0
-    kind = draw(st.sampled_from(["step", "step and observation", "cut with observation", "marker", "nothing"]))
+    kinds = ["step", "step and observation", "cut with observation", "marker", "discarded", "part", "nothing"]
+    kind = draw(st.sampled_from(kinds))
     values = VALUES if draw(st.booleans()) else 0
     if kind == "nothing":
         return flags, (steps, steps, TRUNCATED | CUT | continues), False
@@ -31,6 +32,11 @@ def episode(draw, plain):
     if kind == "marker":
         flags.append(MARKER | TRUNCATED | CUT | VALUES)
         return flags, (steps, steps, TRUNCATED | CUT | VALUES | continues), True
+    if kind == "discarded":
+        flags.append(MARKER | DISCARDED)
+        return flags, (steps, steps, TRUNCATED | CUT | DISCARDED | continues), True
+    if kind == "part":
+        return [FIRST | CUT | MARKER | DISCARDED], (0, 0, TRUNCATED | CUT | DISCARDED | CONTINUES), True
     how = draw(st.sampled_from([TERMINATED, TRUNCATED, TERMINATED | TRUNCATED]))
     flags[-1] |= how
     if kind == "step":
@@ -127,12 +133,15 @@ def test_damage_is_found_and_the_lane_named(case, data):
         ([FIRST | TERMINATED, TERMINATED, FIRST], "an episode in done ends twice"),
         ([FIRST, OBSERVATION, OBSERVATION], "an episode in done ends twice"),
         ([FIRST, FIRST | OBSERVATION], "an episode without a step in done"),
+        ([FIRST, MARKER | DISCARDED, MARKER | DISCARDED], "an episode in done ends twice"),
+        ([FIRST | DISCARDED, 0, TERMINATED], "the flags in done are damaged"),
+        ([FIRST, TRUNCATED | MARKER | DISCARDED], "the flags in done are damaged"),
     ],
 )
 def test_what_is_no_episode_is_refused_among_good_lanes(flags, message):
     good = [FIRST, 0, TERMINATED]
     where = LaneSlice(*np.array([(3, 3, 3), (3, 3, 3), (0, 1, 2), (5, 6, 7), (3, len(flags), 3)]), np.ones(3, bool))
-    with pytest.raises(FormatError, match=f"^segment 3, lane 1: {message} after row 6; restore the segment$"):
+    with pytest.raises(FormatError, match=f"^segment 3, lane 1: {message} (after|at) row 6; restore the segment$"):
         parse_episodes(np.array([*good, *flags, *good], np.uint8), where)
 
 
@@ -147,7 +156,7 @@ def uneven(tmp_path_factory):
         yield path
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @settings(max_examples=50)
 @given(data=st.data())
 def test_rows_of_many_lanes_are_those_of_each(uneven, data):
