@@ -1,12 +1,14 @@
 """A buffer of what an expert saw and did."""
 
+import threading
 from typing import Any
 
 import numpy as np
 import torch
 
 from diskreplay.buffers.backing import Backed, seed_argument
-from diskreplay.buffers.values import Given, checked, leaves_of
+from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows
+from diskreplay.buffers.values import Given, checked, shapes_of
 from diskreplay.errors import NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.loading.sampler import Sampler
@@ -19,16 +21,20 @@ from diskreplay.views.transitions import Transitions
 class DistillationBuffer(Backed):
     """The newest `capacity` pairs of observation and action, drawn at random.
 
-    Pairs are stored as steps without a reward, each add as an episode: only `obs` and `action` of the store mean
-    anything. dtypes and shapes are those of `ReplayBuffer`, shapes with this difference: without `obs_shape`, an add of
+    They are in tensors on the device, which are made with the first pair. With a `path` they are in a store instead,
+    as steps without a reward, each add as an episode: only `obs` and `action` of the store mean anything.
+
+    dtypes and shapes are those of `ReplayBuffer`, shapes with this difference: without `obs_shape`, an add of
     observations with two axes or more whose first is as long as the actions' first is taken for a batch.
 
     Concurrency: one thread adds; any thread may do all else.
 
     Parameters
     ----------
-    capacity, obs_shape, action_shape, path, device, obs_dtype, action_dtype, seed
+    capacity, obs_shape, action_shape, device, obs_dtype, action_dtype, seed
         See `ReplayBuffer`.
+    path : path or None
+        Where to keep the pairs: a store that is there is continued. None: there is no store.
 
     Raises
     ------
@@ -53,9 +59,15 @@ class DistillationBuffer(Backed):
         capacity = int_argument("capacity", capacity)
         given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._seed = seed_argument(seed)
+        self._fields: Schema | None = None  # of the first pair
+        self._columns: Columns = {}  # without a path
+        self._added = 0
+        self._lock = threading.Lock()
+        self._rng = np.random.default_rng(self._seed)
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
+        self._fields = store.schema
         view = Transitions(n_step=1)
         fields = ("obs", "action")
         self._sampler = Sampler(store, view, Distinct(), device=self._device, seed=self._seed, fields=fields)
@@ -70,30 +82,49 @@ class DistillationBuffer(Backed):
         """
         self._check_open()
         count = self._count(obs, action)
-        if self._store is None:
+        schema = self._fields
+        if schema is None:
             schema = Schema(self._given.field("obs", obs, count), self._given.field("action", action, count))
-        else:
-            schema = self._store.schema
         rows = (1 if count is None else count,)
-        obs, action = checked(schema, "obs", obs, rows), checked(schema, "action", action, rows)
-        self._writer_of(schema).append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
+        if self._path is None:
+            pairs = dict([*leaf_rows(schema, "obs", obs, rows), *leaf_rows(schema, "action", action, rows)])
+            with self._lock:
+                self._put(schema, pairs, *rows)
+        else:
+            obs, action = checked(schema, "obs", obs, rows), checked(schema, "action", action, rows)
+            self._writer_of(schema).append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
+
+    def _put(self, schema: Schema, pairs: Columns, count: int) -> None:
+        """Copy pairs over the oldest ones."""
+        if not self._columns:
+            fields = {path: schema.leaves[path] for path in pairs}
+            self._columns = ColumnMemory(fields, (self._capacity,), self._device).columns()
+            self._fields = schema
+        newest = min(count, self._capacity)
+        first = (self._added + count - newest) % self._capacity
+        head = min(newest, self._capacity - first)
+        for path, rows in pairs.items():
+            kept, column = rows[count - newest :], self._columns[path]
+            column[first : first + head].copy_(kept[:head])
+            column[: newest - head].copy_(kept[head:])
+        self._added += count
 
     def _count(self, obs: Any, action: Any) -> int | None:
         """Return how many pairs these are, None for a pair without that axis."""
-        leaf, acted = leaves_of(obs)[0], leaves_of(action)[0]
+        given, acted = shapes_of(obs)[0], shapes_of(action)[0]
         shape = self._given.obs_shape
-        if self._store is not None:
-            leaves = self._store.schema.leaves.items()
+        if self._fields is not None:
+            leaves = self._fields.leaves.items()
             shape = next(field.shape for path, field in leaves if path.split("/")[0] == "obs")
         if shape is None:
-            batch = leaf.ndim >= 2 and acted.shape[:1] == leaf.shape[:1]
-        elif leaf.shape in (shape, leaf.shape[:1] + shape):
-            batch = leaf.shape != shape
+            batch = len(given) >= 2 and acted[:1] == given[:1]
+        elif given in (shape, given[:1] + shape):
+            batch = given != shape
         else:
-            raise SchemaError(f"obs: got shape {leaf.shape}, needs {shape}, or a batch of these")
-        if batch and not leaf.shape[0]:
+            raise SchemaError(f"obs: got shape {given}, needs {shape}, or a batch of these")
+        if batch and not given[0]:
             raise SchemaError("obs and action hold no pair")
-        return leaf.shape[0] if batch else None
+        return given[0] if batch else None
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
         """Draw different pairs; return observations and actions, (batch_size, ...) each.
@@ -107,10 +138,29 @@ class DistillationBuffer(Backed):
         pairs = len(self)
         if pairs < batch_size:
             raise NotEnoughData(f"the buffer has {pairs} pairs, and a batch of {batch_size} needs {batch_size}")
-        batch = self._sampler.sample(batch_size)
-        return batch.obs, batch.action
+        if self._path is not None:
+            batch = self._sampler.sample(batch_size)
+            return batch.obs, batch.action
+        with self._lock:
+            index = torch.from_numpy(self._rng.choice(len(self), batch_size, replace=False)).to(self._device)
+            assert self._fields is not None
+            drawn = {path: column[index] for path, column in self._columns.items()}
+            return self._fields.unflatten("obs", drawn), self._fields.unflatten("action", drawn)
 
     def __len__(self) -> int:
         """Return the number of pairs."""
+        if self._path is None:
+            self._check_open()
+            return min(self._added, self._capacity)
         store = self._refreshed()
         return 0 if store is None else len(store)
+
+    def close(self) -> None:
+        """Close the store, or release the tensors; what `sample` returned stays valid. Closing twice is fine."""
+        super().close()
+        self._columns = {}
+
+    def __repr__(self) -> str:
+        if self._path is not None:
+            return super().__repr__()
+        return f"DistillationBuffer({min(self._added, self._capacity)} of {self._capacity} pairs, {self._device})"

@@ -1,35 +1,28 @@
 """A rollout buffer: filled with the steps of all environments, read whole, emptied."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from diskreplay.buffers.backing import Backed
-from diskreplay.buffers.rollout_reading import RolloutReading
-from diskreplay.buffers.values import Given, checked, fitted, flags_of, plain, renamed, rows_of
-from diskreplay.errors import (
-    BufferFull,
-    InvalidIndex,
-    NotEnoughData,
-    ReplayError,
-    SchemaError,
-    StorageFull,
-    warn_caller,
-)
+from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows, tensor_of, torch_dtype
+from diskreplay.buffers.estimates import advantages, wide_dtype
+from diskreplay.buffers.recorder import Recorder
+from diskreplay.buffers.values import Given, flags_of, plain, renamed, rows_of
+from diskreplay.errors import BufferFull, NotEnoughData, ReplayError, SchemaError, warn_caller
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.batch import Batch, map_tree, sequences_of, torch_values
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
-from diskreplay.views.rollouts import advantages, evaluated
+from diskreplay.store.writing.episode_writer import DISCONTINUITY, same_rows
+from diskreplay.store.writing.vector_writer import VectorWriter
+from diskreplay.views.rollouts import evaluated
 
-# The store keeps so many rollouts. A rollout may lie in the newest three segments, of which the first two have at most
-# twice and a third once the rows of a segment, one row of every lane aside; the oldest steps of all must not be its.
+# The store keeps so many rollouts.
 KEPT = 8
 LEAST_SEGMENT_STEPS = 1024
 
@@ -48,16 +41,31 @@ ADDED = {
 }
 HIDDEN = ("truncated",)
 ESTIMATES = ("advantages", "returns")
+FLAGS = ("terminated", "truncated")
 PUSHED = {"obs": "states", "action": "actions", "reward": "rewards", "next_obs": "next_states", "terminated": "dones"}
+
+
+class Behind(NamedTuple):
+    """The observations that a step led to, of the environments in `lanes`, (n,)."""
+
+    step: int
+    lanes: torch.Tensor
+    rows: Columns
 
 
 class RolloutBuffer(Backed):
     """`num_steps` steps of `num_envs` environments side by side, for on-policy learning.
 
-    What it is to hold is read off the first step, as `ReplayBuffer` does; values and log probabilities are float32
-    scalars. With one environment, `add` also takes values without the axis of environments.
+    The steps are in tensors on the device, which are made with the first step. Its values give the shapes and dtypes
+    that were not named, by the rules of `ReplayBuffer`; values and log probabilities are float32 scalars. With one
+    environment, `add` also takes values without the axis of environments.
 
-    The attributes are tensors on the device, (steps so far, num_envs, ...), gathered when first asked for.
+    The attributes are these tensors, (steps so far, num_envs, ...), without a copy. `clear` leaves tensors alone that
+    are still referenced, and continues in other memory.
+
+    With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
+    or `store` waits for that thread. An error of the store is raised by the next call. Then the store lacks the steps
+    that were waiting, and the buffer has all of them.
 
     Concurrency: one thread.
 
@@ -77,8 +85,8 @@ class RolloutBuffer(Backed):
         Further values of a step by name, arguments of `add`: a recurrent state, ``{"hidden": dr.Field((64,),
         "float32")}``.
     path : path or None
-        Where to keep the newest rollouts, eight or more; a buffer made there begins empty, and no two may be in use
-        there at once. None is a temporary folder, removed by `close`, with the buffer, or at exit.
+        Where a store keeps the newest rollouts, eight or more; None: there is no store. A buffer that is made at the
+        path of another one begins empty, and no two may use a path at once.
     device : torch.device or str or None
         Where tensors are; None is the CPU.
 
@@ -106,7 +114,11 @@ class RolloutBuffer(Backed):
         self._num_envs = int_argument("num_envs", num_envs)
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
-        self._warned = False
+        self._warned = set[str]()
+        self._first = 0  # the number of the first step in the buffer
+        self._memory: ColumnMemory | None = None
+        self._fields: Schema | None = None  # of the first step
+        self._recorder = None if path is None else Recorder()
         self._forget()
         fields = {name: Field((), "float32") for name in SCALARS}
         if self._privileged:
@@ -118,13 +130,34 @@ class RolloutBuffer(Backed):
         super().__init__(path, device, Given(obs_shape, action_shape), KEPT * steps, steps, {**fields, **extra})
 
     def _begin(self, store: Store) -> None:
-        self._reading = RolloutReading(store, self._device)
+        """Ignore the steps in the store: a buffer begins empty."""
 
     def _forget(self) -> None:
         self._steps = 0
-        self._pushed = True  # whether all steps so far came with what they led to
+        self._columns: Columns = {}
+        self._behind: list[Behind] = []
+        self._expected: Columns | None = None  # the observation that follows a pushed step
+        self._pushed = True  # whether each step so far was pushed
+        self._has_truncated = False
+        self._has_unchecked = False
         self._batch: Batch | None = None
         self._estimates: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __repr__(self) -> str:
+        if self._path is not None:
+            return super().__repr__()
+        return f"RolloutBuffer({self._steps} of {self._num_steps} steps, num_envs={self._num_envs}, {self._device})"
+
+    @property
+    def store(self) -> Store | None:
+        """The store at the path, with all steps so far; None without a path, or before the first step."""
+        self._wait()
+        return self._store
+
+    def _wait(self) -> None:
+        """Wait until the store has the steps so far; raise what failed there."""
+        if self._recorder is not None:
+            self._recorder.wait()
 
     # --- filling -----------------------------------------------------------------------------------------------------
 
@@ -168,9 +201,10 @@ class RolloutBuffer(Backed):
         BufferError
             The buffer is full; nothing was added.
         SchemaError
-            A value does not fit those of the first step; nothing was added.
+            A value does not fit the first step; nothing was added. Flags that are tensors on a device are
+            checked by `compute_returns_and_advantages`.
         StorageFull
-            There is no room. Nothing was added; if `final_observations` were stored, the buffer is empty.
+            The store had no room for an earlier step. This one was not added, and can be added again.
         """
         if (privileged_observations is None) != (self._privileged == 0):
             needed = "must be None" if not self._privileged else f"needs {self._privileged} values"
@@ -208,53 +242,101 @@ class RolloutBuffer(Backed):
         final_obs: Any = None,
     ) -> None:
         self._check_open()
+        if self._recorder is not None:
+            self._recorder.check()
         if self._steps == self._num_steps:
             raise BufferFull(f"the rollout buffer has all its {len(self)} steps: clear() it before the next")
-        schema = self._schema(obs, action, self._num_envs, reward)
+        schema = self._fields or self._schema(obs, action, self._num_envs, reward)
         lanes = (self._num_envs,)
-        ended = flags_of(done, "dones", self._num_envs, reward=reward)
-        cut = np.zeros(lanes, np.bool_)
-        if truncated is not None:
-            cut = flags_of(truncated, "truncated", self._num_envs, reward=reward)
         # All is cast before anything changes: what does not fit is refused here.
-        obs, action, extra = (
-            checked(schema, part, value, lanes) for part, value in (("obs", obs), ("action", action), ("extra", extra))
-        )
-        reward = fitted(schema.reward, reward, lanes)
-        schema.reward.cast(reward, "reward", lanes)
+        ended = self._flags(done, "dones", reward)
+        rows = {"terminated": ended}
+        if truncated is not None:
+            rows["truncated"] = self._flags(truncated, "truncated", reward)
+        for part, value in (("obs", obs), ("action", action), ("reward", reward), ("extra", extra)):
+            rows.update(leaf_rows(schema, part, value, lanes))
+        behind = None
         if next_obs is not None:
-            next_obs = checked(schema, "obs", next_obs, lanes)
-        values = {"obs": obs, "action": action, "reward": reward, "terminated": ended, "truncated": cut, **extra}
-        if final_obs is not None and cut.any():
-            self._append_with_final(schema, values, cut, checked(schema, "obs", rows_of(schema, final_obs, cut), lanes))
-        else:
-            self._writer_of(schema, self._num_envs).append(**values, next_obs=next_obs)
+            behind = self._observations_behind(schema, next_obs, torch.ones(lanes))
+        elif final_obs is not None and truncated is not None:
+            behind = self._observations_behind(schema, final_obs, rows["truncated"])
+        columns = self._columns = self._columns or self._new_columns(schema)
+        for path, row in rows.items():
+            columns[path][self._steps].copy_(row)
+        if self._expected is not None:
+            self._cut_unless_continued(self._expected)
+        if self._recorder is not None:
+            self._record(self._recorder, schema, behind)  # which fails where no store can be made: nothing is added
+        self._expected = behind.rows if next_obs is not None and behind is not None and not bool(ended[0]) else None
+        if behind is not None:
+            self._behind.append(behind)
+        self._has_truncated |= truncated is not None
         self._pushed &= next_obs is not None
         self._steps += 1
         self._batch = self._estimates = None
 
-    def _append_with_final(
-        self, schema: Schema, values: dict[str, Any], cut: NDArray[np.bool_], final_obs: Any
-    ) -> None:
-        """Append a step of which some lanes have their final observation, and the others' next ones are to come."""
-        writer = self._writer_of(schema, self._num_envs)
-        writer.append(**values, next_obs=final_obs, mask=cut)
-        try:
-            writer.append(**values, mask=~cut)
-        except BaseException:
-            # Lanes of unequal length make no rollout: the next step is the first one of another writer's.
-            with suppress(StorageFull):
-                writer.close()
-            self._writer = None
-            assert self._store is not None
-            self._begin(self._store)
-            self._forget()
-            raise
+    def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
+        """Return truth values, (num_envs,): 0 and 1 in any dtype."""
+        if (
+            isinstance(value, torch.Tensor)
+            and "cpu" not in (value.device.type, self._device.type)
+            and value.numel() == self._num_envs
+            and not value.is_complex()
+        ):
+            self._has_unchecked = True  # a look at them would wait for the device
+            return value.detach().reshape(-1)
+        return tensor_of(flags_of(value, name, self._num_envs, reward=reward))
+
+    def _new_columns(self, schema: Schema) -> Columns:
+        if self._memory is None:
+            flags = dict.fromkeys(FLAGS, Field((), "float32"))
+            leading = (self._num_steps, self._num_envs)
+            self._memory = ColumnMemory({**schema.step_leaves, **flags}, leading, self._device)
+            self._fields = schema
+        columns = self._memory.columns()
+        columns["truncated"].zero_()
+        return columns
+
+    def _observations_behind(self, schema: Schema, obs: Any, flags: torch.Tensor) -> Behind | None:
+        """Return copies of the observations of the environments with a flag; None if there are no such."""
+        lanes = flags.nonzero().flatten()
+        if not len(lanes):
+            return None
+        if isinstance(obs, np.ndarray) and obs.dtype == object:
+            obs = rows_of(schema, obs, flags.cpu().numpy() != 0)
+        rows = {}
+        for path, tensor in leaf_rows(schema, "obs", obs, (self._num_envs,)):
+            rows[path] = tensor[lanes.to(tensor.device)].to(self._device, torch_dtype(schema.leaves[path].dtype))
+        return Behind(self._steps, lanes.to(self._device), rows)
+
+    def _cut_unless_continued(self, expected: Columns) -> None:
+        """End the episode of the last step if the new one has another observation than that one led to."""
+        now = {path: self._columns[path][self._steps] for path in expected}
+        if all(same_rows(now[path].cpu().numpy(), rows.cpu().numpy()).all() for path, rows in expected.items()):
+            return
+        self._columns["truncated"][self._steps - 1] = 1.0
+        self._has_truncated = True
+        self._warn("cut", DISCONTINUITY)
+
+    def _record(self, recorder: Recorder, schema: Schema, behind: Behind | None) -> None:
+        """Have the new step appended to the store."""
+        rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
+        ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
+
+        def step(writer: VectorWriter) -> None:
+            if ready is not None:
+                ready.synchronize()
+            _write(writer, schema, rows, behind)
+
+        recorder.append(step, lambda: self._new_writer(schema))
+
+    def _new_writer(self, schema: Schema) -> VectorWriter:
+        self._writer = None
+        return self._writer_of(schema, self._num_envs)
 
     def clear(self) -> None:
-        """Empty the buffer."""
-        if self._steps:
-            self._reading.skip(self._steps)
+        """Empty the buffer. Tensors that it returned stay valid."""
+        self._first += len(self)
         self._forget()
 
     def empty(self) -> None:
@@ -305,62 +387,95 @@ class RolloutBuffer(Backed):
         ValueError
             An argument is invalid.
         """
-        last = plain(last_values)
-        if last.size != self._num_envs or last.ndim > 2:
+        # Not as a decorator, whose frames would be the place of a warning.
+        with torch.inference_mode(False):
+            self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
+
+    def _estimated(
+        self, last_values: Any, gamma: float, gae_lambda: float, value_fn: Any, final_values: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        last = self._numbers(last_values)
+        if last.numel() != self._num_envs or last.ndim > 2:
             raise ValueError(
-                f"last_values must be one value for each of {self._num_envs} environments, not {last.shape}"
+                f"last_values must be one value for each of {self._num_envs} environments, not {tuple(last.shape)}"
             )
         if value_fn is not None and final_values is not None:
             raise ValueError("value_fn and final_values both tell the values of final observations: give one of them")
         batch = self._gathered()
-        names = ("reward", "value", "terminated", "truncated")
-        rewards, values, dones, truncated = (batch[name].cpu().numpy() for name in names)
-        left = truncated & ~dones
-        if truncated.any() and not left.any():
+        dones, truncated = batch["terminated"], batch["truncated"]
+        if self._has_unchecked and bool(((dones != 0) & (dones != 1) | (truncated != 0) & (truncated != 1)).any()):
+            raise SchemaError("dones and truncated hold one truth value for each step, bools or 0 and 1")
+        done = dones != 0
+        left = (truncated != 0) & ~done
+        is_left = self._has_truncated and bool(left.any())
+        if self._has_truncated and not is_left and bool(truncated.any()):
             self._warn(
+                "ends",
                 "every truncated step is done as well, and so none is bootstrapped: where truncated is given, dones "
-                "says which steps terminated, and not which ones ended"
+                "says which steps terminated, and not which ones ended",
             )
-        final = self._final_values(left, values, value_fn, final_values)
-        found = advantages(rewards, values, last.reshape(-1), dones, gamma, gae_lambda, left, final)
-        self._estimates = tuple(torch.from_numpy(array).to(self._device) for array in found)  # type: ignore[assignment]
+        final = self._final_values(left, is_left, batch["value"], value_fn, final_values)
+        ends = (left, final) if is_left else ()
+        return advantages(batch["reward"], batch["value"], last.reshape(-1), done, gamma, gae_lambda, *ends)
 
-    def _warn(self, message: str) -> None:
-        """Warn of a rollout's ends, once a buffer."""
-        if not self._warned:
-            self._warned = True
+    def _numbers(self, values: Any) -> torch.Tensor:
+        """Return numbers as a tensor on the device."""
+        if not isinstance(values, torch.Tensor):
+            values = tensor_of(np.asarray(plain(values), np.float64))
+        moved: torch.Tensor = values.detach().to(self._device)
+        return moved
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Warn once a buffer of each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
             warn_caller(message)
 
-    def _final_values(self, left: NDArray[np.bool_], values: Any, value_fn: Any, final_values: Any) -> Any:
+    def _final_values(
+        self, left: torch.Tensor, is_left: bool, values: torch.Tensor, value_fn: Any, final_values: Any
+    ) -> torch.Tensor:
         """Return the values of the final observations of steps, (steps so far, num_envs); elsewhere they are any."""
         if final_values is not None:
-            given = plain(final_values)
-            if given.size != left.size or given.shape[:2] != left.shape:
+            given = self._numbers(final_values)
+            if given.numel() != left.numel() or given.shape[:2] != left.shape:
                 raise ValueError(f"final_values must be {list(left.shape)}, one for each step, not {list(given.shape)}")
             return given.reshape(left.shape)
-        if not left.any():
-            return 0.0
+        if not is_left:
+            return values
         if value_fn is None:
-            step, env = np.argwhere(left)[0]
+            step, env = left.nonzero()[0].tolist()
             self._warn(
+                "unknown",
                 f"step {step} of environment {env} was truncated, and nothing tells the value of its final "
                 "observation: such steps are bootstrapped with the values of their own observations. Give value_fn, "
-                "which computes it, or final_values; final_values=buffer.values says that this is meant"
+                "which computes it, or final_values; final_values=buffer.values says that this is meant",
             )
             return values
-        ids = self._gathered()["index"].cpu()[torch.from_numpy(left)]
-        try:
-            final_obs = self._reading.next_obs(ids)
-        except InvalidIndex as error:
+        lacking = left.clone()
+        for step, lanes, _ in self._behind:
+            lacking[step, lanes] = False
+        if bool(lacking.any()):
+            step, env = lacking.nonzero()[0].tolist()
             raise ReplayError(
-                f"a step was truncated, and the final observation, which value_fn would be given, was not added "
-                f"({error}): give final_observations to add, or final_values"
-            ) from None
-        found = np.zeros(left.shape)
-        arrays = map_tree(lambda tensor: tensor.cpu().numpy(), final_obs)
-        found[left] = evaluated(torch_values(value_fn, self._device), arrays, len(ids))
+                f"step {step} of environment {env} was truncated, and its final observation, which value_fn would be "
+                "given, was not added: give final_observations to add, or final_values"
+            )
+        steps = torch.cat([torch.full_like(lanes, step) for step, lanes, _ in self._behind])
+        lanes = torch.cat([lanes for _, lanes, _ in self._behind])
+        wanted = left[steps, lanes]
+        obs = map_tree(lambda tensor: tensor[wanted].cpu().numpy(), self._next_obs())
+        found = torch.zeros_like(values, dtype=wide_dtype(self._device))
+        fresh = evaluated(torch_values(value_fn, self._device), obs, int(wanted.sum()))
+        found[steps[wanted], lanes[wanted]] = torch.from_numpy(fresh).to(found)
         return found
 
+    def _next_obs(self) -> Any:
+        """Return all observations behind steps, in the order of steps and environments."""
+        assert self._fields is not None
+        rows = [behind.rows for behind in self._behind]
+        return self._fields.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
+
+    @torch.inference_mode(False)
     def sample(self) -> Batch:
         """Return all steps as a flat batch, step after step; none is consumed.
 
@@ -371,9 +486,9 @@ class RolloutBuffer(Backed):
         Batch
             `observations`, `privileged_observations` where there are such, `actions`, `rewards`, `dones`, `values`,
             `log_probs`, those of `extra`, and `advantages` and `returns` once they are computed: (len(buffer), ...),
-            scalars (len(buffer), 1), dones float32. Also `index`, (len(buffer),), the ids of the steps. Where all steps
-            were pushed, it has the names of an `Experience` instead: `states`, `actions`, `rewards`, `next_states`,
-            `dones`.
+            scalars (len(buffer), 1), dones float32. Also `index`, (len(buffer),): the numbers of the steps in the order
+            of all that the buffer got. Where all steps were pushed, it has the names of an `Experience` instead:
+            `states`, `actions`, `rewards`, `next_states`, `dones`.
 
         Raises
         ------
@@ -382,7 +497,7 @@ class RolloutBuffer(Backed):
         """
         fields = map_tree(lambda tensor: tensor.flatten(0, 1), self._shown())
         if self._pushed:
-            following = Batch({"next_obs": self._reading.next_obs(fields["index"]), "index": fields["index"]})
+            following = Batch({"next_obs": self._next_obs(), "index": fields["index"]})
             fields |= renamed(following, PUSHED, ())
         return Batch(fields)
 
@@ -414,7 +529,7 @@ class RolloutBuffer(Backed):
             An argument is invalid.
         """
         batch = self._gathered()
-        ends = (batch["terminated"] | batch["truncated"]).cpu().numpy()
+        ends = (batch["terminated"] + batch["truncated"]).cpu().numpy() != 0
         found = sequences_of(Batch(self._shown()), ends, size, epochs, seed, length, start_only)
         return (Batch({**{name: part[name] for name in part}, "mask": part["mask"].unsqueeze(-1)}) for part in found)
 
@@ -464,12 +579,12 @@ class RolloutBuffer(Backed):
     @property
     def dones(self) -> torch.Tensor:
         """1 where `add` was given that a step is done, else 0, (steps so far, num_envs) float32."""
-        return self._tensor("terminated").float()
+        return self._tensor("terminated")
 
     @property
     def truncated(self) -> torch.Tensor:
         """1 where an episode ended otherwise than by termination, else 0, (steps so far, num_envs) float32."""
-        return self._tensor("truncated").float()
+        return self._tensor("truncated")
 
     @property
     def values(self) -> torch.Tensor:
@@ -495,13 +610,56 @@ class RolloutBuffer(Backed):
         tensor: torch.Tensor = self._gathered()[name]
         return tensor
 
+    @torch.inference_mode(False)
     def _gathered(self) -> Batch:
-        """Return the steps so far, gathered once."""
-        if not self._steps:
+        """Return the steps so far."""
+        self._check_open()
+        self._wait()
+        schema = self._fields
+        if not self._steps or schema is None:
             raise NotEnoughData("the rollout buffer has 0 steps, and reading it needs 1: add some")
         if self._batch is None:
-            self._batch = self._reading.gather(self._steps)
+            columns = {path: tensor[: self._steps] for path, tensor in self._columns.items()}
+            fields = {part: schema.unflatten(part, columns) for part in ("obs", "action", "reward")}
+            fields |= schema.unflatten("extra", columns)
+            fields |= {name: columns[name] for name in FLAGS}
+            numbers = torch.arange(self._first, self._first + len(self), device=self._device)
+            self._batch = Batch({**fields, "index": numbers.view(self._steps, self._num_envs)})
         return self._batch
+
+    def close(self) -> None:
+        """Write the steps that wait for the store, and close it; tensors stay valid. Closing twice is fine.
+
+        Raises
+        ------
+        StorageFull
+            The store had no room for a step; the buffer is closed.
+        """
+        try:
+            if self._recorder is not None:
+                self._recorder.close()
+        finally:
+            super().close()
+            self._forget()
+
+
+def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: Behind | None) -> None:
+    """Append a step of all environments, of which some may have a final observation."""
+    arrays = {path: row.cpu().numpy() for path, row in rows.items()}
+    values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
+    values |= schema.unflatten("extra", arrays)
+    values |= {name: arrays[name] != 0 for name in FLAGS}
+    if behind is None:
+        writer.append(**values)
+        return
+    lanes = behind.lanes.cpu().numpy()
+    following = {path: arrays[path].copy() for path in behind.rows}
+    for path, obs in behind.rows.items():
+        following[path][lanes] = obs.cpu().numpy()
+    mask = np.zeros(writer.num_envs, np.bool_)
+    mask[lanes] = True
+    writer.append(**values, next_obs=schema.unflatten("obs", following), mask=mask)
+    writer.append(**values, mask=~mask)
 
 
 def _num_steps(num_envs: int, num_steps: Any, capacity: Any) -> int:

@@ -57,10 +57,12 @@ def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
     return array
 
 
-def leaves_of(value: Any) -> list[NDArray[Any]]:
-    """Return the arrays of a value that may be nested."""
+def shapes_of(value: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of a value that may be nested."""
     items = items_of(value)
-    return [plain(value)] if items is None else [leaf for item in items.values() for leaf in leaves_of(item)]
+    if items is not None:
+        return [shape for item in items.values() for shape in shapes_of(item)]
+    return [tuple(value.shape) if isinstance(value, torch.Tensor) else plain(value).shape]
 
 
 def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> dict[str, Any]:
@@ -201,6 +203,6 @@ def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: 
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)
-    leaves = leaves_of(obs)
-    ones = all(leaf.shape[:1] == (1,) for leaf in leaves)
-    return ones and (batched or any(leaf.ndim >= 2 for leaf in leaves))
+    shapes = shapes_of(obs)
+    ones = all(each[:1] == (1,) for each in shapes)
+    return ones and (batched or any(len(each) >= 2 for each in shapes))

@@ -389,5 +389,6 @@ def _of_parts(values: Iterable[Tree], context: tuple[list[str], Kind | None]) ->
     return Batch(dict(zip(names, values, strict=True)), kind)
 
 
+# torch has no public module of pytrees; where an older name of this function is used, torch advises this one.
 pytree.register_pytree_node(Batch, _parts, _of_parts)
 pytree.register_pytree_node(TupleRecord, lambda node: (list(node), None), lambda items, _: TupleRecord(items))

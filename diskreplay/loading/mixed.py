@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from diskreplay.bounded_json import parse_json
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import TupleRecord
 from diskreplay.loading.arguments import errors_argument, ids_argument, kind_argument
 from diskreplay.loading.batch import Batch, Kind, Tree, kind_of, map_tree
 from diskreplay.loading.sampler import Sampler
-from diskreplay.loading.sampler_states import as_arrays, as_tensors, mapped
+from diskreplay.loading.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.sampling.saved_state import state_of
 
@@ -174,10 +175,11 @@ class MixedSampler(IterableDataset[Batch]):
         ------
         ValueError
             It is none of as many samplers or, if batches were drawn ahead, of another batch size, or one of the
-            samplers refuses its state; then those before it have taken theirs.
+            samplers refuses its state; nothing is changed.
         """
         with state_of("a mixed sampler"):
-            rng, states = json.loads(state["rng"]), list(state["samplers"])
+            rng, states = np.random.PCG64(), list(state["samplers"])
+            rng.state = parse_json(state["rng"])
             planned = np.array(as_arrays(state.get("planned", [])), np.int64).reshape(-1, len(states))
             drawn = {int(source): _nested(fields) for source, fields in (state.get("drawn") or {}).items()}
             asked = dict(enumerate(planned[0].tolist())) if len(planned) else {}
@@ -190,14 +192,20 @@ class MixedSampler(IterableDataset[Batch]):
                 f"this state holds batches drawn ahead of {planned.sum(axis=1).tolist()} items, and the batch_size is "
                 f"{self._batch_size}: give it the same"
             )
-        for sampler, own in zip(self._samplers, states, strict=True):
-            sampler.load_state_dict(own)
-        self._rng.bit_generator.state = rng
-        self._planned = deque(planned.tolist())
-        self._drawn = {
+        parts = {
             source: Batch(fields, self._samplers[source].view.kind).to(self._samplers[source]._destination.device)
             for source, fields in drawn.items()
         }
+        own = {"_rng": np.random.Generator(rng), "_planned": deque(planned.tolist()), "_drawn": parts}
+
+        def load(number: int, changes: Sequence[Change]) -> None:
+            """Load the states of all samplers from this one on, whose locks are held until all have theirs."""
+            if number == len(states):
+                replace_attributes(changes)
+            else:
+                self._samplers[number]._load(states[number], lambda more: load(number + 1, [*changes, *more]))
+
+        load(0, [(self, own)])
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
         """Return the ids in their own stores, and which sampler each belongs to."""

@@ -4,6 +4,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,12 +13,13 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData, SegmentGone
 from diskreplay.loading.item_errors import ItemErrors
-from diskreplay.loading.sampler_states import PlannerState, SavedPlan, Told, load_distribution
+from diskreplay.loading.sampler_states import PlannerState, SavedPlan, Told
 from diskreplay.sampling.base import Distribution, Draw, RefreshNeeded
 from diskreplay.sampling.bounded import Bounded, Indices
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import EVERY_ID, Population, Share
 from diskreplay.sampling.prioritized import Prioritized, sequence_error
+from diskreplay.sampling.saved_state import state_of
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.store.reading.snapshot import Snapshot
@@ -66,6 +68,7 @@ class Planner:
     _random: bool
     _errors: ItemErrors
     population: Population
+    active: Distribution
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class Planner:
         self._cursors: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
         vars(self).update(self._follow(view))
         self.distribution = self._claim(distribution)
-        self.active = self._choose(self.distribution, self._own, self.population)
+        vars(self).update(self._choose(self.distribution, self._own, self.population))
 
     def set_target(self, view: View, distribution: Distribution) -> None:
         """Draw from now on with this view and distribution; what was drawn ahead is dropped.
@@ -117,7 +120,7 @@ class Planner:
         returned = self._once(plan.draw for plan in plans) if goes_on else _NONE
         follows = {} if view is self._view else self._follow(view)
         active = self._choose(claimed, follows.get("_own", self._own), follows.get("population", population))
-        target = {**follows, "distribution": claimed, "active": active}
+        target = {**follows, "distribution": claimed, **active}
         target |= {"queue": deque[Plan](), "_apart": dict[int, Plan](), "_returned": returned}
         vars(self).update(target)  # one operation, in the middle of which no interrupt comes
         before.rewind()
@@ -146,14 +149,14 @@ class Planner:
         if self._indices is not None and not distribution.tells_chances:
             raise ValueError(f"max_size needs the chances of ids, and {distribution} does not tell them")
 
-    def _choose(self, distribution: Distribution, own: Distribution | None, population: Population) -> Distribution:
-        """Return what draws from a population: a view's own distribution if it has one, else the sampler's."""
+    def _choose(self, distribution: Distribution, own: Distribution | None, population: Population) -> dict[str, Any]:
+        """Return what draws from a population, as attributes: a view's own distribution, or else the sampler's."""
         if own is not None:
-            return own
-        active, kind = distribution, population.kind
+            return {"active": own}
+        active, kind, found = distribution, population.kind, dict[str, Distribution]()
         if self._indices is not None:
-            active = self._bounded = Bounded(active, self._indices.of(kind))
-        return active if self._times is None else AtMost(active, self._times, kind)
+            active = found["_bounded"] = Bounded(active, self._indices.of(kind))
+        return {**found, "active": active if self._times is None else AtMost(active, self._times, kind)}
 
     def _follow(self, view: View) -> dict[str, Any]:
         """Return the attributes that belong to a view which is drawn from now on."""
@@ -388,8 +391,8 @@ class Planner:
             "refused": [plan.state_dict() for plan in self._apart.values()],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], refresh: bool) -> None:
-        """Go on from a state; nothing is changed if it raises.
+    def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
+        """Return one that goes on from a state. This one is as before, but for the distribution, which is both's.
 
         ValueError where it is no state, or that of another distribution or kind of id.
         """
@@ -408,19 +411,21 @@ class Planner:
         times = None if self._times is None else TimesSampled.loaded(self._times.most, saved.times)
         indices = None if self._indices is None else self._indices.loaded(saved.indices)
         snapshot = self._refresh_population(population)
-        load_distribution(self.distribution, saved.state)
-        # Nothing below raises.
-        self._priorities = self.distribution if isinstance(self.distribution, Prioritized) else saved.priorities
+        with state_of(str(self.distribution)):
+            self.distribution.load_state_dict(saved.state)
         if saved.priorities is not None:
             saved.priorities.claim(self)
-        self.rng = np.random.Generator(saved.generator)
-        self._own, self._cursors, self._times, self._indices = own, saved.cursors, times, indices
-        self.population = population
-        self.active = self._choose(self.distribution, own, population)
-        self._returned = saved.returned
-        self.queue = self._accepted(saved.plans, snapshot)
-        refused = [plan for saved_plan in saved.refused for plan in self._accepted([saved_plan], snapshot)]
-        self._apart = {plan.asked: plan for plan in refused}
+        new = copy(self)
+        new._priorities = self.distribution if isinstance(self.distribution, Prioritized) else saved.priorities
+        new.rng = np.random.Generator(saved.generator)
+        new._own, new._cursors, new._times, new._indices = own, saved.cursors, times, indices
+        new.population = population
+        vars(new).update(new._choose(self.distribution, own, population))
+        new._returned = saved.returned
+        new.queue = new._accepted(saved.plans, snapshot)
+        refused = [plan for saved_plan in saved.refused for plan in new._accepted([saved_plan], snapshot)]
+        new._apart = {plan.asked: plan for plan in refused}
+        return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
         """Return batches drawn ahead, up to the first that has lost an id since; what is left of others is returned."""

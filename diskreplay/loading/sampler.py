@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from diskreplay.errors import Closed, RateLimited, ReplayError, SegmentGone
+from diskreplay.kernels.table import of_sampler
 from diskreplay.loading.arguments import (
     bound_arguments,
     check_meaning,
@@ -29,7 +30,14 @@ from diskreplay.loading.batch import Batch, Kind, kind_of
 from diskreplay.loading.gatherer import Destination, Gathered, Gatherer
 from diskreplay.loading.planner import ATTEMPTS, Plan, Planner
 from diskreplay.loading.prefetcher import Prefetcher, is_large
-from diskreplay.loading.sampler_states import VERSION as STATE_VERSION, as_arrays, as_tensors, own_state
+from diskreplay.loading.sampler_states import (
+    VERSION as STATE_VERSION,
+    Change,
+    as_arrays,
+    as_tensors,
+    own_state,
+    replace_attributes,
+)
 from diskreplay.loading.statistics import Statistics
 from diskreplay.loading.transforms import (
     Pipeline,
@@ -90,7 +98,8 @@ class Sampler(IterableDataset[Batch]):
         docs/concepts.md.
     where : callable or None
         A predicate over episodes; steps of others are not drawn. It is asked once of an ended episode, and of an open
-        one at every refresh that changed something.
+        one at every refresh that changed something. Episodes are whole, so the answer for an ended one must depend on
+        it alone: one that depends on its `hidden_steps` or on the time makes a resumed sampler draw other batches.
     rank, world_size : int
         This trainer's share of the ids, by a hash of each: shares are even, do not overlap and are complete, and an id
         stays in its share. Of `Rollouts`, lanes are shared.
@@ -169,13 +178,14 @@ class Sampler(IterableDataset[Batch]):
         self._closed = False
         self._paid = 0
         self._change: tuple[View, Gatherer, Prefetcher | None] | None = None
+        self._before: tuple[Any, list[dict[str, Any]]] | None = None  # the states before a load that is not complete
         self._destination = Destination(device, 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
         # An empty store is false.
         self._store = store_argument(store) if self._own_store is None else self._own_store
         try:
-            self._store.follow_compiled()
+            self._store.follow_compiled(of_sampler(distribution.weighted))
             _alive.add(self)
             self._lock: Any = threading.RLock()
             self._limiter = None if limiter is None else limiter.attach(self._store)
@@ -266,7 +276,11 @@ class Sampler(IterableDataset[Batch]):
             self._complete_change()
 
     def _complete_change(self) -> None:
-        """Set the view that was given last, where an interrupt came before it was set."""
+        """Set the view that was given last, where an interrupt came before it was set.
+
+        First take back a state that an interrupt kept from being loaded wholly.
+        """
+        self._go_back()
         if self._change is None:
             return
         view, gatherer, prefetcher = self._change
@@ -455,7 +469,7 @@ class Sampler(IterableDataset[Batch]):
                 try:
                     snapshot = self._store.snapshot
                     reader = self._gatherer.reader
-                    if not reader.fill_checks or len(snapshot.hidden):
+                    if not reader.fill_checks or len(snapshot.evictions):
                         reader.check(snapshot, wanted)
                     told = self._planner.tell_now(wanted, snapshot) if self._planner.tells else None
                     return self._gatherer.to_batch(self._gatherer.gather(snapshot, wanted, told=told))
@@ -546,9 +560,7 @@ class Sampler(IterableDataset[Batch]):
             It is no sampler's state, or that of a sampler of another store or with another distribution, kind of view
             or, if batches were drawn ahead or refused, batch size; nothing is changed.
         """
-        with self._lock:
-            self._check_open()
-            self._load(as_arrays(state))
+        self._load(state)
 
     def save(self, name: str) -> None:
         """Save the state in the store, as a zarr group at `samplers/<name>`, in place of what was saved there before.
@@ -581,10 +593,9 @@ class Sampler(IterableDataset[Batch]):
         ValueError
             It is the state of another sort of sampler.
         """
-        state = self._store.load_sampler_state(name)
         with self._lock:
             self._check_open()
-            self._load(state)
+            self._load(self._store.load_sampler_state(name))
 
     def _state(self) -> dict[str, Any]:
         own = {"version": STATE_VERSION, "batch_size": self._batch_size, "paid": self._paid}
@@ -592,17 +603,30 @@ class Sampler(IterableDataset[Batch]):
         counts = self._statistics.state_dict()
         return {**own, **counts, "planner": self._planner.state_dict(), "transforms": transforms}
 
-    def _load(self, state: Any) -> None:
-        counts = own_state(state, self._batch_size, self._store.uuid)
-        before = transforms_state(self._transforms)
-        load_transforms(self._transforms, state.get("transforms") or [])
-        try:
-            self._planner.load_state_dict(state["planner"], self._refresh)
-        except BaseException:
-            load_transforms(self._transforms, before)
-            raise
-        self._paid = counts["paid"]
-        self._statistics.resume(counts["batches"], counts["steps"])
+    def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
+        """Go on from a state where `replace` replaces the attributes that it is given, else from where it was."""
+        with self._lock:
+            self._check_open()
+            state = as_arrays(state)
+            counts = own_state(state, self._batch_size, self._store.uuid)
+            self._before = self._planner.distribution.place(), transforms_state(self._transforms)
+            try:
+                load_transforms(self._transforms, state.get("transforms") or [])
+                planner = self._planner.loaded(state["planner"], self._refresh)
+                statistics = self._statistics.resumed(counts["batches"], counts["steps"])
+                own = {"_paid": counts["paid"], "_statistics": statistics, "_before": None}
+                replace([(self._planner, vars(planner)), (self, own)])
+            finally:
+                self._go_back()
+
+    def _go_back(self) -> None:
+        """Take back a state that was not loaded wholly; an interrupt leaves it to the next call."""
+        if self._before is None:
+            return
+        place, transforms = self._before
+        self._planner.distribution.go_back(place)
+        load_transforms(self._transforms, transforms)
+        self._before = None
 
     def __reduce__(self) -> str:
         raise TypeError("a sampler cannot be sent to another process: make one there, with a seed or rank of its own")
@@ -672,7 +696,7 @@ class Sampler(IterableDataset[Batch]):
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("this sampler is closed; make another")
-        if self._change is not None:
+        if self._change is not None or self._before is not None:
             self._complete_change()
 
 

@@ -1,14 +1,15 @@
 """What a sampler's state is made of: read and checked, and as tensors for `torch.save`."""
 
-import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diskreplay.sampling.base import Distribution, Draw
+from diskreplay.bounded_json import parse_json
+from diskreplay.sampling.base import Draw
 from diskreplay.sampling.population import Order
 from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.sampling.saved_state import columns, state_of
@@ -18,6 +19,10 @@ VERSION = 1
 
 Told = dict[str, NDArray[Any]]
 """Fields of a batch that say how it was drawn, (batch,) each; see `views.requested.OF_DRAWS`."""
+
+
+Change = tuple[object, Mapping[str, Any]]
+"""An object, and attributes that it is to have."""
 
 
 class SavedPlan(NamedTuple):
@@ -57,7 +62,7 @@ class PlannerState(NamedTuple):
         """Read what `Planner.state_dict` returned; ValueError where this is no such state."""
         with state_of("a sampler"):
             generator = np.random.PCG64()
-            generator.state = json.loads(state["rng"])
+            generator.state = parse_json(state["rng"])
             kept = state["priorities"]
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
@@ -109,15 +114,10 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
     return counts
 
 
-def load_distribution(distribution: Distribution, state: Any) -> None:
-    """Give a distribution its state; ValueError, and no change, where this is no such state."""
-    before = distribution.state_dict()
-    try:
-        with state_of(str(distribution)):
-            distribution.load_state_dict(state)
-    except ValueError:
-        distribution.load_state_dict(before)  # a mixture may have come halfway
-        raise
+def replace_attributes(changes: Sequence[Change]) -> None:
+    """Give objects new attributes by one call of C, so that no signal's handler runs in between."""
+    owners, attributes = [vars(owner) for owner, _ in changes], [new for _, new in changes]
+    deque(map(dict.update, owners, attributes), maxlen=0)
 
 
 def _plan(plan: Mapping[str, Any]) -> SavedPlan:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import copy
 
 
 class Statistics:
@@ -14,14 +15,15 @@ class Statistics:
 
     def __init__(self) -> None:
         self.planning = self.elsewhere = 0.0
-        self._kept: Counter[str] = Counter()
-        self.resume(0, 0)
-
-    def resume(self, batches: int, steps: int) -> None:
-        """Count on from the counts of another run."""
-        self.batches = batches
-        self.steps = self._steps_before = steps
         self.first = self.last = 0.0
+        self.batches = self.steps = self._steps_before = 0
+        self._kept: Counter[str] = Counter()
+
+    def resumed(self, batches: int, steps: int) -> "Statistics":
+        """Return statistics that count on from the counts of another run."""
+        new = copy(self)
+        new.batches, new.steps, new._steps_before, new.first, new.last = batches, steps, steps, 0.0, 0.0
+        return new
 
     def keep(self, seconds: Mapping[str, float]) -> None:
         """Add to what `report` is given later."""

@@ -1,11 +1,9 @@
 """Batches as TensorDicts, by the keys that TorchRL's losses and modules look for."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from diskreplay.errors import MissingExtra
 
@@ -35,14 +33,14 @@ def to_tensordict(batch: "Batch") -> "TensorDict":
     shape = batch["reward"].shape if "reward" in batch else batch["index"].shape
     found: dict[Any, Any] = {}
     for name, value in batch.items():
-        spread = pytree.tree_map(partial(_over_steps, shape=shape), value)
         if name in ("obs", "next_obs"):
-            below = {"observation": spread} if isinstance(spread, torch.Tensor) else spread
-            found |= _leaves(below, ("next",) if name == "next_obs" else ())
-        elif isinstance(spread, torch.Tensor):
+            below = {"observation": value} if isinstance(value, torch.Tensor) else value
+            found |= _leaves(below, ("next",) if name == "next_obs" else (), shape)
+        elif isinstance(value, torch.Tensor):
+            spread = _over_steps(value, shape)
             found[KEYS.get(name, name)] = spread[..., None] if name in COLUMNS else spread
         else:
-            found |= _leaves(spread, (name,))
+            found |= _leaves(value, (name,), shape)
     if {"terminated", "truncated"} <= batch.keys():
         found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
     return TensorDict(found, batch_size=shape)
@@ -55,8 +53,11 @@ def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return value[:, None].expand(*shape, *value.shape[1:])
 
 
-def _leaves(tree: Any, above: tuple[str, ...]) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a tree by their keys from the root on: an extra field "next" joins what is there."""
+def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
+    """Return the tensors of a tree, each over all steps, by their keys from the root on.
+
+    So an extra field "next" joins what is there.
+    """
     if isinstance(tree, torch.Tensor):
-        return {above: tree}
-    return {key: leaf for name, part in tree.items() for key, leaf in _leaves(part, (*above, name)).items()}
+        return {above: _over_steps(tree, shape)}
+    return {key: leaf for name, part in tree.items() for key, leaf in _leaves(part, (*above, name), shape).items()}

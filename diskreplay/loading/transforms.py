@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format.schema import Field, Schema
 from diskreplay.loading.batch import Batch, Tree, map_paths
-from diskreplay.sampling.saved_state import INVALID, state_of
+from diskreplay.sampling.saved_state import state_of
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import View
 
@@ -115,24 +115,18 @@ def transforms_state(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
 
 
 def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
-    """Give transforms their states; ValueError, and no change, where these are not theirs."""
-    before = transforms_state(transforms)
+    """Give transforms their states; ValueError where these are not theirs, when some may have taken theirs."""
     keeping = [one for one in transforms if one.keeps_state]
     with state_of("a sampler"):
-        names = [str(one["name"]) for one in states]
+        names, states = [str(one["name"]) for one in states], [one["state"] for one in states]
     expected = [type(one).__name__ for one in keeping]
     if names != expected:
         raise ValueError(
             f"this is the state of a sampler with the transforms {names or 'none'} that keep a state, and this one has "
             f"{expected or 'none'}: give it the same"
         )
-    try:
-        for one, state in zip(keeping, states, strict=True):
-            one.load_state_dict(state["state"])
-    except INVALID:
-        for one, state in zip(keeping, before, strict=True):
-            one.load_state_dict(state["state"])
-        raise
+    for one, state in zip(keeping, states, strict=True):
+        one.load_state_dict(state)
 
 
 def obs_leaves(

@@ -162,11 +162,17 @@ class Distribution(ABC):
         return False
 
     def place(self) -> Any:
-        """Return where it is, where it `gives_once`, at a cost that does not depend on how many ids there are."""
-        return None
+        """Return its current state, for `go_back`.
 
-    def go_back(self, place: Any) -> None:  # noqa: B027  # as `delivered`
-        """Go back to a place, as if no id had been drawn since."""
+        Called before each draw where it `gives_once`: such a distribution should return it at a cost that does not
+        grow with the number of ids.
+        """
+        return self.state_dict()
+
+    def go_back(self, place: Any) -> None:
+        """Go back to a place, as if no id had been drawn and no state loaded since. It may be repeated."""
+        if place is not None:
+            self.load_state_dict(place)
 
     def forget(self, population: Population, draw: Draw) -> None:  # noqa: B027  # as `delivered`
         """Take note that the batch of a draw will not be delivered."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.bounded_json import parse_json
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns
 from diskreplay.sampling.base import Distribution, Draw
@@ -177,8 +178,8 @@ class Indices:
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
-                found._rng.bit_generator.state = json.loads(state["rng"])
-                kinds = {tuple(json.loads(kind)): index for kind, index in state["indices"].items()}
+                found._rng.bit_generator.state = parse_json(state["rng"])
+                kinds = {tuple(parse_json(kind)): index for kind, index in state["indices"].items()}
             arguments = self.most, self.remover, found._rng
             found._indices = {kind: Index.loaded(*arguments, index) for kind, index in kinds.items()}
         return found

@@ -1,6 +1,7 @@
 """Some of the draws from one distribution, some from another."""
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,10 @@ class Mixture(Distribution):
             shares.append(number(f"the share of parts[{i}]", share, above=0.0))
         self._shares = np.array(shares) / sum(shares)
         self.episode_fields = tuple(field for part in self._parts for field in part.episode_fields)
-        # eta is that of the first prioritized distribution.
-        self.weighted = any(part.weighted for part in self._parts)
+        self._prioritized = [part for part in self._parts if part.weighted]
+        self.weighted = len(self._prioritized) > 0
         self.gives_once = any(part.gives_once for part in self._parts)
-        self.eta = next((part.eta for part in self._parts if part.weighted), 1.0)
+        self.eta = self._prioritized[0].eta if self.weighted else 1.0
 
     def __repr__(self) -> str:
         return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
@@ -75,32 +76,26 @@ class Mixture(Distribution):
 
     def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
         """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
-        found = np.zeros(len(ids))
-        for part, share in zip(self._parts, self._shares, strict=True):
-            found += share * part.chances(population, ids)
-        return found
+        return self._sum(part.chances(population, ids) for part in self._parts)
 
     def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
         """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
-        found = np.zeros(len(ids))
-        for part, share in zip(self._parts, self._shares, strict=True):
-            found += share * part.share_chances(population, ids)
-        return found
+        return self._sum(part.share_chances(population, ids) for part in self._parts)
+
+    def _sum(self, chances: Iterable[Floats]) -> Floats:
+        return np.asarray(sum(map(operator.mul, self._shares, chances)), np.float64)
 
     def priorities(self, population: Population, ids: Ints) -> Floats:
         """Return the priority of each id, by the first prioritized distribution; see `Distribution.priorities`."""
-        return next(part for part in self._parts if part.weighted).priorities(population, ids)
+        return self._prioritized[0].priorities(population, ids)
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, by the beta of the first prioritized distribution, or None."""
-        for part in self._parts:
-            if part.weighted:
-                return part.weigh(draw, beta, batches)
-        return None
+        return self._prioritized[0].weigh(draw, beta, batches) if self.weighted else None
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
         """Update all that are prioritized; see `Prioritized.update`."""
-        return max((part.update(population, ids, errors) for part in self._parts if part.weighted), default=0)
+        return max((part.update(population, ids, errors) for part in self._prioritized), default=0)
 
     def place(self) -> list[Any]:
         """Return where all are."""

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from diskreplay.bounded_json import parse_json
 from diskreplay.ids import Ints, mixed, places_of
 from diskreplay.kernels.runs import NEVER, IdRuns
 from diskreplay.sampling.population import Population, id_blocks
@@ -36,9 +37,9 @@ class Pass(ABC):
     def advance(self, count: int) -> None:
         """Go on behind so many of the ids that `peek` returned."""
 
-    @abstractmethod
     def is_over(self, population: Population) -> bool:
         """Tell whether no id is left."""
+        return not len(self.peek(population, 1))
 
     @abstractmethod
     def left(self, population: Population) -> Iterator[Ints]:
@@ -86,10 +87,6 @@ class RandomPass(Pass):
     def advance(self, count: int) -> None:
         """Go on behind so many ids."""
         self._cursor, self._next = self._cursor + count, self._next[count:]
-
-    def is_over(self, population: Population) -> bool:
-        """Tell whether no id is left."""
-        return self._cursor == self._size
 
     def left(self, population: Population) -> Iterator[Ints]:
         """Yield the ids that are left."""
@@ -139,10 +136,6 @@ class TimePass(Pass):
         if count:
             self._last = int(self._ids[0, count - 1]), int(self._ids[1, count - 1])
             self._ids = self._ids[:, count:]
-
-    def is_over(self, population: Population) -> bool:
-        """Tell whether no id is left."""
-        return not len(self.peek(population, 1))
 
     def left(self, population: Population) -> Iterator[Ints]:
         """Yield the ids that are left."""
@@ -205,7 +198,7 @@ def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
     runs = IdRuns(*columns(state, IdRuns._fields))
     if not ((runs.count > 0) & (runs.stride > 0) & (runs.first >= 0)).all():
         raise ValueError("it contradicts itself")
-    return runs, tuple(json.loads(state["kind"]))
+    return runs, tuple(parse_json(state["kind"]))
 
 
 def permuted(numbers: Ints, size: int, key: int) -> Ints:

@@ -44,7 +44,7 @@ from diskreplay.kernels.runs import (
     starting_runs,
     without_hidden,
 )
-from diskreplay.kernels.table import chosen, unchecked
+from diskreplay.kernels.table import chosen
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.snapshot import Snapshot
 
@@ -57,6 +57,9 @@ MANY = 1 << 15
 # Ids that are listed together.
 _AT_ONCE = 1 << 18
 
+
+# Keys of runs in the order of their lanes, and which run each is of.
+LaneIndex = tuple[Ints, Ints]
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_BOOLS = np.zeros(0, np.bool_)
@@ -197,8 +200,8 @@ class Population:
         self.share, self.initial_errors = share, initial_errors
         self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
         self._crossing = view.crossing()
-        self._find_starts = unchecked("starts")
-        self._find_random = unchecked("random_ids")
+        self._find_starts = chosen("starts")
+        self._find_random = chosen("random_ids")
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
@@ -220,8 +223,8 @@ class Population:
         self._oldest_new = NEVER  # when the first episode of the second region began
         self._oldest: Ints | None = None
         self._reached = 0
-        self._main_index: tuple[Ints, Ints] | None = None
-        self._rest_index: tuple[Ints, Ints] | None = None
+        self._main_index: LaneIndex | None = None
+        self._rest_index: LaneIndex | None = None
         self._is_sorted = True  # the first region
         self._rewrites = 0  # of the second region
         self._is_unmerged = False  # but will be when more comes
@@ -245,7 +248,9 @@ class Population:
         found = ended = still_open = None
         # The predicate of `where` may raise: ask it before anything changes.
         if is_fresh or seen > self._seen:  # most often all that is new is a few steps of open episodes
-            found = log.select(slice(self._seen, None))
+            new = log.select(slice(self._seen, None))
+            found = new.without_discarded()
+            self._refusals += len(found) < len(new)  # while they were open, these could be drawn
             ended = self._filter.admit(snapshot, found)
         if self._looks_at_open:
             still_open = self._filter.admit(snapshot, snapshot.open)
@@ -565,7 +570,7 @@ class Population:
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
 
-    def _indices(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    def _indices(self) -> tuple[LaneIndex, LaneIndex]:
         """Return the runs of the first region, and all others, in the order of their lanes; see `_index`."""
         if self._main_index is None:
             self._main_index = self._index(0, self._main)
@@ -573,21 +578,17 @@ class Population:
             self._rest_index = self._index(self._main, self._end)
         return self._main_index, self._rest_index
 
-    def _index(self, start: int, end: int) -> tuple[Ints, Ints]:
+    def _index(self, start: int, end: int) -> LaneIndex:
         """Return the runs of a region in the order of their lanes: keys, and where in the block they stand."""
-        keys = lane_keys(self._block.slice(start, end)[FIRST], *self.segments)
-        order = np.argsort(keys, kind="stable")
-        return keys[order], order + start
+        keys, order = by_lane(self._block.slice(start, end)[FIRST], self.segments)
+        return keys, order + start
 
-    def _look_up(self, ids: Ints, keys: Ints, index: tuple[Ints, Ints], places: Ints) -> None:
+    def _look_up(self, ids: Ints, keys: Ints, index: LaneIndex, places: Ints) -> None:
         """Write where in `runs` the indexed runs are in which ids lie."""
-        if not len(index[0]):
-            return
-        run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
-        first, stride, count = (column[run] for column in self._block.runs[:3])
-        number, between = np.divmod(ids - first, stride)
-        found = (keys >= 0) & (run >= self._hidden) & (between == 0) & (number >= 0) & (number < count)
-        places[found] = run[found] - self._hidden
+        if len(index[0]):
+            run, _, found = runs_with(ids, keys, index, IdRuns(*self._block.runs[:3]))
+            found &= (keys >= 0) & (run >= self._hidden)
+            places[found] = run[found] - self._hidden
 
 
 class _Block:
@@ -679,6 +680,21 @@ def _block_array(capacity: int) -> Ints:
         columns += -columns % large
     (memory,) = zeros((BLOCK_ROWS * columns, np.int64))
     return memory.reshape(BLOCK_ROWS, columns)
+
+
+def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
+    """Return the keys of runs with these first ids, in the order of their lanes, and the place of each run."""
+    keys = lane_keys(first, *segments)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], order
+
+
+def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return the one run that each id may be in, its number there, and whether it is; there must be a run."""
+    run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
+    first, stride, count = (column[run] for column in runs)
+    number, between = np.divmod(ids - first, stride)
+    return run, number, (between == 0) & (number >= 0) & (number < count)
 
 
 def id_blocks(runs: IdRuns) -> Iterator[Ints]:

@@ -22,10 +22,11 @@ from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.largest import bounds_of
 from diskreplay.kernels.offer import CHANGED, NEW
+from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import lane_keys
-from diskreplay.kernels.table import chosen, unchecked
+from diskreplay.kernels.table import chosen
 from diskreplay.sampling.population import InitialErrors, Mark, Population, Share
-from diskreplay.sampling.saved_state import bits, masks, state_of
+from diskreplay.sampling.saved_state import bits, columns as columns_of, masks, state_of
 
 FIRST_PAGES = 16
 _MOST_EMPTY = 1 << 16, 64  # pages that a saved table is believed to have: one, or a multiple of those in use
@@ -45,6 +46,10 @@ class _Followed(NamedTuple):
     ended: int
     left: int
     segments: tuple[int, Ints]
+
+    def arrays(self) -> tuple[Ints, Ints, Ints]:
+        """Return runs, numbers and lanes as `kernels.offer` takes them."""
+        return self.runs, np.array([self.ended, self.left, self.segments[0]], np.int64), self.segments[1]
 
 
 class _Shared(NamedTuple):
@@ -118,7 +123,7 @@ class PriorityTable:
     _slots: NDArray[np.int32]
 
     def __init__(self, alpha: float, least: bool = False) -> None:
-        self._powers, self._offer, self._draw = chosen("powers"), unchecked("offer"), unchecked("draw")
+        self._powers, self._offer, self._draw = chosen("powers"), chosen("offer"), chosen("draw")
         self._alpha, self._least = alpha, least
         self._bounds = np.zeros(0)
         # Memory for kernels: some numbers; places that are shown or hidden; ids of an update.
@@ -162,6 +167,11 @@ class PriorityTable:
         self._raw, self._pages, self.tree = raw, pages.reshape(count, size), tree
         self._bounds = bounds_of(count, self._bounds)
         self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(3, np.int64)
+        # In the order of `kernels.pages.PAGES`.
+        self._table = pack(
+            self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, *tree.arrays, self._some,
+            *self._block,
+        )  # fmt: skip
 
     @property
     def _end(self) -> int:
@@ -205,11 +215,8 @@ class PriorityTable:
         runs = np.empty((4, changes.runs.shape[1]), np.int64)
         runs[:3] = changes.runs
         now = _Followed(runs, runs.shape[1] - changes.loose, changes.left, population.segments)
-        while self._offer(
-            *before[:3], *before.segments, *now[:3], *now.segments, changes.whole, self._alpha,
-            self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, *self.tree.arrays,
-            *self._block,
-        ):  # fmt: skip
+        old, new = before.arrays(), now.arrays()
+        while self._offer(*old, *new, changes.whole, self._alpha, self._table):
             self._make_room(population)
         if not same:
             self._population = weakref.ref(population)
@@ -329,8 +336,8 @@ class PriorityTable:
         The total is cut into `strata` equal parts: the first id is one of the first part, and so on, from the first
         part again behind the last. `key`, 0 to below 2 ** 63, is what the random numbers follow from.
         """
-        tree, drawn, chances = self.tree, np.empty((2, size), np.int64), np.empty(size)
-        self._draw(key, strata, tree.starts, tree.tree, tree.sums, self._pages, self._some, drawn, chances)
+        drawn, chances = np.empty((2, size), np.int64), np.empty(size)
+        self._draw(key, strata, self._table, drawn, chances)
         self._drawn = drawn
         return drawn[1], chances
 
@@ -342,9 +349,8 @@ class PriorityTable:
         if self._batch[0].shape[1] != len(ids):
             self._batch = np.empty((2, len(ids)), np.int64), np.empty((3, len(ids)))
         skipped: int = chosen("update")(
-            ids, errors, eps, self._alpha, *self._followed.segments, self._pages, self._slots, *self.tree.arrays,
-            self._raw, self._bounds, self._drawn, *self._batch,
-        )  # fmt: skip
+            ids, errors, eps, self._alpha, *self._followed.segments, self._table, self._drawn, *self._batch
+        )
         return skipped
 
     # --- saving ------------------------------------------------------------------------------------------------------
@@ -378,13 +384,11 @@ class PriorityTable:
         priority counts as not given.
         """
         with state_of("a table of priorities"):
-            arrays = [np.ascontiguousarray(state[name], np.int64) for name in ("page", "first", "stride", "known")]
+            every = {"given": state["known"], **state}
+            number, first, stride, known, given = columns_of(every, ("page", "first", "stride", "known", "given"))
             values, count = np.ascontiguousarray(state["values"], np.float64), int(state["pages"])
-            given = np.ascontiguousarray(state.get("given", arrays[-1]), np.int64)
-        number, first, stride, known = arrays
         # What a state must be for the table to stay inside its arrays.
-        good = all(column.shape == number.shape and column.ndim == 1 for column in (*arrays, given)) and count > 0
-        good = good and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
+        good = count > 0 and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
         good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
         good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
         good = good and values.shape == (np.count_nonzero(bits(known)),) and not (given & ~known).any()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.bounded_json import parse_json
 from diskreplay.ids import Floats, Ints
-from diskreplay.kernels.table import unchecked
+from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Population
@@ -195,7 +196,7 @@ class Prioritized(Owned):
             self._scratch = np.empty((3, len(chances)))
         # N cancels against the largest weight, which is that of the smallest chance.
         least = draw.least if self._normalize == "store" else 0.0
-        unchecked("weights")(chances, least, exponent, self._scratch, weights)
+        chosen("weights")(chances, least, exponent, self._scratch, weights)
         return weights
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
@@ -226,6 +227,14 @@ class Prioritized(Owned):
         if skipped < 0:
             raise ValueError(f"td_error[{-1 - skipped}] is {errors[-1 - skipped]}: nothing was updated")
         return skipped
+
+    def place(self) -> dict[tuple[Any, ...], "PriorityTable"]:
+        """Return the tables: another state has others."""
+        return self._tables
+
+    def go_back(self, place: dict[tuple[Any, ...], "PriorityTable"]) -> None:
+        """Go back to tables."""
+        self._tables = place
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tables: by kind, written as JSON, dicts of arrays and numbers."""
@@ -268,8 +277,8 @@ def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
 
 def _kind(text: str) -> tuple[Any, ...]:
     try:
-        parts = json.loads(text)
-    except (ValueError, RecursionError):
+        parts = parse_json(text)
+    except ValueError:
         parts = None
     if not isinstance(parts, list):
         raise ValueError(f"{text!r} is no kind of id: these are no saved priorities")

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from diskreplay.ids import POSITION_BITS, Floats, Ints, places_of
-from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, lane_keys
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, lane_keys, without_hidden
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.lane_ends import LaneEnds
 from diskreplay.sampling.number_arguments import number
-from diskreplay.sampling.population import Mark, Population
+from diskreplay.sampling.population import Mark, Population, by_lane, runs_with
 from diskreplay.sampling.saved_state import columns, state_of
 
 # Blocks of a half-life: what is in one of them differs by a fiftieth in its probability.
@@ -30,8 +30,6 @@ _MOST_PIECES = 256
 _PARTS = 4
 # Ids that are looked up together.
 _AT_ONCE = 1 << 20
-# Of the ids that can be drawn: behind so many of them, whatever is gone is so for being the oldest.
-_NEARLY_ALL = 0.9
 # Half-lives between the newest block and the one by which weights are told: 2 ** 500 is within a double.
 _FAR = 500.0
 
@@ -76,6 +74,14 @@ class Recency(Owned):
             found[drawable] = self._followed(population).chances(ids[drawable])
         return found
 
+    def place(self) -> tuple["Arrivals", Population | None]:
+        """Return the order of ids, and the population that it is of: another state has another order."""
+        return self._arrivals, self._population
+
+    def go_back(self, place: tuple["Arrivals", Population | None]) -> None:
+        """Go back to an order of ids."""
+        self._arrivals, self._population = place
+
     def state_dict(self) -> dict[str, Any]:
         """Return the order in which the newest ids came."""
         return self._arrivals.state_dict()
@@ -113,7 +119,8 @@ class Arrivals:
         self._mark: Mark | None = None
         self._generation: int | None = None
         self._visible = ALL_VISIBLE
-        self._lanes: Ints | None = None  # of each segment, as of the last refresh
+        self._oldest: Ints | None = None  # of each lane, and the lanes of each segment, as of the last refresh
+        self._lanes: Ints | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -134,14 +141,6 @@ class Arrivals:
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
         """Draw ids with replacement."""
-        drawn = self._draw(size, rng)
-        if not self._visible.reached:
-            return drawn
-        while (hidden := np.flatnonzero(drawn < self._visible.least_ids(drawn))).size:
-            drawn[hidden] = self._draw(len(hidden), rng)
-        return drawn
-
-    def _draw(self, size: int, rng: np.random.Generator) -> Ints:
         at, which = rng.random((2, size))
         at *= self._weights[-1]
         block = np.minimum(np.searchsorted(self._weights, at, "right") - 1, len(self._ids) - 1)
@@ -156,19 +155,12 @@ class Arrivals:
 
     def chances(self, ids: Ints) -> Floats:
         """Return the probability with which each visible id is drawn."""
-        first, stride, count = self._pieces
-        _, origin, lanes, *_ = self._visible
-        keys = lane_keys(first, origin, lanes)
-        order = np.argsort(keys, kind="stable")
-        piece = order[np.maximum(np.searchsorted(keys[order], lane_keys(ids, origin, lanes), "right") - 1, 0)]
-        number, between = np.divmod(ids - first[piece], stride[piece])
-        found = (between == 0) & (number >= 0) & (number < count[piece])
+        pieces, segments = IdRuns(*self._pieces), self._visible[1:3]
+        index, count = by_lane(pieces.first, segments), pieces.count
+        piece, number, found = runs_with(ids, lane_keys(ids, *segments), index, pieces)
         number = np.where(found, number, 0)
         chance = np.where(found, self._mass(piece, number + 1) - self._mass(piece, number), 0.0)
-        hidden = np.clip(-((first - self._visible.least_ids(first)) // stride), 0, count)
-        every = np.arange(len(count))
-        total = self._mass(every, count).sum() - self._mass(every, hidden).sum()
-        return np.asarray(chance / total, np.float64)
+        return np.asarray(chance / self._mass(np.arange(len(count)), count).sum(), np.float64)
 
     def _mass(self, piece: Ints, number: Ints) -> Floats:
         """Return how probable it is to draw one of the first ids of a piece, in any unit."""
@@ -187,20 +179,43 @@ class Arrivals:
         changes = population.changes(self._mark)
         self._mark, self._visible = None, population.visible
         self._newest.follow(population)
-        self._drop_gone(population.size)
+        # Pieces hold nothing but ids that can be drawn. A resumed sampler cannot tell hidden ids from evicted ones: it
+        # draws the same only if neither takes part in draws.
+        self._drop_hidden()
         if self._generation != population.generation:
             self._drop_evicted(population)
-        if not self._add(IdRuns(*changes.runs), population):
-            # Steps are back that had been set aside: only their times tell where they belong.
+        if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
+            # Steps are back that had been set aside: only their times tell where they belong. Or all that was kept is
+            # gone, and older ids are left.
             self._clear()
             self._newest.follow(population)
             self._add(population.runs(), population)
-        self._drop_oldest(population.size)
+        self._drop_oldest()
         self._weigh()
         self._version, self._mark, self._generation = population.version, changes.mark, population.generation
 
+    def _drop_hidden(self) -> None:
+        """Take hidden ids away, and those of deleted segments."""
+        visible, end = self._visible, int(self._starts[-1])
+        if not visible.reached or (visible.oldest is self._oldest and visible.lanes is self._lanes):
+            return
+        if visible.lanes is self._lanes:
+            # Most segments are newer than the newest one with a hidden step.
+            newest = np.searchsorted(visible.lane_base, np.flatnonzero(visible.oldest)[-1:], "right") + visible.origin
+            some = np.flatnonzero(self._room[0, :end] < (newest.max(initial=0) << POSITION_BITS))
+        else:
+            some = np.arange(end)
+        self._oldest, self._lanes = visible.oldest, visible.lanes
+        left = without_hidden(IdRuns(*self._room[:, some]), visible.least_ids(self._room[0, some]))
+        self._room[:, some] = np.stack(left)
+        if left.count.all():
+            np.cumsum(self._room[2, :end], out=self._before[1 : end + 1])
+        else:
+            kept = np.flatnonzero(self._room[2, :end])
+            self._replace(self._room[:, kept], kept)
+
     def _drop_evicted(self, population: Population) -> None:
-        """Take away what was evicted by hand; what a capacity hides is the oldest, and goes with its blocks."""
+        """Take ids away that were evicted by hand or set aside."""
         (first, stride, count), before = self._pieces, self._before[: self._starts[-1] + 1]
         parts, start = [np.zeros((4, 0), np.int64)], 0
         while start < len(first):
@@ -208,7 +223,7 @@ class Arrivals:
             piece = np.repeat(np.arange(start, stop), count[start:stop])
             number = np.arange(before[start], before[stop]) - before[piece]
             ids = first[piece] + number * stride[piece]
-            left = population.contains(ids) | (ids < self._visible.least_ids(ids))
+            left = population.contains(ids)
             ids, piece, number = ids[left], piece[left], number[left]
             # What is left of a piece are stretches of it.
             begins = np.ones(len(ids), np.bool_)
@@ -219,20 +234,6 @@ class Arrivals:
         *pieces, of = np.concatenate(parts, axis=1)
         if len(of) != len(first) or (pieces[2] != count).any():
             self._replace(np.stack(pieces), of)
-
-    def _drop_gone(self, size: int) -> None:
-        """Take away what was in segments that were set aside; ``size`` ids can be drawn.
-
-        Those that a capacity has deleted are behind all that can be drawn. They go with their blocks: readers learn of
-        them at different times, and have to draw the same.
-        """
-        if self._visible.lanes is not self._lanes:
-            self._lanes = self._visible.lanes
-            newer = self._before[self._starts[-1]] - self._before[1 : self._starts[-1] + 1]
-            is_old = (newer >= _NEARLY_ALL * size) & bool(self._visible.reached)
-            left = np.flatnonzero(is_old | (self._visible.places(self._pieces[0]) >= 0))
-            if len(left) < self._pieces.shape[1]:
-                self._replace(self._pieces[:, left], left)
 
     def _replace(self, pieces: Ints, of: Ints) -> None:
         """Go on with some of the pieces, or parts of them; ``of`` says which ones. What went makes none older."""
@@ -285,10 +286,9 @@ class Arrivals:
         self._ranks = np.append(self._ranks, self._ranks[-1] + np.cumsum(lengths))
         self._is_full = bool(lengths[-1] >= self._block)
 
-    def _drop_oldest(self, size: int) -> None:
-        """Drop the oldest blocks, if many are too old or hidden whole; ``size`` ids can be drawn."""
-        newer = self._before[self._starts[-1]] - self._before[self._starts[1:-1]]
-        gone = (newer >= size) | (self._ranks[-1] - self._ranks[1:-1] >= self._most)
+    def _drop_oldest(self) -> None:
+        """Drop the oldest blocks, if many are too old."""
+        gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:
             self._write(0, self._pieces[:, self._starts[drop] :].copy())

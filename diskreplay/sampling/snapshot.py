@@ -13,37 +13,16 @@ class Snapshot(Protocol):
     """A frozen set of steps; see `store.snapshot.Snapshot`."""
 
     reached: int
+    record: Ints  # what kernels read of it; see `kernels.frozen`
+    log: EpisodeTable  # the ended episodes in the order in which they were found
+    oldest: Ints  # the first row of each lane that is not hidden
 
     def __len__(self) -> int:
         """Return the number of visible steps."""
 
     @property
-    def segments(self) -> object:
-        """The same object in all snapshots between which no segment came, was sealed or went."""
-
-    @property
     def generation(self) -> int:
         """Changes when positions in ``log`` do."""
-
-    @property
-    def record(self) -> Ints:
-        """What kernels read of it; see `kernels.frozen`."""
-
-    @property
-    def log(self) -> EpisodeTable:
-        """The ended episodes in the order in which they were found."""
-
-    @property
-    def open(self) -> EpisodeTable:
-        """The other episodes."""
-
-    @property
-    def oldest(self) -> Ints:
-        """The first row of each lane that is not hidden."""
-
-    @property
-    def visible(self) -> Visible:
-        """What is hidden of each lane."""
 
     @property
     def origin(self) -> int:
@@ -52,6 +31,18 @@ class Snapshot(Protocol):
     @property
     def lanes(self) -> Ints:
         """The lanes of each segment, 0 where it is gone."""
+
+    @property
+    def segments(self) -> object:
+        """The same object in all snapshots between which no segment came, was sealed or went."""
+
+    @property
+    def open(self) -> EpisodeTable:
+        """The other episodes."""
+
+    @property
+    def visible(self) -> Visible:
+        """What is hidden of each lane."""
 
     def least_ids(self, ids: Ints) -> Ints:
         """Return the least id that is not hidden in the lane of each of these."""

@@ -10,7 +10,7 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, lane_keys
 from diskreplay.sampling.base import Draw, Owned
-from diskreplay.sampling.population import Mark, Population, last_ids
+from diskreplay.sampling.population import LaneIndex, Mark, Population, by_lane, last_ids, runs_with
 
 # Newer runs are merged into the older ones when there are more of them than this, and than a 32nd of those.
 _FEW = 1024
@@ -246,7 +246,7 @@ class _Runs:
         self.count = np.bincount(self.group, self.runs[2], many).astype(np.int64)
         self._begin = np.cumsum(self.count) - self.count
         self._before = np.cumsum(self.runs[2]) - self.runs[2]
-        self._index: tuple[Ints, Ints] | None = None
+        self._index: LaneIndex | None = None
 
     @classmethod
     def none(cls, many: int = 0) -> "_Runs":
@@ -276,11 +276,6 @@ class _Runs:
         if not len(self.group):
             return
         if self._index is None:
-            begin = lane_keys(self.runs[0], *segments)
-            order = np.argsort(begin, kind="stable")
-            self._index = begin[order], order
-        run = self._index[1][np.maximum(np.searchsorted(self._index[0], keys, "right") - 1, 0)]
-        first, stride, count = self.runs[:, run]
-        number, between = np.divmod(ids - first, stride)
-        found = (between == 0) & (number >= 0) & (number < count)
+            self._index = by_lane(self.runs[0], segments)
+        run, _, found = runs_with(ids, keys, self._index, IdRuns(*self.runs))
         group[found] = self.group[run[found]]

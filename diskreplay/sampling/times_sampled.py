@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from diskreplay.bounded_json import parse_json
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible
 from diskreplay.sampling.base import Distribution, Draw
@@ -81,7 +82,7 @@ class TimesSampled:
         """Return what `state_dict` was of; ValueError where it is of none."""
         found = cls(most)
         with state_of("how often ids were sampled"):
-            found._counts = {tuple(json.loads(kind)): Counts.loaded(counts) for kind, counts in state.items()}
+            found._counts = {tuple(parse_json(kind)): Counts.loaded(counts) for kind, counts in state.items()}
         return found
 
 
@@ -110,8 +111,7 @@ class AtMost(Restricted):
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share; NotEnoughData, and no draw, where there are not so many."""
         draw = super().draw(population, size, rng)
-        self._count(population, draw.ids, 1)
-        self._pending.append(draw)
+        self._take(population, draw)
         return draw
 
     def place(self) -> tuple[Any, list[Draw]]:
@@ -175,20 +175,19 @@ class AtMost(Restricted):
         """Do not count a draw that will not be delivered."""
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
-            self._count(population, draw.ids, -1)
+            self._counts.add(draw.ids, -1, population.visible)
+            self._mark = None  # what was not left is now
 
     def accept(self, population: Population, draw: Draw) -> bool:
         """Count what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""
-        if not super().accept(population, draw):
-            return False
-        self._count(population, draw.ids, 1)
-        self._pending.append(draw)
-        return True
+        is_there = super().accept(population, draw)
+        if is_there:
+            self._take(population, draw)
+        return is_there
 
-    def _count(self, population: Population, ids: Ints, number: int) -> None:
-        self._counts.add(ids, number, population.visible)
-        if number < 0:
-            self._mark = None  # what was not left is now
+    def _take(self, population: Population, draw: Draw) -> None:
+        self._counts.add(draw.ids, 1, population.visible)
+        self._pending.append(draw)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each id of each kind was delivered."""

@@ -1,7 +1,9 @@
 """The distillation buffer: pairs stay pairs."""
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,11 @@ def pairs(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @settings(max_examples=20)
-@given(st.integers(1, 40), st.lists(st.one_of(st.none(), st.integers(1, 30)), min_size=1, max_size=10))
-def test_a_buffer_holds_its_newest_pairs(capacity: int, adds: list[int | None]) -> None:
-    with dr.DistillationBuffer(capacity, obs_shape=(2,)) as buffer:
+@given(st.integers(1, 40), st.lists(st.one_of(st.none(), st.integers(1, 90)), min_size=1, max_size=10), st.booleans())
+def test_a_buffer_holds_its_newest_pairs(capacity: int, adds: list[int | None], stored: bool) -> None:
+    with ExitStack() as stack:
+        path = Path(stack.enter_context(TemporaryDirectory())) / "store" if stored else None
+        buffer = stack.enter_context(dr.DistillationBuffer(capacity, obs_shape=(2,), path=path))
         total = 0
         for count in adds:
             obs, action = pairs(total, count or 1)
@@ -50,9 +54,9 @@ def test_the_first_add_says_whether_it_is_a_batch(obs: Any, action: Any, count: 
     with dr.DistillationBuffer(100) as buffer:
         buffer.add(obs, action)
         assert len(buffer) == count
-        assert getattr(buffer.store.schema.obs, "shape", None) == shapes[0]
-        assert buffer.store.schema.action.shape == shapes[1]
-        buffer.sample(count)
+        obs, action = buffer.sample(count)
+        assert shapes[0] is None or obs.shape == (count, *shapes[0])
+        assert action.shape == (count, *shapes[1])
 
 
 def test_given_shapes_tell_pairs_from_batches() -> None:
@@ -101,3 +105,30 @@ def test_a_buffer_at_a_path_is_continued(tmp_store: Path) -> None:
             assert len(buffer) == min(start + 3, 5)
     with pytest.raises(ValueError, match="keeps 5 steps, not 6"):
         dr.DistillationBuffer(6, path=tmp_store)
+
+
+def test_each_pair_is_drawn_equally_often_and_by_the_seed() -> None:
+    def draws(seed: int) -> torch.Tensor:
+        with dr.DistillationBuffer(20, seed=seed) as buffer:
+            buffer.add(*pairs(0, 20))
+            return torch.stack([buffer.sample(5)[0][:, 0] for _ in range(4000)])
+
+    found = draws(0)
+    assert all(len(row.unique()) == 5 for row in found)
+    counts = found.long().flatten().bincount(minlength=20)
+    assert (counts - 1000).abs().max() < 5 * np.sqrt(4000 * 0.25 * 0.75)
+    assert torch.equal(found, draws(0))
+    assert not torch.equal(found, draws(1))
+
+
+def test_what_was_drawn_is_a_copy() -> None:
+    with dr.DistillationBuffer(4, seed=0) as buffer:
+        obs, action = pairs(0, 4)
+        buffer.add(obs, action)
+        drawn, _ = buffer.sample(4)
+        before = drawn.clone()
+        obs[:] = 9.0
+        buffer.add(*pairs(4, 4))
+    assert torch.equal(drawn, before)
+    with pytest.raises(dr.Closed):
+        len(buffer)

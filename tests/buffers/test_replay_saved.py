@@ -93,7 +93,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("saved", ["save", "every"])
 def test_a_buffer_that_is_killed_goes_on_from_what_was_saved_last(tmp_store: Path, saved: str) -> None:
     root = Path(dr.__file__).parents[1]

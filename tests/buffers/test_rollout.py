@@ -1,6 +1,10 @@
 """The rollout buffer: what is added comes out whole, (steps, environments, ...), and is consumed by clearing only."""
 
+import itertools
+import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -89,9 +93,9 @@ def test_every_rollout_is_what_was_added_since_the_last_one(
             assert len(buffer) == 0
 
 
-@pytest.mark.slow
-def test_many_rollouts_use_the_disk_of_a_few() -> None:
-    with dr.RolloutBuffer(8, 256) as buffer:
+@pytest.mark.slow(turns=4)
+def test_many_rollouts_use_the_disk_of_a_few(tmp_store: Path) -> None:
+    with dr.RolloutBuffer(8, 256, path=tmp_store) as buffer:
         filler = Filler(buffer, 8)
         for _ in range(20):
             filler.steps.clear()
@@ -398,14 +402,28 @@ def test_a_time_limit_is_bootstrapped_from_the_final_observation(
         np.testing.assert_allclose(buffer.returns, advantages + given.values, rtol=1e-5, atol=1e-5)
         assert buffer.dones.bool().tolist() == given.done.tolist()
         assert buffer.truncated.bool().tolist() == given.cut.tolist()
-        # The store says what happened, and holds each final observation.
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_store_at_a_path_has_the_episodes_and_each_final_observation(
+    seed: int, stored: bool, tmp_store: Path
+) -> None:
+    steps, envs = 20, 1 + seed
+    given = TimeLimited(steps, envs, seed)
+    with dr.RolloutBuffer(envs, steps, path=tmp_store) as buffer:
+        given.fill(buffer, final=stored)
+        store = buffer.store
+        store.refresh()
+        assert len(store) == steps * envs
         ended = [[t for t in range(steps) if given.done[t, env] or given.cut[t, env]] for env in range(envs)]
-        buffer.store.refresh()
-        episodes = [episode for episode in buffer.store.episodes if episode.terminated or episode.truncated]
+        episodes = [episode for episode in store.episodes if episode.terminated or episode.truncated]
         assert len(episodes) == sum(map(len, ended))
         finals = {tuple(given.final[t, env]) for env in range(envs) for t in ended[env] if given.cut[t, env] and stored}
         assert {tuple(ep.obs[-1]) for ep in episodes if len(ep.obs) > len(ep)} == finals
         assert not any(episode.cut for episode in episodes)
+        rows = [row for episode in store.episodes for row in episode.obs[: len(episode)].tolist()]
+        assert sorted(rows) == sorted(given.obs.reshape(-1, 3).tolist())
 
 
 def test_time_limits_are_bootstrapped_as_by_stable_baselines3() -> None:
@@ -515,29 +533,146 @@ def test_final_observations_come_as_gymnasium_has_them(nested: bool) -> None:
         assert found.tolist() == np.stack(expected).tolist()
 
 
-def test_a_disk_that_fills_up_in_the_middle_of_a_step_empties_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def fails_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the append of a store with this number, and no other, find a full disk."""
+    append, calls = VectorWriter.append, itertools.count()
+
+    def failing(self: VectorWriter, *args: Any, **kwargs: Any) -> None:
+        if next(calls) == number:
+            raise dr.StorageFull("no room")
+        append(self, *args, **kwargs)
+
+    monkeypatch.setattr(VectorWriter, "append", failing)
+
+
+@pytest.mark.parametrize("number", [3, 4])  # the first or the second part of the step with a final observation
+def test_a_disk_that_fills_up_is_told_by_the_next_call_and_leaves_the_buffer_whole(
+    number: int, tmp_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = TimeLimited(6, 3, seed=0)
-    given.cut[2] = [True, False, False]
-    with dr.RolloutBuffer(3, 6) as buffer:
-        append, calls = VectorWriter.append, []
-
-        def failing(self: VectorWriter, *args: Any, **kwargs: Any) -> None:
-            if "mask" in kwargs:
-                calls.append(kwargs)
-            if len(calls) == 2:
-                raise dr.StorageFull("no room")
-            append(self, *args, **kwargs)
-
-        given.cut[:2] = False
-        monkeypatch.setattr(VectorWriter, "append", failing)
-        with pytest.raises(dr.StorageFull):
-            given.fill(buffer)
-        monkeypatch.undo()
-        assert len(buffer) == 0
-        given.fill(buffer)
+    given.cut[:4], given.cut[3] = False, [True, False, False]
+    given.cut[4:] = False
+    with dr.RolloutBuffer(3, 6, path=tmp_store) as buffer:
+        fails_once(monkeypatch, number)
+        for t in range(6):
+            step = given.obs[t], np.zeros(3), given.rewards[t], given.done[t], given.values[t], np.zeros(3)
+            more = {"truncated": given.cut[t], "final_observations": given.final[t]}
+            if t == 3:
+                buffer.add(*step, **more)
+                with pytest.raises(dr.StorageFull, match="^no room$"):
+                    buffer.get_all_data()
+            else:
+                buffer.add(*step, **more)
         assert torch.equal(buffer.observations, torch.from_numpy(given.obs))
         buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, value_fn=critic)
         np.testing.assert_allclose(buffer.advantages, given.advantages(0.9, 0.8), rtol=1e-5, atol=1e-5)
+    with dr.open(tmp_store) as store:
+        stored = [episode.obs[: len(episode)].tolist() for episode in store.episodes]
+        rows = [row for episode in stored for row in episode]
+        kept = [*given.obs[[0, 1, 2, 4, 5]].reshape(-1, 3), *(given.obs[3, :1] if number == 4 else [])]
+        assert sorted(rows) == sorted(row.tolist() for row in kept)
+        # No episode has a gap.
+        assert not any(given.obs[2, env].tolist() in episode[:-1] for episode in stored for env in (1, 2))
+
+
+def add_for_ever(filler: Filler) -> None:
+    while True:
+        filler.add()
+
+
+def test_a_failure_of_the_store_is_told_by_add_or_by_close(
+    tmp_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_once(monkeypatch, 0)
+    with pytest.raises(dr.StorageFull), dr.RolloutBuffer(2, 8, path=tmp_store) as buffer:
+        Filler(buffer, 2).add()
+    assert buffer.close() is None
+    fails_once(monkeypatch, 0)
+    with dr.RolloutBuffer(2, 10_000, path=tmp_path / "other") as buffer:
+        filler = Filler(buffer, 2)
+        with pytest.raises(dr.StorageFull):
+            add_for_ever(filler)
+        assert len(buffer) == 2 * len(filler.steps)
+        filler.add()
+        assert torch.equal(buffer.observations, filler.expected()["observations"])
+
+
+def test_what_a_buffer_adds_is_in_its_store_when_that_is_asked_for(tmp_store: Path) -> None:
+    with dr.RolloutBuffer(2, 100, path=tmp_store) as buffer:
+        assert buffer.store is None
+        filler = Filler(buffer, 2)
+        for _ in range(100):
+            filler.add(0.0)
+        kept = buffer.observations.clone()
+        buffer.observations.zero_()  # the tensors are the user's to change
+        buffer.clear()
+        for _ in range(50):
+            filler.add(0.0)
+        buffer.store.refresh()
+        assert len(buffer.store) == 300
+        stored = np.concatenate([episode.obs[:100] for episode in buffer.store.episodes])
+        assert stored.tolist() == kept.transpose(0, 1).flatten(0, 1).tolist()
+
+
+def test_a_step_whose_store_cannot_be_made_is_not_added(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.write_bytes(b"a file")
+    step = np.ones((2, 3), "f4"), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2)
+    seen = []
+    with dr.RolloutBuffer(2, 4, path=folder / "store") as buffer:
+        for _ in range(2):
+            with pytest.raises(FileExistsError):
+                buffer.add(*step, truncated=np.ones(2), final_observations=np.full((2, 3), 7.0))
+            assert len(buffer) == 0
+        folder.unlink()
+        folder.mkdir()
+        buffer.add(*step, truncated=np.ones(2), final_observations=np.full((2, 3), 5.0))
+        buffer.compute_returns_and_advantages(np.zeros(2), value_fn=lambda obs: seen.append(obs) or obs[:, 0])
+        assert [obs.tolist() for obs in seen] == [[[5.0] * 3] * 2]
+        buffer.store.refresh()
+        assert len(buffer.store) == 2
+
+
+UNCLOSED = """
+import sys
+import numpy as np
+import diskreplay as dr
+buffer = dr.RolloutBuffer(3, 30, path=sys.argv[1])
+for t in range(30):
+    buffer.add(np.full((3, 2), float(t)), np.zeros(3), np.zeros(3), np.zeros(3), np.zeros(3), np.zeros(3))
+"""
+FORKED = """
+import os
+pid = os.fork()
+if pid == 0:
+    print(buffer.observations[:, 0, 0].sum().item(), len(buffer), flush=True)
+    buffer.clear()
+    try:
+        for t in range(3):
+            buffer.add(np.zeros((3, 2)), np.zeros(3), np.zeros(3), np.zeros(3), np.zeros(3), np.zeros(3))
+            len(buffer), buffer.rewards
+    except dr.Closed as error:
+        print(error, flush=True)
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+buffer.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [UNCLOSED, UNCLOSED + "del buffer\n", UNCLOSED + FORKED])
+def test_steps_that_wait_are_stored_at_the_end_of_the_process(code: str, tmp_store: Path) -> None:
+    root = Path(dr.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_store)], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    if FORKED in code:
+        assert re.fullmatch(r"435\.0 90\nthis writer belongs to the parent of this forked process.*\n", done.stdout)
+    with dr.open(tmp_store) as store:
+        assert len(store) == 90
+        assert [episode.obs[:, 0].tolist() for episode in store.episodes] == [list(range(30))] * 3
 
 
 def test_nested_observations_and_actions_come_as_they_were_given() -> None:
@@ -613,3 +748,146 @@ def test_an_extra_field_has_a_name_of_its_own(name: str) -> None:
     extra = {name: dr.Field((), "float32")}
     with pytest.raises(ValueError, match=f"{name!r}"), dr.RolloutBuffer(1, 4, extra=extra) as buffer:
         buffer.add(np.zeros(3), 0, 0.0, False, 0.0, 0.0, **{name: 0.0})
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def trees(rng: np.random.Generator, n: int, dtype: str) -> Any:
+    """Random observations of n environments: nested, with a leaf of the dtype."""
+    image = rng.integers(0, 2 if dtype == "bool" else 200, (n, 2, 2)).astype(dtype)
+    return {"image": image, "at": (rng.standard_normal(n).astype("f4"), rng.integers(0, 9, (n, 3)))}
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    return [tree["image"], *tree["at"]]
+
+
+@settings(max_examples=25)
+@given(
+    dtype=st.sampled_from(["float32", "float16", "uint8", "bool", "uint16", "int64", "float64"]),
+    envs=st.integers(1, 4),
+    fills=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    as_tensors=st.booleans(),
+    held=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_tensors_hold_what_was_added_and_outlive_clear(
+    dtype: str, envs: int, fills: list[int], as_tensors: bool, held: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    kept: list[tuple[dr.Batch, list[np.ndarray], np.ndarray]] = []
+    with dr.RolloutBuffer(envs, 9) as buffer:
+        for steps in fills:
+            every = [trees(rng, envs, dtype) for _ in range(steps)]
+            expected = [np.stack(parts) for parts in zip(*map(leaves, every), strict=True)]
+            numbers = rng.standard_normal((steps, 3, envs)).astype("f4")
+            for obs, (reward, value, log_prob) in zip(every, numbers, strict=True):
+                given = obs
+                if as_tensors:
+                    given = {"image": torch.from_numpy(obs["image"]), "at": tuple(map(torch.from_numpy, obs["at"]))}
+                buffer.add(given, np.zeros((envs, 2), "f4"), reward, np.zeros(envs), value[:, None], log_prob)
+                for array in leaves(obs):
+                    array[...] = 0  # the caller's own memory, which it may use again
+            assert len(buffer) == steps * envs
+            for found, array in zip(leaves(buffer.observations), expected, strict=True):
+                assert found.numpy().tolist() == array.astype(found.numpy().dtype).tolist()
+            assert str(buffer.observations["image"].dtype) == (
+                "torch.float32" if dtype == "float64" else f"torch.{dtype}"
+            )
+            assert buffer.rewards.numpy().tolist() == numbers[:, 0].tolist()
+            assert buffer.values.numpy().tolist() == numbers[:, 1].tolist()
+            batch = buffer.sample()
+            if held:
+                kept.append((batch, [leaf.numpy().copy() for leaf in leaves(batch.observations)], numbers[:, 0]))
+            del batch
+            buffer.clear()
+    index = [number for batch, *_ in kept for number in batch.index.tolist()]
+    assert index == list(range(len(index)))
+    for batch, observations, rewards in kept:
+        assert batch.rewards.flatten().tolist() == rewards.flatten().tolist()
+        for found, array in zip(leaves(batch.observations), observations, strict=True):
+            assert found.numpy().tolist() == array.tolist()
+
+
+def test_memory_is_used_again_unless_a_tensor_of_it_is_alive() -> None:
+    with dr.RolloutBuffer(4, 3) as buffer:
+        filler = Filler(buffer, 4)
+
+        def fill() -> int:
+            buffer.clear()
+            filler.steps.clear()
+            for _ in range(3):
+                filler.add()
+            return buffer.observations.data_ptr()
+
+        first = fill()
+        assert fill() == first
+        held = buffer.sample().rewards[2:3]  # a view of a view
+        value, second = held.item(), fill()
+        assert second != first
+        assert fill() == second
+        assert held.item() == value
+        del held
+        assert fill() in (first, second)
+
+
+def test_attributes_are_the_tensors_of_the_buffer() -> None:
+    with dr.RolloutBuffer(2, 4) as buffer:
+        filler = Filler(buffer, 2)
+        filler.add()
+        filler.add()
+        assert buffer.rewards.shape == (2, 2)
+        buffer.rewards[0, 1] = 7.0
+        assert buffer.get_all_data()["rewards"][0, 1] == 7.0
+        filler.add()
+        assert buffer.sample().rewards[1, 0] == 7.0
+        assert buffer.observations.data_ptr() == buffer.sample().observations.data_ptr()
+
+
+def test_a_loss_can_be_computed_from_steps_that_were_added_in_inference_mode() -> None:
+    network = torch.nn.Linear(3, 1)
+    with dr.RolloutBuffer(2, 4) as buffer:
+        for rollout in range(2):
+            with torch.inference_mode():
+                for _ in range(4):
+                    obs = torch.randn(2, 3)
+                    buffer.add(obs, torch.zeros(2), torch.ones(2), torch.zeros(2), network(obs), torch.zeros(2))
+                buffer.compute_returns_and_advantages(network(obs))
+                batch = buffer.sample()
+            loss = (network(batch.observations) - batch.returns).square().mean() + batch.advantages.mean()
+            loss.backward()
+            assert network.weight.grad.abs().sum() > 0
+            assert not buffer.observations.requires_grad
+            assert all(part.index.sum() >= 0 for part in batch.minibatches(3, seed=rollout))
+            buffer.clear()
+
+
+def test_values_with_a_gradient_are_added_without_it() -> None:
+    network = torch.nn.Linear(3, 1)
+    with dr.RolloutBuffer(2, 1) as buffer:
+        obs = torch.randn(2, 3, requires_grad=True)
+        values = network(obs)
+        buffer.add(obs, torch.zeros(2), torch.ones(2), torch.zeros(2), values, values.sum(1))
+        buffer.compute_returns_and_advantages(network(obs))
+        batch = buffer.sample()
+        assert not any(batch[name].requires_grad for name in batch)
+        assert batch["values"].tolist() == values.tolist()
+
+
+def test_each_step_is_in_one_minibatch_an_epoch_and_orders_differ() -> None:
+    with dr.RolloutBuffer(5, 20) as buffer:
+        for t in range(20):
+            numbers = np.arange(5.0) + 5 * t
+            buffer.add(numbers[:, None], np.zeros(5), numbers, np.zeros(5), numbers, numbers)
+        orders = []
+        for seed in range(200):
+            parts = list(buffer.sample().minibatches(30, epochs=2, seed=seed))
+            assert [part.batch_size for part in parts] == [30, 30, 30, 10] * 2
+            order = torch.cat([part.rewards[:, 0] for part in parts]).reshape(2, 100)
+            assert (order.sort().values == torch.arange(100.0)).all()
+            assert torch.equal(torch.cat([part.observations[:, 0] for part in parts]), order.flatten())
+            orders.append(order)
+        # The place of a step is uniform: its mean over 400 orders is within five standard deviations.
+        places = torch.cat(orders).argsort().double().mean(0)
+        assert (places - 49.5).abs().max() < 5 * np.sqrt((100**2 - 1) / 12 / 400)

@@ -144,15 +144,6 @@ def test_a_data_loader_of_an_endless_sampler_goes_on(store: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_worker_of_a_data_loader_is_told_to_make_a_sampler_of_its_own(store: Any) -> None:
-    with dr.Sampler(store, dr.Transitions(), dr.Sweep(), batch_size=8) as sampler:
-        loader = DataLoader(sampler, batch_size=None, num_workers=1, multiprocessing_context="fork")
-        with pytest.raises(dr.ReplayError, match="make one there, with a seed or rank of its own"):
-            next(iter(loader))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "time"])
 @pytest.mark.parametrize("deleted", [False, True])
 def test_a_resumed_pass_gives_what_is_left_of_batches_drawn_ahead_that_lost_ids(

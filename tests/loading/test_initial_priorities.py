@@ -314,7 +314,7 @@ def test_steps_that_were_evicted_meanwhile_have_none(tmp_store: Path) -> None:
             assert set(sampler._planner.distribution.chances(found, found.take(np.arange(30)))) == {1 / 30}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_they_count_inside_of_a_mixture_and_where_ids_are_limited_and_shared(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
         append_numbered(writer, range(40), priority=0.0)

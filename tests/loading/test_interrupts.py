@@ -15,8 +15,10 @@ import pytest
 import diskreplay as dr
 from diskreplay.loading import prefetcher
 from diskreplay.store.reading import decompression
+from diskreplay.testing.nested import flat
 from diskreplay.views import parallel_copy
-from tests.crash.injection import Interrupt, interrupted_at
+from tests.crash.injection import is_interrupted
+from tests.testing.support import wait_until
 from tests.tiers import whole_or_part
 
 SCHEMA = dr.Schema(
@@ -75,14 +77,6 @@ def check(batch: dr.Batch, numbers: dict[int, int]) -> None:
             obs["image"].numpy(), np.broadcast_to(number[:, None, None] % 251, (len(number), 20, 20))
         )
     np.testing.assert_array_equal(batch.action.numpy(), wanted)
-
-
-def is_interrupted(work: Callable[[], object], line: int) -> bool:
-    """Interrupt a call at its nth line; tell whether it has so many."""
-    with suppress(Interrupt), interrupted_at(line):
-        work()
-        return False
-    return True
 
 
 def lines_of(step: int) -> Iterator[int]:
@@ -155,6 +149,7 @@ def test_an_update_of_priorities_that_was_interrupted_can_be_repeated(tmp_store:
         assert line > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_change_of_the_view_is_made_or_not(tmp_store: Path, prefetch: int) -> None:
     make(tmp_store, None)
@@ -172,6 +167,7 @@ def test_a_change_of_the_view_is_made_or_not(tmp_store: Path, prefetch: int) -> 
     assert line > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("kwargs", [{"distribution": dr.Sweep(1)}, {"max_times_sampled": 1}], ids=str)
 def test_ids_that_come_once_come_after_an_interrupt(tmp_store: Path, prefetch: int, kwargs: dict[str, Any]) -> None:
@@ -194,7 +190,124 @@ def test_ids_that_come_once_come_after_an_interrupt(tmp_store: Path, prefetch: i
         assert line > 30
 
 
+DISTRIBUTIONS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "uniform": (dr.Uniform, {}),
+    "prioritized": (dr.Prioritized, {}),
+    "recency": (lambda: dr.Recency(100), {}),
+    "sweep": (lambda: dr.Sweep(None), {}),
+    "sweep by time": (lambda: dr.Sweep(None, order="time"), {}),
+    "mixture": (lambda: dr.Mixture([(dr.Sweep(None), 0.3), (dr.Recency(100), 0.3), (dr.Prioritized(), 0.4)]), {}),
+    "stratified": (dr.Stratified, {}),
+    "at most": (dr.Uniform, {"max_times_sampled": 4}),
+    "bounded": (dr.Prioritized, {"max_size": 300, "remover": "random", "max_times_sampled": 4}),
+    "normalized": (dr.Prioritized, {"transform": "normalize"}),
+}
+
+
+def bits(batch: dr.Batch) -> dict[str, bytes]:
+    """Return what a batch holds, to the bit."""
+    return {name: leaf.tobytes() for name, leaf in flat(batch.numpy(), "").items()}
+
+
+def learn(sampler: Any, number: int) -> dict[str, bytes]:
+    """Draw a batch and update priorities by its number; return the batch."""
+    batch = sampler.sample()
+    if not isinstance(sampler, dr.Sampler) or sampler.distribution.weighted:
+        sampler.update_priorities(batch.index, np.random.default_rng(number).standard_normal(len(batch.index)))
+    return bits(batch)
+
+
+def loads_wholly_or_not(sampler: Any, step: int) -> None:
+    """Interrupt `load_state_dict` at many lines; what comes then is what would have come before it, or after it."""
+    learn(sampler, 0)
+    one = sampler.state_dict()
+    for number in range(3):
+        learn(sampler, number)
+    other = sampler.state_dict()
+
+    def after(load: Callable[[], object]) -> list[dict[str, bytes]]:
+        """Return the batches after a load that other batches came before."""
+        sampler.load_state_dict(one)
+        learn(sampler, 7)
+        load()
+        return [learn(sampler, number) for number in range(8, 11)]
+
+    before, loaded = after(lambda: None), after(lambda: sampler.load_state_dict(other))
+    assert before != loaded
+    seen = set()
+    for line in lines_of(step):
+        interrupted: list[bool] = []
+        found = after(lambda: interrupted.append(is_interrupted(lambda: sampler.load_state_dict(other), line)))  # noqa: B023
+        assert found in (before, loaded), f"line {line}"
+        seen.add(found == loaded)
+        if not interrupted[0]:
+            break
+    assert seen == {False, True}
+    assert line > 30
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_state_is_loaded_wholly_or_not(tmp_store: Path, distribution: str, prefetch: int) -> None:
+    make(tmp_store, None)
+    made, kwargs = DISTRIBUTIONS[distribution]
+    transform = {"transform": dr.Normalize(obs=False, reward=True)} if "transform" in kwargs else {}
+    kwargs = {**kwargs, **transform, "batch_size": 16, "prefetch": prefetch, "seed": 0}
+    with dr.Sampler(tmp_store, dr.Transitions(), made(), **kwargs) as sampler:
+        loads_wholly_or_not(sampler, whole_or_part(1, 61))
+
+
+def test_the_states_of_mixed_samplers_are_loaded_wholly_or_not(tmp_store: Path) -> None:
+    make(tmp_store, None)
+    with dr.open(tmp_store) as store:
+        samplers = [
+            dr.Sampler(store, dr.Transitions(), distribution, batch_size=8, prefetch=prefetch, seed=0)
+            for distribution, prefetch in ((dr.Prioritized(), 2), (dr.Sweep(None), 0), (dr.Prioritized(), 0))
+        ]
+        mixed = dr.MixedSampler([(sampler, 1.0) for sampler in samplers], batch_size=16, seed=0)
+        loads_wholly_or_not(mixed, whole_or_part(1, 101))
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_rows_that_are_gathered_after_an_interrupt_are_right(path: Path, prefetch: int) -> None:
+    numbers = numbers_by_id(path)
+    ids = np.array(list(numbers))[::7]
+    with dr.Sampler(path, dr.Transitions(), batch_size=16, prefetch=prefetch, seed=0) as sampler:
+        sampler.sample()
+        for line in lines_of(whole_or_part(1, 3)):
+            was_interrupted = is_interrupted(lambda: sampler.gather(np.roll(ids, line)), line)  # noqa: B023
+            check(sampler.gather(ids), numbers)
+            check(sampler.sample(), numbers)
+            if not was_interrupted:
+                break
+        assert line > 20
+
+
+@pytest.mark.slow
+@pytest.mark.leaks("an interrupt may come between the opening of a file and the assignment of its descriptor")
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_sampler_whose_close_was_interrupted_can_be_closed(path: Path, prefetch: int) -> None:
+    """It ends its threads, and closes the store that it opened."""
+    for line in lines_of(whole_or_part(1, 13)):
+        sampler = dr.Sampler(path, dr.Transitions(), batch_size=16, prefetch=prefetch, seed=0)
+        sampler.sample()
+        was_interrupted = is_interrupted(sampler.close, line)
+        sampler.close()
+        # Python takes a thread for ended whose `join` was interrupted: the second call does not wait for it.
+        wait_until(lambda: not own_threads(), 60)
+        with pytest.raises(dr.Closed):
+            sampler.sample()
+        with pytest.raises(dr.Closed):
+            sampler._store.refresh()
+        if not was_interrupted:
+            break
+    assert line > 50
+
+
+@pytest.mark.slow(turns=4)
 def test_a_data_set_of_a_loader_goes_on_after_an_interrupt_in_a_worker(path: Path) -> None:
     from torch.utils.data import DataLoader
 
@@ -215,7 +328,8 @@ def test_a_data_set_of_a_loader_goes_on_after_an_interrupt_in_a_worker(path: Pat
     numbers = numbers_by_id(path)
     data = Interrupted(path, dr.Transitions(), batch_size=32, seed=0)
     count = 0
-    for batch in DataLoader(data, batch_size=None, num_workers=2):
+    # TorchRL, which another test may have imported, has processes spawned.
+    for batch in DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"):
         check(batch, numbers)
         count += 1
     assert count > 8

@@ -253,3 +253,12 @@ def test_the_state_after_a_call_that_failed_has_the_parts_that_were_drawn(tmp_pa
         broken = made()
         with pytest.raises(ValueError, match="parts of a batch are not as large as it was planned"):
             broken.load_state_dict({**states[0], "planned": torch.zeros((0, 2), dtype=torch.int64)})
+        # The state of the second sampler is refused when the first one has taken its own.
+        before = broken.sample(5), broken.state_dict()
+        planner = {**states[0]["samplers"][1]["planner"], "distribution": "Sweep"}
+        refused = [states[0]["samplers"][0], {**states[0]["samplers"][1], "planner": planner}]
+        with pytest.raises(ValueError, match="this is the state of Sweep"):
+            broken.load_state_dict({**states[0], "samplers": refused})
+        unchanged = broken.sample()
+        broken.load_state_dict(before[1])
+        assert bits(broken.sample()) == bits(unchanged)

@@ -14,6 +14,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.loading import prefetcher, readahead
 from diskreplay.loading.readahead import WARM_BATCHES
+from tests.conftest import own_threads
 from tests.testing.support import resident_pages, run_python
 
 SCHEMA = dr.Schema(
@@ -50,7 +51,7 @@ def store(tmp_store: Path) -> Any:
 
 
 def threads() -> set[str]:
-    return {thread.name.rsplit("_")[0] for thread in threading.enumerate() if thread.name.startswith("diskreplay")}
+    return {name.rsplit("_")[0] for name in own_threads()}
 
 
 def contents(batch: dr.Batch) -> list[bytes]:
@@ -317,7 +318,7 @@ def test_a_new_view_begins_anew_and_a_dropped_sampler_ends_its_threads(store: An
     gc.collect()  # the check that follows every test looks for threads
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_the_interpreter_ends_with_a_sampler_in_the_middle(store: Any) -> None:
     code = (
         "import sys, diskreplay as dr\n"

@@ -273,7 +273,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.parametrize("kind", VIEWS)
 @settings(max_examples=10)
 @given(
@@ -360,6 +360,73 @@ def asking(store: Any, where: Any) -> EpisodeFilter:
 
 def given(batch: Batch) -> list[list[int]]:
     return batch.action.T.tolist()
+
+
+@pytest.mark.parametrize("how", ["in few segments", "across segments", "sealed", "with a capacity"])
+def test_the_rollouts_of_a_crowd_of_lanes_are_what_was_appended(tmp_store: Path, how: str) -> None:
+    lanes, steps, num_steps = 700, 18, 6
+    rng = np.random.default_rng(len(how))
+    obs, following, final = rng.standard_normal((3, steps, lanes, 2))
+    following[:-1] = obs[1:]
+    action, bonus = rng.integers(0, 9, (steps, lanes)), rng.standard_normal((steps, lanes))
+    reward, value = rng.standard_normal((2, steps, lanes)).astype("f4")
+    terminated, truncated = rng.random((2, steps, lanes)) < 0.1
+    ended = terminated | truncated
+    following[ended] = final[ended]
+    deltas = np.where(terminated, 0, value_of(following))
+    stored_next = np.append(value[1:], value[-1:], axis=0).astype(float)
+    shown_truncated = truncated & ~terminated
+    if how == "sealed":
+        shown_truncated[-1] = ~terminated[-1]  # by the writer that closed
+    options = {"segment_steps": 7 * lanes if how == "across segments" else None}
+    if how == "with a capacity":
+        options["capacity"] = 7 * lanes
+    view = Rollouts(num_steps, GAMMA, LAMBDA, value_fn=value_of)
+    with dr.create(tmp_store, SCHEMA, chunk_bytes=1 << 16, **options) as store:
+        source, grids = (Source(store, view) if how != "sealed" else None), []
+        with store.writer(num_envs=lanes) as writer:
+            for t in range(steps):
+                more = {"value": value[t], "following": value[t], "bonus": bonus[t]}
+                ends = terminated[t], truncated[t] & ~terminated[t]
+                writer.append(obs[t], action[t], reward[t], *ends, next_obs=following[t], **more)
+                if source is not None and t % num_steps == num_steps - 1:
+                    grids.append(source.sample())
+        store.refresh()
+        source = source or Source(store, view)
+        while len(grids) < steps // num_steps:
+            grids.append(source.sample())
+        for number, batch in enumerate(grids):
+            part = slice(number * num_steps, (number + 1) * num_steps)
+            shown = {"obs": obs, "action": action, "reward": reward, "value": value, "terminated": terminated}
+            for name, array in shown.items():
+                np.testing.assert_array_equal(batch[name], array[part], name)
+            stops = ended[part].copy()
+            stops[-1] = True
+            np.testing.assert_array_equal(batch["truncated"], shown_truncated[part], "truncated")
+            after = np.where(stops, deltas[part], stored_next[part])
+            run = np.zeros(lanes)
+            for t in reversed(range(num_steps)):
+                run = reward[part][t] + GAMMA * after[t] - value[part][t] + GAMMA * LAMBDA * np.where(stops[t], 0, run)
+                np.testing.assert_allclose(batch["advantage"][t], run, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_of_many_items_has_the_rows_of_small_ones(tmp_store: Path) -> None:
+    rng, lanes = np.random.default_rng(1), 5
+    with dr.create(tmp_store, SCHEMA, segment_steps=300) as store:
+        with store.writer(num_envs=lanes) as writer:
+            for t in range(400):
+                more = {name: np.full(lanes, t, float) for name in SCHEMA.extra}
+                obs, ends = rng.standard_normal((lanes, 2)), rng.random(lanes) < 0.1
+                writer.append(obs, np.arange(lanes), np.full(lanes, float(t)), ends, **more)
+        store.refresh()
+        ids = rng.permutation(np.concatenate([episode.ids[:-1] for episode in store.episodes]))[:1300]
+        for view in (dr.Transitions(), dr.Transitions(n_step=3, frame_stack=3)):
+            with dr.Sampler(store, view, batch_size=8) as sampler:
+                whole = sampler.gather(ids)
+                parts = [sampler.gather(some) for some in np.array_split(ids, 20)]
+                for name in whole:
+                    expected = np.concatenate([part[name] for part in parts])
+                    np.testing.assert_array_equal(whole[name], expected, name)
 
 
 def test_a_lane_that_is_too_short_is_named_and_nothing_is_given(tmp_store: Path) -> None:

@@ -17,6 +17,7 @@ from diskreplay.loading import prefetcher
 from diskreplay.sampling import population, priorities
 from diskreplay.testing.nested import flat
 from tests.testing.support import run_python
+from tests.tiers import whole_or_part
 
 GOAL = dr.Field((2,), "float32")
 SCHEMA = dr.Schema(
@@ -254,13 +255,14 @@ def test_a_thousand_batches_are_the_same(tmp_store: Path) -> None:
     check(tmp_store, "transitions", "prioritized", 3, before=100, after=1000, every=20)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_thousand_batches_are_the_same_while_old_steps_leave(tmp_store: Path, distribution: str) -> None:
-    check(tmp_store, "transitions", distribution, 3, before=100, after=1000, every=2, capacity=500)
+def test_many_batches_are_the_same_while_old_steps_leave(tmp_store: Path, distribution: str) -> None:
+    batches = whole_or_part(1000, 120)
+    check(tmp_store, "transitions", distribution, 3, before=100, after=batches, every=2, capacity=500)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("capacity", [300, 700])  # of the latter nothing is hidden when the states are saved
 def test_many_episodes_are_sorted_at_the_same_batch(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
@@ -296,7 +298,7 @@ def digest(sampler: Any, batches: int) -> str:
     return found.hexdigest()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_fresh_process_goes_on_too(tmp_store: Path) -> None:
     view, distribution = "hindsight", "prioritized"
     with collected(tmp_store, 100, capacity=300, segment_steps=90) as (store, collector):

@@ -107,7 +107,7 @@ def test_lanes_of_rollouts_are_dealt_and_stay(tmp_store: Path) -> None:
 ACTORS, STEPS, CAPACITY = 32, 128, 50_000
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("writers", [1, ACTORS], ids=["a vector", "a writer each"])
 @pytest.mark.parametrize("backlog", [1, CAPACITY // (ACTORS * STEPS) - 1])
 def test_actors_in_lockstep_give_every_step_once_when_the_store_is_full(

@@ -55,7 +55,7 @@ def expected(store: Any, view: Any, by: str) -> dict[int, float]:
     return {i: 1 / (len(sizes) * sizes[group]) for i, group in groups.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.parametrize("view", [dr.Transitions(2), dr.Sequences(4, 2, pad=False)], ids=str)
 @pytest.mark.parametrize("by", ["episode", "episode/task", "episode/goal/name"])
 @pytest.mark.parametrize("capacity", [None, 400])

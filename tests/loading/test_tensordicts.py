@@ -110,7 +110,7 @@ def test_torchrls_dqn_loss_is_that_of_a_plain_loop(store):
     torch.testing.assert_close(found, ((q - target) ** 2).mean())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_what_is_missing_says_which_extra_brings_it(tmp_path):
     code = "\nprint(json.dumps(message(dr.Sampler(path, dr.Transitions()).sample().to_tensordict)))"
     assert json.loads(run_without(["tensordict"], STORE + code, tmp_path / "store")) == (

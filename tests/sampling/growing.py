@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.ids import POSITION_MASK
+from diskreplay.ids import OPEN, POSITION_MASK
 from diskreplay.kernels import following
 from diskreplay.sampling.population import Population
 from diskreplay.views.transitions import Transitions
@@ -46,7 +46,7 @@ class FakeStore:
         snapshot.segments = object()
         snapshot.log = Columns.of(self.log)
         rows = [
-            (self.id(s, lane, self.next_row[s][lane]), self.lanes[s], steps, steps, 128)
+            (self.id(s, lane, self.next_row[s][lane]), self.lanes[s], steps, steps, OPEN)
             for s in range(len(self.lanes))
             for lane, steps in enumerate(self.open[s])
             if steps

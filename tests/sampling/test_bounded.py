@@ -134,7 +134,7 @@ def test_every_set_of_ids_is_as_probable_as_any_other(steps: list[int]) -> None:
     assert stats.chisquare(list(counts.values())).pvalue > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.parametrize(
     ("steps", "frontiers"),
     [

@@ -268,3 +268,13 @@ def test_ages_fit_the_closed_form_with_several_collectors(tmp_path: Any, writers
     share = counts / counts.sum() / (want / want.sum())
     assert (abs(share[:20] - 1) < 0.1).all(), share
     assert np.bincount(np.concatenate(lanes).astype(int)) / len(drawn) == pytest.approx(1 / writers, abs=0.06)
+
+
+def test_where_all_that_could_be_drawn_was_evicted_older_steps_are_drawn() -> None:
+    store = grown(1, [[400, 300]])
+    population, distribution = population_of(store), Recency(0.5)
+    assert (distribution.draw(population, 20, np.random.default_rng(0)).ids >= 400).all()
+    store.generation += 1
+    del store.log[1:]
+    population.refresh(store.snapshot())
+    assert (distribution.draw(population, 20, np.random.default_rng(0)).ids < 400).all()

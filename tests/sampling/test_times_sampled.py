@@ -10,7 +10,7 @@ from scipy import stats
 
 import diskreplay as dr
 from diskreplay.sampling import population as populations, restricted, times_sampled as module
-from diskreplay.sampling.base import Distribution
+from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.population import Share
 from diskreplay.sampling.prioritized import Prioritized
@@ -99,7 +99,7 @@ def test_draws_are_the_same_as_without_a_limit_as_long_as_it_is_not_reached(name
         np.testing.assert_array_equal(limited.weigh(found, 0.5), plain.weigh(wanted, 0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("overdraws", [(1, 8, 64), (1,)], ids=["by rejection", "from a list"])
 def test_what_is_left_keeps_its_probabilities(overdraws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restricted, "_OVERDRAWS", overdraws)
@@ -110,7 +110,7 @@ def test_what_is_left_keeps_its_probabilities(overdraws: Any, monkeypatch: pytes
         prioritized = Prioritized(alpha=1.0, eps=1e-9, stratified=False)
         prioritized.update(population, ids, errors)
         limited = at_most(prioritized, 1)
-        limited._count(population, ids[6:], 1)  # these were drawn
+        assert limited.accept(population, Draw(ids[6:]))  # these were drawn
         draw = limited.draw(population, 1, rng)
         counts += np.bincount(np.searchsorted(ids, draw.ids), minlength=12)
         np.testing.assert_allclose(draw.chances, prioritized.chances(population, draw.ids), rtol=1e-12)

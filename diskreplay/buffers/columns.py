@@ -1,0 +1,98 @@
+"""Tensors with a row for each step, made once and filled field by field."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from diskreplay.buffers.values import fitted
+from diskreplay.format.schema import Schema
+from diskreplay.format.spaces import Field
+from diskreplay.loading.buffer_pool import BufferPool
+from diskreplay.views.base import Leaf
+
+Columns = dict[str, torch.Tensor]  # by the path of a field
+
+# Free memory that is kept: a training loop holds the batch of the last rollout while the next one is collected.
+SPARE = 1
+
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint16, torch.uint32, torch.uint64),
+)
+
+
+class ColumnMemory:
+    """Memory of columns ``(*leading, *shape)`` on a device, used again when no tensor of it is alive.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, fields: Mapping[str, Field], leading: tuple[int, ...], device: torch.device) -> None:
+        self._fields, self._leading, self._device = dict(fields), leading, device
+        self._leaves = [Leaf((path,), field.dtype, field.shape) for path, field in fields.items()]
+        self._pool = BufferPool(spare=SPARE)
+
+    def columns(self) -> Columns:
+        """Return columns in memory that no other tensor references; their contents are arbitrary."""
+        # In a caller's inference mode they would be inference tensors, which no loss can be computed from.
+        with torch.inference_mode(False):
+            shapes = {path: (*self._leading, *field.shape) for path, field in self._fields.items()}
+            if self._device.type != "cpu":
+                # The allocator of a device does the same as the pool, in the order of the device's operations.
+                made = {path: torch_dtype(field.dtype) for path, field in self._fields.items()}
+                return {path: torch.empty(shapes[path], dtype=made[path], device=self._device) for path in made}
+            _, arrays = self._pool.acquire(self._leaves, prod(self._leading))
+            return {path: torch.from_numpy(arrays[path]).view(shapes[path]) for path in shapes}
+
+
+def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
+    """Return the leaves of a part of steps by path, ``(*leading, *shape)``, as `rows_of_field` does.
+
+    Raises SchemaError if a key or a value does not fit the schema.
+    """
+    return [(path, rows_of_field(schema.leaves[path], raw, path, leading)) for path, raw in schema.flatten(part, value)]
+
+
+def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
+    """Return values of a field, ``(*leading, *shape)``, of a dtype that a copy casts without loss.
+
+    A tensor stays on its device if all values of its dtype fit. Axes of length 1 may be absent or added. Raises
+    SchemaError if the shape differs or a value does not fit.
+    """
+    shape = leading + field.shape
+    if isinstance(value, torch.Tensor) and value.dtype in _fitting(field.dtype):
+        tensor: torch.Tensor = value.detach() if value.requires_grad else value
+        if tensor.shape == shape:
+            return tensor
+        if [n for n in tensor.shape if n != 1] == [n for n in shape if n != 1]:
+            return tensor.reshape(shape)
+    return tensor_of(field.cast(fitted(field, value, leading), path, leading))
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """Return an array as a tensor; a read-only one is copied, as torch has no such tensors."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Return the dtype of torch with the values of one of numpy."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+@lru_cache
+def _fitting(dtype: np.dtype[Any]) -> frozenset[torch.dtype]:
+    """Return the dtypes of torch whose values all fit a field, by the rules of `Field.cast`."""
+    own, wide = torch_dtype(dtype), dtype.kind == "f" and dtype.itemsize >= 4
+    if own in DTYPES[-3:]:
+        return frozenset([own])  # torch casts few others to these
+    fitting = {own, torch.bfloat16} if wide else {own}
+    for other in DTYPES[:-3]:
+        if other != torch.bfloat16:
+            came = torch.empty(0, dtype=other).numpy().dtype
+            if np.can_cast(came, dtype, "safe") or (wide and came.kind in "biu"):
+                fitting.add(other)
+    return frozenset(fitting)
