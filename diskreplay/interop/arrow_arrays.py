@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 if TYPE_CHECKING:
     from pyarrow import Array, ChunkedArray, DataType
 
-__all__ = ["from_arrow", "from_arrow_bytes", "to_arrow", "to_arrow_bytes", "with_missing"]
+__all__ = ["from_arrow", "from_arrow_bytes", "to_arrow", "to_arrow_bytes", "with_missing", "without_missing"]
 
 
 def to_arrow(rows: NDArray[Any]) -> "Array":
@@ -58,8 +58,28 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 
 
 def with_missing(column: "Array", there: NDArray[np.bool_]) -> "Array":
-    """Return a column of as many rows as ``there`` is true, with nulls where it is false."""
+    """Spread the rows of a column over the places where ``there`` is true; the other places are null.
+
+    A list is there in each row, with nulls for numbers: pyarrow before 26 writes no null for a list of fixed size.
+    """
+    if pa.types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        return pa.FixedSizeListArray.from_arrays(with_missing(column.flatten(), np.repeat(there, size)), size)
     return column.take(pa.array(np.cumsum(there) - 1, pa.int64(), mask=~there))
+
+
+def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.bool_]]:
+    """Return the rows of a column that are neither null nor a list of nulls, and a mask of their places."""
+    there: NDArray[np.bool_] = column.is_valid().to_numpy()
+    rows = numbers = column.drop_null()
+    while pa.types.is_fixed_size_list(numbers.type):
+        numbers = pa.chunked_array([chunk.flatten() for chunk in numbers.chunks], numbers.type.value_type)
+    if numbers.null_count:
+        complete = numbers.is_valid().to_numpy()
+        if len(complete) % len(rows) == 0:  # else some inner lists are null, which from_arrow refuses
+            kept = complete.reshape(len(rows), -1).any(axis=1)
+            rows, there[there] = rows.filter(pa.array(kept)), kept
+    return rows, there
 
 
 def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
@@ -71,21 +91,21 @@ def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
         The column, called ``name``, has values of another kind, or lacks some.
     """
     parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    shape, value_type = _shape(column.type, name)
+    shape = _shape(column.type, name)
     arrays = [_part(part, shape, name) for part in parts]
     if len(arrays) == 1:
         return arrays[0]
-    return np.concatenate(arrays) if arrays else np.empty((0, *shape), value_type.to_pandas_dtype())
+    return np.concatenate(arrays) if arrays else _part(pa.array([], column.type), shape, name)
 
 
-def _shape(kind: "DataType", name: str) -> tuple[Shape, "DataType"]:
+def _shape(kind: "DataType", name: str) -> Shape:
     shape = []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
         kind = kind.value_type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise FormatError(f"the column {name} has values of the type {kind}, of which no array can be made")
-    return tuple(shape), kind
+    return tuple(shape)
 
 
 def _part(part: "Array", shape: Shape, name: str) -> NDArray[Any]:

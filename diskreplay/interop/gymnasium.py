@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diskreplay import MissingExtra, ReplayError
+from diskreplay import MissingExtra, WriterClosed
 from diskreplay.interop.step_values import StepValues, as_numpy
 
 with MissingExtra.raised_for("recording an environment", "gym"):
@@ -24,6 +24,7 @@ else:
 
 __all__ = ["RecordEpisodes", "RecordVectorEpisodes"]
 
+_ONE_LANE = np.ones(1, bool)
 _NOT_RESET = "call reset() before step(): no episode is running, or an error left it in an unknown state"
 
 
@@ -31,9 +32,10 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Append every step of an environment to a store.
 
     Each step is given to the store with the observation that it led to, so it can be sampled at once. ``reset`` in
-    the middle of an episode, ``close``, and an error of the environment end the episode at its last observation, as
-    a cut. Observations are copied: an environment may use its arrays again. Inside ``gymnasium.wrappers.Autoreset``
-    or around it: the step that only resets is not recorded.
+    the middle of an episode and ``close`` end the episode at its last observation, as a cut. After an error of the
+    environment, ``discard_episode`` throws the episode away, and ``reset`` keeps it. Observations are copied: an
+    environment may use its arrays again. Inside ``gymnasium.wrappers.Autoreset`` or around it: the step that only
+    resets is not recorded.
 
     Concurrency: as the environment, one thread at a time. A copy, by pickle or ``copy.deepcopy``, appends through a
     writer of its own.
@@ -86,15 +88,40 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """
         self._values.set(fields)
 
+    def set_episode(self, **values: Any) -> None:
+        """Set values of the running episode, or of the next one if none is running: its episode fields by name.
+
+        An episode runs from its reset to its end. Its values are stored with the step that ends it, or where it is cut:
+        a process that is killed before stores none of them. Values of an episode without a step are dropped. A value
+        that is set again replaces the one before, and so does one that ``reset`` is called with.
+
+        Raises
+        ------
+        SchemaError
+            If the schema has no such episode field, it is copied from info, or a value does not fit; nothing is set.
+        """
+        self._values.set_episode(values)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; an open episode is cut at its last observation."""
+        """Reset the environment; an open episode is cut at its last observation.
+
+        If the schema has an episode field ``seed`` or ``options``, the argument is the next episode's value of it. None
+        and an empty dict are no value.
+
+        Raises
+        ------
+        SchemaError
+            If such a field does not take the argument; the environment is not reset.
+        """
+        given = self._values.reset_values(seed, options, _ONE_LANE)
         writer = self._open_writer()
         try:
             obs, info = self.env.reset(seed=seed, options=options)
-            writer.end_episode()
+            self._cut(writer)
+            self._values.begin(given, _ONE_LANE)
             self._obs, self._idle = self._values.own("obs", obs), False
         except BaseException:
-            self._lose_track()
+            self._obs = None  # how far the environment got is unknown
             raise
         self._values.clear()
         return obs, info
@@ -106,7 +133,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         ------
         SchemaError
             If a value does not fit the schema, or an extra field is missing. Where that can be told beforehand, the
-            environment is not stepped; otherwise the episode is cut.
+            environment is not stepped; otherwise the next call has to be ``reset``, as after any error.
         gymnasium.error.ResetNeeded
             Before the first reset, and after the end of an episode or an error.
         """
@@ -119,17 +146,31 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             result = self.env.step(action)
             self._record(writer, own_action, result, extra)
         except BaseException:
-            self._lose_track()
+            self._obs = None  # how far the environment got is unknown
             raise
         return result
+
+    def discard_episode(self) -> None:
+        """Discard the open episode, such as one of a simulator that crashed; see `Writer.discard_episode`."""
+        self._open_writer().discard_episode()
+        self._values.forget(self._values.running.copy())
 
     def close(self) -> None:
         """Cut an open episode, close the writer, and close the environment."""
         try:
             if self._writer is not None:
-                self._writer.close()
+                with self._writer, suppress(WriterClosed):  # with its store
+                    self._cut(self._writer)
         finally:
             super().close()
+
+    def _cut(self, writer: "Writer") -> None:
+        """End the open episode, if there is one, with its values; those of one that has not begun are kept."""
+        running = self._values.running.copy()
+        for _, episode in self._values.of_episodes(running):
+            writer.end_episode(episode=episode or None)
+        writer.end_episode()  # one that an error has left open
+        self._values.forget(running)
 
     def _record(
         self, writer: "Writer", action: dict[str, np.ndarray], result: tuple[Any, ...], extra: dict[str, Any]
@@ -137,9 +178,13 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         ended = bool(terminated or truncated)
         values, next_obs = self._values, self._values.own("obs", obs)
+        values.running[:] = True  # the step may be the reset, or the first after a discarded episode
         if not self._idle:
             assert self._obs is not None
             infos, episode = values.from_info(info, ended)
+            if ended:
+                ((_, given),) = values.of_episodes(_ONE_LANE)
+                episode = {**given, **(episode or {})}
             writer.append(
                 values.nest("obs", self._obs),
                 values.nest("action", action),
@@ -151,15 +196,10 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
                 **extra,
                 **infos,
             )
+            if ended:
+                values.forget(_ONE_LANE)
         self._idle = ended and self._resets_itself
         self._obs = next_obs if self._idle or not ended else None
-
-    def _lose_track(self) -> None:
-        # How far the environment got is unknown, so no step may follow on the last observation.
-        self._obs = None
-        if self._writer is not None:
-            with suppress(ReplayError):
-                self._writer.end_episode()
 
     def _open_writer(self) -> "Writer":
         if self._writer is None:
@@ -182,8 +222,9 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     the bytes of the next episode's first observation. Such an episode is recorded without a final observation, and
     the first one gives a warning.
 
-    ``reset`` in the middle of an episode, ``close``, and an error of the environments end open episodes at their
-    last observation, as a cut. Observations are copied: the environments may use their arrays again.
+    ``reset`` in the middle of an episode and ``close`` end open episodes at their last observation, as a cut. After
+    an error of the environments, ``discard_episode`` throws them away, and ``reset`` keeps them. Observations are
+    copied: the environments may use their arrays again.
 
     Concurrency: as the environments, one thread at a time. A copy, by pickle or ``copy.deepcopy``, appends through a
     writer of its own.
@@ -240,22 +281,48 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         """
         self._values.set(fields)
 
+    def set_episode(self, **values: Any) -> None:
+        """Set values of the episode of each lane, the running one or else the next: episode fields by name.
+
+        All have a leading axis of num_envs. See `RecordEpisodes.set_episode`.
+
+        Raises
+        ------
+        SchemaError
+            If the schema has no such episode field, it is copied from info, or a value does not fit; nothing is set.
+        """
+        self._values.set_episode(values)
+
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the environments, or those in ``options["reset_mask"]``; their open episodes are cut."""
+        """Reset the environments, or those in ``options["reset_mask"]``; their open episodes are cut.
+
+        If the schema has an episode field ``seed`` or ``options``, the argument gives the next episodes' values of it.
+        A list has a seed for each environment. An integer gives environment i ``seed + i``, as it does in Gymnasium.
+        None and an empty dict are no value. An episode that begins by autoreset has neither.
+
+        Raises
+        ------
+        SchemaError
+            If such a field does not take the argument; the environments are not reset.
+        """
         writer = self._open_writer()
         mask = None
         if options is not None:
             # The environments take the mask out of the dict; the caller's stays whole.
             options = dict(options)
             mask = None if options.get("reset_mask") is None else np.array(options["reset_mask"], bool)
+        own_options = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
+        lanes = np.ones(self.num_envs, bool) if mask is None else mask
+        given = self._values.reset_values(seed, own_options, lanes)
         try:
             obs, info = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-            writer.end_episode(mask=mask)
+            self._cut(writer, lanes)
+            self._values.begin(given, lanes)
             self._begin(self._values.own("obs", obs), mask)
         except BaseException:
-            self._lose_track()
+            self._obs = None  # how far each environment got is unknown
             raise
         self._values.clear()
         return obs, info
@@ -267,7 +334,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ------
         SchemaError
             If a value does not fit the schema, or an extra field is missing. Where that can be told beforehand, the
-            environments are not stepped; otherwise all open episodes are cut.
+            environments are not stepped; otherwise the next call has to be ``reset``, as after any error.
         gymnasium.error.ResetNeeded
             Before the first reset, and after an error.
         """
@@ -280,17 +347,32 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             result = self.env.step(actions)
             self._record(writer, own_actions, result, extra)
         except BaseException:
-            self._lose_track()
+            self._obs = None  # how far each environment got is unknown
             raise
         return result
+
+    def discard_episode(self, mask: Any = None) -> None:
+        """Discard the open episodes, or those where ``mask`` is True; see `VectorWriter.discard_episode`."""
+        self._open_writer().discard_episode(mask)
+        running = self._values.running
+        self._values.forget(running if mask is None else running & as_numpy(mask).astype(bool))
 
     def close(self, **kwargs: Any) -> None:
         """Cut open episodes, close the writer, and close the environments."""
         try:
             if self._writer is not None:
-                self._writer.close()
+                with self._writer, suppress(WriterClosed):  # with its store
+                    self._cut(self._writer, np.ones(self.num_envs, bool))
         finally:
             super().close(**kwargs)
+
+    def _cut(self, writer: "VectorWriter", lanes: np.ndarray) -> None:
+        """End the open episodes of lanes with their values; those of episodes that have not begun are kept."""
+        running = self._values.running & lanes
+        for some, episode in self._values.of_episodes(running):
+            writer.end_episode(mask=some, episode=episode or None)
+        writer.end_episode(mask=lanes)  # lanes whose episode an error has left open
+        self._values.forget(running)
 
     def _begin(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
         if mask is None:
@@ -311,6 +393,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses other values
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
+        # With NEXT_STEP the call resets the others; an episode may also begin after a discarded one.
+        values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)
             step = {
@@ -319,16 +403,24 @@ class RecordVectorEpisodes(AnyVectorWrapper):
                 "reward": reward,
                 "terminated": terminated,
                 "truncated": truncated,
-                "episode": episode or None,
                 **extra,
                 **infos,
             }
-            known = live & ~unknown
-            if known.any():
-                writer.append(**step, next_obs=values.nest("obs", next_obs), mask=None if known.all() else known)
             if unknown.any():
                 self._warn_of_unknown(int(np.flatnonzero(unknown)[0]))
-                writer.append(**step, mask=unknown)
+            rest = live & ~ended
+            # One call, unless values of some of the episodes that end are not known of others.
+            for lanes, given in values.of_episodes(live & ended) or [(np.zeros_like(live), {})]:
+                own = {**given, **(episode or {})} or None
+                for some, following in ((~unknown, {"next_obs": values.nest("obs", next_obs)}), (unknown, {})):
+                    chosen = (lanes | rest) & some
+                    if chosen.any():
+                        mask = None if chosen.all() else chosen
+                        writer.append(**step, **following, episode=own, mask=mask)
+                rest = np.zeros_like(rest)
+            values.forget(live & ended)
+        if self._mode is AutoresetMode.SAME_STEP:
+            values.running |= ended
         self._obs = after
         if self._mode is AutoresetMode.DISABLED:
             self._idle = self._idle | ended
@@ -355,13 +447,6 @@ class RecordVectorEpisodes(AnyVectorWrapper):
                 "observation; have the environment return copies",
                 stacklevel=4,
             )
-
-    def _lose_track(self) -> None:
-        # How far each environment got is unknown, so no step may follow on the last observations.
-        self._obs = None
-        if self._writer is not None:
-            with suppress(ReplayError):
-                self._writer.end_episode()
 
     def _open_writer(self) -> "VectorWriter":
         if self._writer is None:

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, Store
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.description import Description
-from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, EpisodeData, is_part
+from diskreplay.interop.exchange.episode_data import FIELDS, HIDDEN, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign, new_file
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -98,7 +99,7 @@ def export_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    made = Format(NAME, True, {}, _open)
+    made = Format(NAME, True, {}, _open, marks_hidden=True)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
 
 
@@ -115,13 +116,14 @@ def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:
 def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:
     terminated, truncated = bool(values.pop(_TERMINATED)), bool(values.pop(_TRUNCATED))
     priority, notes = values.pop(PRIORITY, None), values.pop(_NOTES, None)
+    values.pop(HIDDEN, None)
     return EpisodeData(
         {path: rows for path, rows in values.items() if not is_part(path, FIELDS)},
         terminated,
         truncated,
         {path: value for path, value in values.items() if is_part(path, FIELDS)},
         priority,
-        None if notes is None else json.loads(notes.tobytes()),
+        None if notes is None else parse_json(notes.tobytes()),
     )
 
 
@@ -135,7 +137,7 @@ class _Folder:
 
     def add(self, episode: EpisodeData) -> None:
         values = {**episode.steps, **episode.fields}
-        values |= {_TERMINATED: episode.terminated, _TRUNCATED: episode.truncated}
+        values |= {_TERMINATED: episode.terminated, _TRUNCATED: episode.truncated, HIDDEN: episode.hidden}
         if episode.priority is not None:
             values[PRIORITY] = episode.priority
         if episode.notes is not None:

@@ -5,8 +5,8 @@ schema by its path, ``obs/image`` or ``extra/log_prob``. A field with a shape is
 than 256 numbers it is bytes of fixed size, in C order. ``priority`` is there where steps were appended with priorities.
 
 ``episodes/`` has files with one row an episode: ``episode``, ``length``, ``terminated``, ``truncated`` (neither: it was
-cut), the observation after the last step by the paths of observations, and episode fields, ``episode/seed``, each null
-where there is none; and ``notes``, text in JSON.
+cut), the observation after the last step by the paths of observations, and episode fields, ``episode/seed``; and
+``notes``, text in JSON. What an episode lacks is null, a nested list has null for each number.
 
 ``dataset.json`` has the schema, as the page on the format describes it; the tables of steps have it in their metadata.
 """
@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, Store
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.description import Description
-from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, is_obs
+from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign, new_file
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -36,7 +37,14 @@ with MissingExtra.raised_for("a data set of Parquet", "parquet"):
     import pyarrow as pa
     from pyarrow import parquet
 
-    from diskreplay.interop.arrow_arrays import from_arrow, from_arrow_bytes, to_arrow, to_arrow_bytes, with_missing
+    from diskreplay.interop.arrow_arrays import (
+        from_arrow,
+        from_arrow_bytes,
+        to_arrow,
+        to_arrow_bytes,
+        with_missing,
+        without_missing,
+    )
 
 if TYPE_CHECKING:
     from pyarrow import Array, Table
@@ -139,7 +147,7 @@ def export_dataset(
         with WriteBehind() as behind:
             yield _Folder(plan, compression, behind)
 
-    made = Format(NAME, True, {}, open_folder)
+    made = Format(NAME, True, {}, open_folder, marks_hidden=True)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
 
 
@@ -191,6 +199,7 @@ class _Folder:
             _EPISODE: pa.array(np.repeat(np.arange(first, first + len(lengths)), lengths)),
             _STEP: pa.array(np.concatenate([np.arange(length) for length in lengths])),
         }
+        columns[HIDDEN] = pa.array(np.concatenate([episode.hidden for episode in episodes]))
         for path, leaf in self._plan.schema.step_leaves.items():
             rows = [episode.steps[path][: len(episode)] for episode in episodes]
             columns[path] = _column(leaf, _joined(rows))
@@ -282,7 +291,7 @@ def _episodes(path: Path, steps: "Table", ends: "Table", schema: Schema, skipped
             truncated[at],
             {path: value for path, value in found.items() if not is_obs(path)},
             given,
-            None if notes[at] is None else json.loads(notes[at]),
+            None if notes[at] is None else parse_json(notes[at]),
         )
 
 
@@ -302,8 +311,8 @@ def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
 
 def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the values that are there, and for each row the place of its value among them, -1 where it has none."""
-    there = column.is_valid().to_numpy()
-    return _array(column.drop_null(), path, leaf), np.where(there, np.cumsum(there) - 1, -1)
+    rows, there = without_missing(column)
+    return _array(rows, path, leaf), np.where(there, np.cumsum(there) - 1, -1)
 
 
 def _with_final(rows: NDArray[Any], final: NDArray[Any] | None) -> NDArray[Any]:

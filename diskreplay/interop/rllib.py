@@ -17,9 +17,7 @@ from diskreplay.interop.trajectory_writers import TrajectoryWriters
 
 with dr.MissingExtra.raised_for("a replay buffer of RLlib", "rllib"):
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-    from ray.rllib.utils import force_list
     from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
-    from ray.rllib.utils.spaces.space_utils import batch
 
     from diskreplay.interop.rllib_episodes import StepReader, StoredEpisode
 
@@ -98,7 +96,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         chosen: list[dr.Episode] = []
         steps = 0
         for episode in reversed(self._store.episodes):
-            steps += len(episode)
+            steps += len(episode) - episode.hidden_steps
             if chosen and steps > self.capacity:
                 break
             chosen.append(episode)
@@ -151,7 +149,9 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         """
         check_open(self, self._close)
         # Before the first step there is no schema, and so no episode without steps.
-        episodes = [each for each in force_list(episodes) if self._store is not None or len(each)]
+        given = [] if episodes is None else episodes
+        given = given if isinstance(given, list | tuple | set | deque) else [given]
+        episodes = [each for each in given if self._store is not None or len(each)]
         self._check(episodes)
         chunks = [self._chunk(episode) for episode in episodes]
         added = [self._append(episode, chunk) for episode, chunk in zip(episodes, chunks, strict=True)]
@@ -159,14 +159,14 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
 
     def _check(self, episodes: list[Any]) -> None:
         """Refuse what is no chunk, or does not go on where the one before stopped."""
+        there = {episode.id_: episode for episode in self.episodes}
         last: dict[str, tuple[int, bool]] = {}
         for episode in episodes:
             if not isinstance(episode, SingleAgentEpisode):
                 raise dr.SchemaError(f"the buffer takes episodes of single agents, not {type(episode).__name__}")
             name = episode.id_
-            if name in self.episode_id_to_index:
-                known = self.episodes[self.episode_id_to_index[name] - self._num_episodes_evicted]
-                last.setdefault(name, (known.t, known.is_done))
+            if name in there:
+                last.setdefault(name, (there[name].t, there[name].is_done))
             if name in last and last[name] != (episode.t_started, False):
                 t, done = last[name]
                 raise ValueError(
@@ -248,11 +248,10 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         check_open(self, self._close)
         if not len(self):
             raise dr.NotEnoughData("the buffer is empty, and a sample needs at least one step: add episodes")
-        return super().sample(*args, **kwargs)
-
-    def _sample_batch(self, *args: Any, batch_length_T: int | None = None, **kwargs: Any) -> Any:
-        with self._reader.at_most(batch_length_T or self.batch_length_T):
-            return super()._sample_batch(*args, batch_length_T=batch_length_T, **kwargs)
+        is_of_rows = not (kwargs.get("sample_episodes") or isinstance(self, PrioritizedEpisodeReplayBuffer))
+        longest = kwargs.get("batch_length_T") or self.batch_length_T
+        with self._reader.at_most(longest if is_of_rows else None):
+            return super().sample(*args, **kwargs)
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -280,6 +279,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         uuid = None if self._store is None else self._store.uuid
         if state["store"] not in (None, uuid):
             raise dr.StoreNotFound(f"the state is of the store {state['store']}, and that at {self._path} is {uuid}")
+        episodes: deque[StoredEpisode] = deque()
         if self._store is not None:
             ids = np.concatenate([np.zeros(0, np.int64), *(each["ids"] for each in state["episodes"])])
             self._reader.outdated = True
@@ -289,15 +289,20 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                     f"the store at {self._path} has evicted {gone} of the {len(ids)} steps of the state: go on with "
                     "its newest ones, which the buffer has without a state"
                 )
+            episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
+        self.episodes = episodes  # RLlib makes its own where there are none
         super().set_state(state)
-
-    def _set_episodes(self, state: dict[str, Any]) -> None:
-        self.episodes = deque(StoredEpisode(self._reader, **each) for each in state["episodes"])
 
 
 def _arrays(values: Any) -> Any:
     """Return values of an episode as arrays, nested as one of them is."""
-    return batch(values) if isinstance(values, list) else values
+    if not isinstance(values, list):
+        return values
+    if isinstance(values[0], dict):
+        return {name: _arrays([value[name] for value in values]) for name in values[0]}
+    if isinstance(values[0], tuple):
+        return tuple(_arrays(list(part)) for part in zip(*values, strict=True))
+    return np.array(values)
 
 
 def _row(tree: Any, i: int) -> Any:

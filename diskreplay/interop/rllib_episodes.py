@@ -43,8 +43,8 @@ class StepReader:
         self.longest: int | None = None
 
     @contextmanager
-    def at_most(self, steps: int) -> Iterator[None]:
-        """Let slices end after so many steps: RLlib asks for the rest of an episode, and then cuts it off."""
+    def at_most(self, steps: int | None) -> Iterator[None]:
+        """Let slices end after so many steps, if any: RLlib asks for the rest of an episode, and then cuts it off."""
         self.longest = steps
         try:
             yield

@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.leaves import map_leaves
 from diskreplay.interop.step_values import as_flags
 
 with dr.MissingExtra.raised_for("a buffer of Stable-Baselines3", "sb3"):
@@ -23,8 +24,7 @@ with dr.MissingExtra.raised_for("a buffer of Stable-Baselines3", "sb3"):
     from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
     from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-    from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
-    from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+    from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 
 __all__ = ["DiskDictReplayBuffer", "DiskHerReplayBuffer", "DiskReplayBuffer"]
 
@@ -49,6 +49,46 @@ _LEFT_OUT = {
     "_close",
     "env",
 }
+
+
+# What `NStepReplayBuffer` draws steps with.
+_SHARED = (
+    *("buffer_size", "pos", "full"),
+    *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
+)
+
+
+class Column:
+    """A field of the steps of a buffer, read from its store by position and environment: ``column[positions, envs]``.
+
+    The result is an array. Positions that hold no step yet are an InvalidIndex.
+    """
+
+    def __init__(self, buffer: "DiskReplayBuffer", field: str, shape: tuple[int, ...]) -> None:
+        self._buffer, self._field, self._shape = buffer, field, shape
+
+    def __getitem__(self, index: Any) -> Array:
+        ids = np.asarray(self._buffer._ids[index])
+        values: Array = self._buffer._gathered(ids.reshape(-1))[self._field].numpy()
+        return values.reshape(*ids.shape, *self._shape)
+
+
+class Columns:
+    """An attribute of a buffer that is a `Column`, or a dict of these for the fields of a Dict space.
+
+    An array that the instance has under the name is before it, as `ReplayBuffer` sets one.
+    """
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def __get__(self, buffer: "DiskReplayBuffer | None", owner: type) -> Any:
+        if buffer is None:
+            return self
+        shape: Any = (buffer.action_dim,) if self._field == "action" else buffer.obs_shape
+        if isinstance(shape, dict):
+            return {key: Column(buffer, f"{self._field}/{key}", part) for key, part in shape.items()}
+        return Column(buffer, self._field, shape)
 
 
 class DiskReplayBuffer(ReplayBuffer):
@@ -87,16 +127,24 @@ class DiskReplayBuffer(ReplayBuffer):
         Discount a step of these returns.
     durability : float or str
         As for `Store.writer`. In a temporary folder nothing is made durable.
+    **kwargs
+        Those of the buffer of Stable-Baselines3 that a subclass also is.
 
     Raises
     ------
     ValueError
-        `n_steps` is less than 1.
+        `n_steps` is less than 1, or the observations are those of a Dict space.
     StoreExists
         The store at the path has steps of other spaces, or keeps fewer than `buffer_size`.
     """
 
     n_steps: int
+    observations = Columns("obs")
+    """What is at each position, `buffer.observations[positions, environments]`; of Dict spaces a dict of these."""
+    next_observations = Columns("next_obs")
+    """As `observations`, those that the steps led to."""
+    actions = Columns("action")
+    """As `observations`, the actions."""
     _samples: Callable[..., Any] = ReplayBufferSamples
 
     def __init__(
@@ -113,14 +161,21 @@ class DiskReplayBuffer(ReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
         durability: float | str = 5.0,
+        **kwargs: Any,
     ) -> None:
-        # Not that of `ReplayBuffer`, which makes arrays for all observations.
-        super(ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs)
         if n_steps < 1:
             raise ValueError(f"n_steps must be at least 1, not {n_steps!r}")
+        if isinstance(observation_space, spaces.Dict) and not isinstance(self, DictReplayBuffer):
+            raise ValueError(
+                f"observations must be of no Dict space, not {observation_space}: take DiskDictReplayBuffer"
+            )
+        kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
+        super().__init__(n_envs, observation_space, action_space, **kwargs)
+        # These arrays have one position. The columns of the class read all of them from the store.
+        del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
-        self.optimize_memory_usage, self.handle_timeout_termination = True, handle_timeout_termination
+        self.optimize_memory_usage = True
         self.n_steps, self.gamma = n_steps, gamma
         self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
@@ -163,7 +218,8 @@ class DiskReplayBuffer(ReplayBuffer):
         """Open the store that was found at a path, or make it."""
         space, action = self.observation_space, self.action_space
         obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
-        schema = dr.Schema(obs, dr.Field(action.shape, self._maybe_cast_dtype(action.dtype)))
+        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # as `ReplayBuffer` has them
+        schema = dr.Schema(obs, dr.Field(action.shape, dtype))
         self._store = store = dr.create(path, schema, capacity=None if found else self._capacity, exist_ok=found)
         self._uuid = store.uuid
         self._kept.append(store)
@@ -372,19 +428,27 @@ class DiskReplayBuffer(ReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw steps, as `ReplayBuffer.sample` does; `env` normalizes observations and rewards."""
         try:
-            return super(ReplayBuffer, self).sample(batch_size, env)
+            if self.n_steps > 1:
+                return self._n_step_buffer().sample(batch_size, env)
+            positions = np.random.randint(0, self.size(), size=batch_size)
+            environments = np.random.randint(0, self.n_envs, size=batch_size)
+            if self._unseen and self._some_unseen(positions):
+                self._see()
+            at = positions if self.n_envs == 1 else positions * self.n_envs + environments
+            return self._shown(self._sampler.gather(self._ids.reshape(-1).take(at)), env)
         except ValueError:
             check_open(self, self._close)
             raise
 
-    def _get_samples(self, batch_inds: Ints, env: VecNormalize | None = None) -> Any:
-        if self.n_steps > 1:
-            return NStepReplayBuffer._get_samples(cast(NStepReplayBuffer, self), batch_inds, env)
-        env_indices = np.random.randint(0, high=self.n_envs, size=(len(batch_inds),))
-        if self._unseen and self._some_unseen(batch_inds):
-            self._see()
-        at = batch_inds if self.n_envs == 1 else batch_inds * self.n_envs + env_indices
-        return self._shown(self._sampler.gather(self._ids.reshape(-1).take(at)), env)
+    def _n_step_buffer(self) -> NStepReplayBuffer:
+        """Return the buffer of Stable-Baselines3 for returns over several steps, with the columns of this one."""
+        spaces_of_steps = self.observation_space, self.action_space
+        buffer = NStepReplayBuffer(
+            self.n_envs, *spaces_of_steps, self.device, self.n_envs, n_steps=self.n_steps, gamma=self.gamma
+        )
+        for name in _SHARED:
+            setattr(buffer, name, getattr(self, name))
+        return buffer
 
     def _some_unseen(self, positions: Ints) -> bool:
         """Tell whether any of these positions was added since the sampler looked for new steps."""
@@ -404,30 +468,15 @@ class DiskReplayBuffer(ReplayBuffer):
         obs, next_obs, action, reward = batch["obs"], batch["next_obs"], batch["action"], batch["reward"]
         done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))  # in half of torch's time
         if env is not None:
-            obs, next_obs = [_mapped(self.to_torch, env.normalize_obs(_mapped(np.asarray, x))) for x in (obs, next_obs)]
-            reward = self.to_torch(self._normalize_reward(reward.numpy(), env))
+            obs, next_obs = [
+                map_leaves(self.to_torch, env.normalize_obs(map_leaves(np.asarray, x))) for x in (obs, next_obs)
+            ]
+            reward = self.to_torch(env.normalize_reward(reward.numpy()).astype(np.float32))
         if self.device.type != "cpu":
             obs, action, next_obs, done, reward = (
-                _mapped(lambda x: x.to(self.device), each) for each in (obs, action, next_obs, done, reward)
+                map_leaves(lambda x: x.to(self.device), each) for each in (obs, action, next_obs, done, reward)
             )
         return self._samples(observations=obs, actions=action, next_observations=next_obs, dones=done, rewards=reward)
-
-    # --- what is in the store, by position ----------------------------------------------------------------------------
-
-    @property
-    def observations(self) -> Any:  # type: ignore[override]
-        """What is at each position, `buffer.observations[positions, environments]`; of Dict spaces a dict of these."""
-        return self._columns("obs")
-
-    @property
-    def next_observations(self) -> Any:  # type: ignore[override]
-        """As `observations`, those that the steps led to."""
-        return self._columns("next_obs")
-
-    @property
-    def actions(self) -> "Column":  # type: ignore[override]
-        """As `observations`, the actions."""
-        return Column(self, "action", (self.action_dim,))
 
     def _gathered(self, ids: Ints) -> dr.Batch:
         """Return the steps with these ids, which columns ask for one after the other."""
@@ -437,11 +486,6 @@ class DiskReplayBuffer(ReplayBuffer):
                 self._see()
             self._last = ids, self._sampler.gather(ids)
         return self._last[1]
-
-    def _columns(self, name: str) -> Any:
-        if isinstance(self.obs_shape, dict):
-            return {key: Column(self, f"{name}/{key}", shape) for key, shape in self.obs_shape.items()}
-        return Column(self, name, self.obs_shape)
 
 
 class _Steps(dr.Transitions):
@@ -457,22 +501,7 @@ class _Steps(dr.Transitions):
         return reader
 
 
-class Column:
-    """A field of the steps of a buffer, read from its store by position and environment: ``column[positions, envs]``.
-
-    The result is an array. Positions that hold no step yet are an InvalidIndex.
-    """
-
-    def __init__(self, buffer: DiskReplayBuffer, field: str, shape: tuple[int, ...]) -> None:
-        self._buffer, self._field, self._shape = buffer, field, shape
-
-    def __getitem__(self, index: Any) -> Array:
-        ids = np.asarray(self._buffer._ids[index])
-        values: Array = self._buffer._gathered(ids.reshape(-1))[self._field].numpy()
-        return values.reshape(*ids.shape, *self._shape)
-
-
-class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):  # type: ignore[override]
+class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
     """A `DictReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
 
     Parameters
@@ -492,14 +521,20 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):  # type: ignore[
 
     _samples = DictReplayBufferSamples
 
-    def __init__(self, *args: Any, relabel: dr.Hindsight | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if not isinstance(self.observation_space, spaces.Dict):
-            raise ValueError(
-                f"observations must be of a Dict space, not {self.observation_space}: take DiskReplayBuffer"
-            )
-        if self.n_steps != 1:
-            raise ValueError(f"n_steps must be 1 with Dict observations, not {self.n_steps}")
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        *args: Any,
+        relabel: dr.Hindsight | None = None,
+        n_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(observation_space, spaces.Dict):
+            raise ValueError(f"observations must be of a Dict space, not {observation_space}: take DiskReplayBuffer")
+        if n_steps != 1:
+            raise ValueError(f"n_steps must be 1 with Dict observations, not {n_steps}")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
         self._relabel = relabel
 
     def _begin(self) -> None:
@@ -528,7 +563,7 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):  # type: ignore[
         return self._shown(self._relabelled.sample(batch_size), env)
 
 
-class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):  # type: ignore[override]
+class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
     """A `HerReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
 
     It draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
@@ -571,9 +606,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):  # type: ignor
             raise ValueError("copy_info_dict must be False: a store holds no infos, so rewards cannot depend on them")
         strategy = goal_selection_strategy
         self._strategy = strategy.lower() if isinstance(strategy, str) else strategy.name.lower()
-        self.n_sampled_goal, self.her_ratio = n_sampled_goal, n_sampled_goal / (n_sampled_goal + 1)
-        self.copy_info_dict = False
-        dr.Hindsight(self._strategy, self.her_ratio, _no_reward)  # refuses what is invalid
+        dr.Hindsight(self._strategy, n_sampled_goal / (n_sampled_goal + 1), _no_reward)  # refuses what is invalid
         super().__init__(
             buffer_size,
             observation_space,
@@ -582,6 +615,9 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):  # type: ignor
             n_envs,
             optimize_memory_usage,
             handle_timeout_termination,
+            env=env,
+            n_sampled_goal=n_sampled_goal,
+            goal_selection_strategy=goal_selection_strategy,
             **kwargs,
         )
         self.env = env
@@ -622,8 +658,3 @@ def _with_lanes(value: Any, shape: tuple[int, ...]) -> Array:
     if len(shape) == 1 or (1, *array.shape) == shape:
         return array.reshape(shape)
     return array
-
-
-def _mapped(f: Callable[[Any], Any], obs: Any) -> Any:
-    """Return what a function makes of observations, leaf by leaf."""
-    return {key: f(leaf) for key, leaf in obs.items()} if isinstance(obs, dict) else f(obs)

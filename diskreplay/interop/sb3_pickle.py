@@ -367,14 +367,14 @@ class _Target:
                 after[at] = following.reshape(after[at].shape)
         buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
         buffer.rewards[at] = episode.steps[REWARD]
-        # What is cut goes on at the end of a lane, as in a buffer that was saved in the middle of an episode.
-        is_done = not episode.cut or piece.stop < rows
+        # What is cut goes on at the end of a lane, as in a buffer that was saved in the middle of an episode. One for
+        # hindsight samples whole episodes only, and no public name of it says that one is open.
+        is_hindsight = type(buffer).__name__ == _HER
+        is_done = not episode.cut or piece.stop < rows or is_hindsight
         buffer.dones[piece.stop - 1, piece.lane] = is_done
         buffer.timeouts[piece.stop - 1, piece.lane] = is_done and not episode.terminated
-        if type(buffer).__name__ == _HER:
-            buffer.ep_start[at] = piece.start
-            buffer.ep_length[at] = len(piece) if is_done else 0  # it samples whole episodes only
-            buffer._current_ep_start[piece.lane] = piece.stop % rows if is_done else piece.start
+        if is_hindsight:
+            buffer.ep_start[at], buffer.ep_length[at] = piece.start, len(piece)
 
     def _obs(self, path: str) -> tuple[NDArray[Any], NDArray[Any]]:
         before, after, key = self.buffer.observations, self.buffer.next_observations, path.partition("/")[2]
@@ -432,8 +432,7 @@ def _empty(maker: _Maker, schema: Schema, steps: int) -> Any:
     """Return a buffer that takes so many steps, and is full."""
     with MissingExtra.raised_for("a replay buffer of Stable-Baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-        from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
-        from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+        from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 
     classes = (ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
     made: Any = next(each for each in classes if each.__name__ == maker.name)

@@ -1,17 +1,24 @@
-"""What the gymnasium wrappers append beside the environment's own values, and copies that no environment can change."""
+"""Values that the gymnasium wrappers append with the environment's own, and copies that no environment can change."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from diskreplay import ReplayError, SchemaError, Store
 
+_OF_RESET = ("seed", "options")  # arguments of `reset` that are recorded where the schema has these episode fields
+
 Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to read in it
 
 
 class StepValues:
-    """The extra and info fields of the next step, and copies of observations and actions.
+    """The extra and info fields of the next step, the values of running episodes, and copies of what is recorded.
+
+    Attributes
+    ----------
+    running : (lanes,) bool
+        Lanes whose episode began, by a reset, and has not ended; an environment that is no vector is one lane.
 
     Concurrency: one thread at a time, as the environment itself.
 
@@ -45,6 +52,9 @@ class StepValues:
         self._episode_infos = [name for name in names if name in schema.episode]
         self._settable = [name for name in schema.extra if name not in self._extra_infos]
         self._given: dict[str, Any] = {}
+        lanes = leading[0] if leading else 1
+        self.running = np.zeros(lanes, bool)
+        self._episodes: list[dict[str, np.ndarray]] = [{} for _ in range(lanes)]  # values by leaf, a dict a lane
 
     def set(self, fields: Mapping[str, Any]) -> None:
         """Keep extra fields for the next step.
@@ -79,6 +89,90 @@ class StepValues:
     def clear(self) -> None:
         """Forget what was set."""
         self._given = {}
+
+    def set_episode(self, fields: Mapping[str, Any]) -> None:
+        """Keep values for the episode of each lane: the running one, else the next.
+
+        Raises
+        ------
+        SchemaError
+            If a name is unknown or copied from info, or a value does not fit; none of the values is kept.
+        """
+        known = [name for name in self._schema.episode if name not in self._episode_infos]
+        for name in fields:
+            if name not in known:
+                reason = "copied from info" if name in self._episode_infos else "no episode field of the store's schema"
+                raise SchemaError(f"set_episode: {name!r} is {reason}; known are {', '.join(known) or 'none'}")
+        leaves = self._schema.cast("episode", dict(fields), self._leading)
+        for lane, values in enumerate(self._episodes):
+            values.update({path: (leaf[lane] if self._leading else leaf).copy() for path, leaf in leaves.items()})
+
+    def reset_values(
+        self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None, lanes: np.ndarray
+    ) -> list[dict[str, np.ndarray]]:
+        """Return the values that arguments of `reset` give each of these lanes: the fields "seed" and "options".
+
+        A vector's integer gives lane i ``seed + i``, as in Gymnasium. None and an empty dict give no value.
+
+        Raises
+        ------
+        SchemaError
+            If the field does not take the value.
+        """
+        count = len(self._episodes)
+        seeds: list[Any] = [seed] * count  # what else an environment takes
+        if isinstance(seed, int | np.integer):
+            seeds = [int(seed) + lane for lane in range(count)]
+        elif self._leading and isinstance(seed, Sequence | np.ndarray):
+            seeds = list(seed)
+        given: list[dict[str, Any]] = [{} for _ in range(count)]
+        arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
+        for name in _OF_RESET:
+            if name in self._schema.episode and name not in self._episode_infos:
+                # The environments refuse a wrong count.
+                for lane, value, is_reset in zip(given, arguments[name], lanes, strict=False):
+                    if is_reset and value is not None:
+                        lane[name] = value
+        cast = self._schema.cast
+        try:
+            return [
+                {path: leaf.copy() for path, leaf in cast("episode", lane).items()} if lane else {} for lane in given
+            ]
+        except SchemaError as error:
+            raise SchemaError(
+                f"reset: {error}; the schema's episode fields seed and options record these arguments of reset: pass "
+                "values that fit, or give the fields other names"
+            ) from None
+
+    def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
+        """Note that these lanes were reset with values of `reset_values`, whose episodes before were forgotten."""
+        for lane in np.flatnonzero(lanes).tolist():
+            self._episodes[lane].update(given[lane])
+        self.running |= lanes
+
+    def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
+        """Return the values of the episodes of these lanes: groups of lanes with the same names, and their values.
+
+        Values are nested as the schema is, with a leading axis of lanes for a vector.
+        """
+        groups: dict[tuple[str, ...], np.ndarray] = {}
+        for lane in np.flatnonzero(lanes).tolist():
+            groups.setdefault(tuple(sorted(self._episodes[lane])), np.zeros_like(lanes))[lane] = True
+        found = []
+        for paths, some in groups.items():
+            leaves = {}
+            for path in paths:
+                rows = [self._episodes[lane][path] for lane in np.flatnonzero(some)]
+                leaves[path] = np.zeros((*self._leading, *rows[0].shape), rows[0].dtype)
+                leaves[path][some if self._leading else ...] = rows if self._leading else rows[0]
+            found.append((some, self._schema.unflatten("episode", leaves) if paths else {}))
+        return found
+
+    def forget(self, lanes: np.ndarray) -> None:
+        """Forget the values of the episodes of these lanes, which have ended."""
+        for lane in np.flatnonzero(lanes).tolist():
+            self._episodes[lane] = {}
+        self.running &= ~lanes
 
     def own(self, part: str, value: Any) -> dict[str, np.ndarray]:
         """Copy an observation or action, as the schema's leaves by path."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay import MissingExtra
 from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.leaves import leaves_of, map_leaves
 from diskreplay.interop.step_values import as_flags
 
 with MissingExtra.raised_for("a replay buffer of Tianshou", "tianshou"):
@@ -27,10 +28,14 @@ Array = NDArray[Any]
 
 # What is in the store, and the fields of it.
 FIELDS = {"obs": "obs", "act": "action", "obs_next": "next_obs"}
+# What Tianshou holds of each step; of observations the ids.
+KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy")
 
 
 class InStore(ReplayBufferManager):  # type: ignore[misc]
     """What the buffers below have of a store; goes before a vector buffer of Tianshou."""
+
+    _set_keys: frozenset[str] = frozenset()  # keys that were set and that Tianshou's `add` knows nothing of
 
     def __init__(
         self,
@@ -61,7 +66,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     def _begin(self) -> None:
         """Begin with nothing opened."""
         self._writer: dr.VectorWriter | None = None
-        self._columns: dict[str, Column] = {}
+        self._samplers: dict[str, dr.Sampler] = {}
         self._kept: Kept = []
         self._close = closes(self, self._kept)
 
@@ -76,8 +81,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             lanes[episode.lane % self.buffer_num].append(episode)
         with dr.Sampler(store, dr.Transitions(n_step=1)) as sampler:
             there = sampler.ids()
-        meta: Any = self._meta
-        for lane, (episodes, buffer, offset) in enumerate(zip(lanes, self.buffers, self._offset, strict=True)):
+        for lane, (episodes, buffer) in enumerate(zip(lanes, self.buffers, strict=True)):
             chosen: list[dr.Episode] = []
             at_least = 0  # the last step of an episode may be one that cannot be sampled
             while episodes and at_least < buffer.maxsize:
@@ -88,15 +92,12 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             ids, rewards = (np.concatenate(part) for part in zip(*((ep.ids, ep.reward) for ep in chosen), strict=True))
             number = np.repeat(np.arange(len(chosen)), [len(episode) for episode in chosen])
             kept = np.flatnonzero(np.isin(ids, there))[-buffer.maxsize :]
-            last = np.append(np.diff(number[kept]) > 0, np.ones(min(len(kept), 1), np.bool_))
+            if not len(kept):
+                continue
+            last = np.append(np.diff(number[kept]) > 0, True)
             terminated = last & np.array([episode.terminated for episode in chosen])[number[kept]]
-            count = len(kept)
-            rows = slice(offset, offset + count)
-            meta.obs[rows], meta.rew[rows], meta.done[rows] = ids[kept], rewards[kept], last
-            meta.terminated[rows], meta.truncated[rows] = terminated, last & ~terminated
-            buffer._size, buffer._insertion_idx = count, count % buffer.maxsize
-            buffer._ep_start_idx, buffer.last_index[0] = buffer._insertion_idx, max(count - 1, 0)
-            self._lengths[lane], self.last_index[lane] = count, offset + max(count - 1, 0)
+            flags = {"terminated": terminated, "truncated": last & ~terminated, "act": np.zeros_like(last)}
+            super().add(Batch(obs=ids[kept], rew=rewards[kept], **flags), np.full(len(kept), lane))
 
     # --- adding ------------------------------------------------------------------------------------------------------
 
@@ -114,25 +115,25 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         lanes = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids)
         obs, after, action = (_tree(batch[key]) for key in ("obs", "obs_next", "act"))
         if self._last_frame:
-            obs, after = _mapped(_newest_frame, obs), _mapped(_newest_frame, after)
+            obs, after = map_leaves(_newest_frame, obs), map_leaves(_newest_frame, after)
         writer = self._writer or self._opened(obs, action)
         flags = (as_flags(batch[key], key) for key in ("terminated", "truncated"))
         values = obs, action, np.asarray(batch["rew"]), *flags, after
         mask = None
         if not np.array_equal(lanes, np.arange(self.buffer_num)):
             mask = np.isin(np.arange(self.buffer_num), lanes)
-            values = tuple(_mapped(partial(_spread, lanes=lanes, count=len(mask)), tree) for tree in values)
+            values = tuple(map_leaves(partial(_spread, lanes=lanes, count=len(mask)), tree) for tree in values)
         now, act, reward, ends, cuts, then = values
         writer.append(now, act, reward, ends, cuts, then, mask)
         rows = {key: batch[key] for key in batch.get_keys() if key not in FIELDS}
         rows |= {"obs": writer.last_ids[lanes], "act": np.zeros(len(lanes), np.bool_)}
         result = super().add(Batch(rows), buffer_ids)
-        self._null[result[0]] = np.any([_nulls(leaf) for tree in (obs, after, action) for leaf in _leaves(tree)], 0)
+        self._null[result[0]] = np.any([_nulls(leaf) for tree in (obs, after, action) for leaf in leaves_of(tree)], 0)
         return result
 
     def _opened(self, obs: Any, action: Any) -> dr.VectorWriter:
         if self._store is None:
-            step = dr.Schema.from_example(_mapped(_first, obs), _mapped(_first, action))
+            step = dr.Schema.from_example(map_leaves(_first, obs), map_leaves(_first, action))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"))
             self._store = dr.create(self._path, schema, capacity=2 * self.maxsize, exist_ok=True)
             self._kept.insert(0, self._store)
@@ -155,13 +156,13 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         if key not in FIELDS:
             return super().__getattr__(key)
         check_open(self, self._close)
-        if key not in self._columns:
+        if key not in self._samplers:
             if self._store is None:
                 raise AttributeError(f"the buffer has no steps, and so no {key}")
             sampler = dr.Sampler(self._store, dr.Transitions(n_step=1), fields=(FIELDS[key],), seed=0)
             self._kept.append(sampler)
-            self._columns[key] = Column(self._meta, sampler, FIELDS[key])
-        return self._columns[key]
+            self._samplers[key] = sampler
+        return Column(super().get, self.maxsize, self._samplers[key], FIELDS[key])
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
         """Return what is at indices, stacked as Tianshou stacks it."""
@@ -181,7 +182,13 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     def hasnull(self) -> bool:
         """Tell whether there is a NaN in the buffer, without reading it: observations and actions came by `add`."""
         held = self.sample_indices(0)
-        return bool(self._null[held].any()) or bool(len(held) and self._meta[held].hasnull())
+        return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
+
+    def _held(self, index: Any) -> dict[str, Any]:
+        """Return what Tianshou holds at an index, by key."""
+        get, nothing = super().get, object()
+        found = {key: get(index, key, nothing, stack_num=1) for key in (*KEYS, *self._set_keys)}
+        return {key: value for key, value in found.items() if value is not nothing}
 
     # --- what would change steps -------------------------------------------------------------------------------------
 
@@ -189,6 +196,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         """Set a key of Tianshou's or of yours; ReadOnlyError for what is in the store."""
         if key in FIELDS:
             raise dr.ReadOnlyError(f"{key} cannot be set: the steps of a store never change")
+        self._set_keys |= {key} - set(KEYS)
         super().set_array_at_key(seq, key, index, default_value)
 
     def set_batch(self, batch: Any) -> None:
@@ -205,7 +213,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         """Return all but the steps, which are made durable where they are."""
         if self._writer is not None:
             self._writer.flush()
-        opened = ("_writer", "_columns", "_kept", "_close")
+        opened = ("_writer", "_samplers", "_kept", "_close")
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -213,7 +221,11 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        self._set_batch_for_children()
+        # Rings and buffer were copied one by one, and are of one memory again.
+        held = self._held(slice(None))
+        super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
+        for key, values in held.items():
+            super().set_array_at_key(values, key)
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
         """Save what a pickle has to an HDF5 file."""
@@ -269,24 +281,20 @@ class StorePrioritizedReplayBuffer(InStore, PrioritizedVectorReplayBuffer):  # t
         Those of `StoreReplayBuffer`.
     """
 
-    def _restore(self, store: dr.Store) -> None:
-        super()._restore(store)
-        self.init_weight(self.sample_indices(0))
-
 
 class Column:
     """A field of the steps, read from the store by index: ``buffer.obs[indices]``."""
 
-    def __init__(self, meta: Any, sampler: dr.Sampler, field: str) -> None:
-        self._meta, self._sampler, self._field = meta, sampler, field
+    def __init__(self, get: Callable[..., Any], count: int, sampler: dr.Sampler, field: str) -> None:
+        self._get, self._count, self._sampler, self._field = get, count, sampler, field
 
     def __len__(self) -> int:
         """Return the number of indices."""
-        return len(self._meta.obs)
+        return self._count
 
     def __getitem__(self, index: Any) -> Any:
         """Return an array, or of Dict spaces a Batch of these; InvalidIndex where there is no step."""
-        ids = np.asarray(self._meta.obs[index])
+        ids = np.asarray(self._get(index, "obs", stack_num=1))
         return _shown(self._sampler.gather(ids.reshape(-1))[self._field], ids.shape)
 
 
@@ -299,14 +307,6 @@ def _shown(tree: Any, shape: tuple[int, ...]) -> Any:
 def _tree(value: Any) -> Any:
     """Return a value of a batch as an array, or as dicts of these."""
     return {key: _tree(value[key]) for key in value.get_keys()} if isinstance(value, Batch) else np.asarray(value)
-
-
-def _mapped(f: Callable[[Array], Any], tree: Any) -> Any:
-    return {key: _mapped(f, part) for key, part in tree.items()} if isinstance(tree, dict) else f(tree)
-
-
-def _leaves(tree: Any) -> list[Array]:
-    return [leaf for part in tree.values() for leaf in _leaves(part)] if isinstance(tree, dict) else [tree]
 
 
 def _first(leaf: Array) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
+from diskreplay.interop.leaves import map_leaves
 
 with dr.MissingExtra.raised_for("a data set for a DataLoader", "torch"):
     from torch import distributed as dist
-    from torch.utils import _pytree as pytree
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 PathLike = str | os.PathLike[str]
@@ -176,7 +176,7 @@ class MapDataset(Dataset[Any]):
 def _items(batch: dr.Batch) -> list[dict[str, Any]]:
     """Return the items of a batch as dicts of tensors, nested as the batch is."""
     fields = {name: batch[name] for name in batch if name != "weight"}
-    return [pytree.tree_map(itemgetter(i), fields) for i in range(batch.batch_size)]
+    return [map_leaves(itemgetter(i), fields) for i in range(batch.batch_size)]
 
 
 def _path_of(store: dr.Store | PathLike) -> str:

@@ -82,8 +82,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         The store at the path has another capacity.
     """
 
-    _default_checkpointer = ByReference
     supports_conditional_update = False
+    shared_init = True  # another process gets the path, and opens the store
     _store: dr.Store | None
 
     def __init__(
@@ -115,6 +115,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._writers = TrajectoryWriters(self._kept, self._durability)
         self._ids: Ints = np.zeros(0, np.int64)  # of each position; longer than the storage where it grows
         self._size = self._next = 0
+        self._buffers: list[ReplayBuffer] = []
         # Positions that the buffers' samplers have not been told of, while their cursors are not at `_next`.
         self._untold: Ints | None = None
 
@@ -127,7 +128,34 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         """Close the writers, and the store where only its path was given. Closing twice is fine."""
         self._close()
 
+    # --- what TorchRL has no public name for -------------------------------------------------------------------------
+
+    # A subclass of `Storage` alone cannot do without a `collate_fn` for each buffer: TorchRL has default ones for its
+    # own storages only, so this is a `TensorStorage`. A storage of others has no public way to tell samplers that steps
+    # were added and where the newest one is, and none to be emptied: TorchRL's own do that by these names.
+
+    def _tell_samplers(self, newest: int | None = None) -> None:
+        """Have samplers look at the steps again; `newest` is the position of one that was added."""
+        if newest is not None:
+            self._set_last_cursor(newest)
+        self._bump_mutation_revision()
+
+    def _empty(self) -> None:
+        """Forget all steps: they are evicted from the store."""
+        if self._store is not None:
+            self._writers.close()
+            self._store.refresh()
+            self._store.evict(lambda _: True)
+        self._size = self._next = 0
+        self._tell_samplers()
+
     # --- positions ---------------------------------------------------------------------------------------------------
+
+    def attach(self, buffer: Any) -> None:
+        """Serve a buffer, too."""
+        super().attach(buffer)
+        if isinstance(buffer, ReplayBuffer) and buffer not in self._buffers:
+            self._buffers.append(buffer)
 
     def _place(self, ids: Ints) -> Ints:
         """Place ids at the next positions, and return these."""
@@ -143,23 +171,22 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     def _set_cursors(self) -> None:
         """Set the cursors of the buffers behind the newest step, and tell their samplers of steps they do not know."""
         untold, self._untold = self._untold, None
-        for buffer in self._attached_entities:
-            if isinstance(buffer, ReplayBuffer):
-                state = buffer.writer.state_dict()
-                if "_cursor" in state:
-                    count = max(state.get("_write_count", 0), self._size)
-                    buffer.writer.load_state_dict({**state, "_cursor": self._next, "_write_count": count})
+        for buffer in self._buffers:
+            state = buffer.writer.state_dict()
+            if "_cursor" in state:
+                count = max(state.get("_write_count", 0), self._size)
+                buffer.writer.load_state_dict({**state, "_cursor": self._next, "_write_count": count})
             if untold is not None and len(untold):
                 buffer.mark_update(torch.as_tensor(untold))
 
     @property
     def checkpointer(self) -> StorageCheckpointerBase:
         """What saves the state."""
-        return self._checkpointer
+        return super().checkpointer
 
     @checkpointer.setter
     def checkpointer(self, value: StorageCheckpointerBase | None) -> None:
-        self._checkpointer = self._default_checkpointer() if value is None else value
+        TensorStorage.checkpointer.fset(self, ByReference() if value is None else value)
         # A buffer sets it when its writer is there.
         self._set_cursors()
 
@@ -210,8 +237,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             whole = True
         finally:
             placed = self._place(np.array(ids, np.int64))
-            self._set_last_cursor(self._next - 1)
-            self._bump_mutation_revision()
+            self._tell_samplers(int(placed[-1]) if len(placed) else None)
             if self._untold is not None or not whole:  # else the cursor of the buffer is behind these steps
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
@@ -245,15 +271,6 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             self._kept.insert(0, self._store)
             self._attach_sampler(self._store)
         return self._store
-
-    def _empty(self) -> None:
-        """Forget all steps: they are evicted from the store."""
-        if self._store is not None:
-            self._writers.close()
-            self._store.refresh()
-            self._store.evict(lambda _: True)
-        self._size = self._next = 0
-        self._bump_mutation_revision()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -315,19 +332,19 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
                 self._place(ids)
                 self._next = int(state_dict["next"])
             self._untold = self._place(since)
-        self._bump_mutation_revision()
+        self._tell_samplers()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: it opens the store itself, by its path."""
-        state: dict[str, Any] = super(TensorStorage, self).__getstate__()
-        for name in ("_len_value", "_kept", "_close", "_writers", "_sampler"):
+        state: dict[str, Any] = super().__getstate__()
+        for name in ("_kept", "_close", "_writers", "_sampler"):
             state.pop(name, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._durability = state["_durability"]
         self._begin()
-        super(TensorStorage, self).__setstate__(state)
+        super().__setstate__(state)
         if self._store is not None:
             self._kept.append(self._store)
             self._attach_sampler(self._store)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
@@ -363,7 +364,7 @@ def _tensor(file: Path, said: Mapping[str, Any]) -> NDArray[Any]:
 
 def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        found = parse_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         if missing is not None:
             return missing

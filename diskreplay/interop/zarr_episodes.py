@@ -23,6 +23,7 @@ from zarr.codecs import BloscCodec
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -239,7 +240,7 @@ class _Group:
         """Return the names of the members of the group data."""
         return self._documents.members("data")
 
-    def array(self, name: str) -> zarr.Array[Any]:
+    def array(self, name: str) -> "zarr.Array[Any]":
         """Open an array; FormatError if it is missing or of a kind that is not read."""
         layout = self._documents.check(name)
         try:
@@ -377,7 +378,7 @@ class _DataSet:
 class _Column:
     """An array that is read in order, some whole chunks at a time."""
 
-    def __init__(self, array: zarr.Array[Any]) -> None:
+    def __init__(self, array: "zarr.Array[Any]") -> None:
         self._array, self.shape, self.dtype = array, array.shape, np.dtype(array.dtype)
         self.row_bytes = self.dtype.itemsize * math.prod(array.shape[1:])
         chunk = array.chunks[0]
@@ -420,7 +421,7 @@ def _created(
     """Yield the root group, and whether there was one like it already."""
     if not is_zip:
         root = zarr.open_group(path, mode="a", zarr_format=zarr_format)
-        is_begun = root.attrs.asdict() == json.loads(json.dumps(attributes))
+        is_begun = root.attrs.asdict() == parse_json(json.dumps(attributes))
         root.attrs.put(attributes)
         yield root, is_begun
         return
@@ -538,7 +539,7 @@ class _Writing:
 
 def _create(
     root: zarr.Group, name: str, shape: tuple[int, ...], dtype: Any, chunk: int, fill: float
-) -> zarr.Array[Any]:
+) -> "zarr.Array[Any]":
     if root.metadata.zarr_format == 2:
         compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as diffusion_policy does
     else:

@@ -138,6 +138,7 @@ def everything(folder: Path) -> tuple[dict[str, Any], list[Any], list[Any]]:
     return metadata, episodes, [plain(each) for each in data_set.storage.get_episode_metadata(range(len(episodes)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow", "parquet"])
 def test_a_data_set_of_minari_comes_back_as_it_was(home: Path, tmp_path: Path, kind: str, data_format: str) -> None:
@@ -380,3 +381,13 @@ def test_an_hdf5_file_that_leads_to_another_one_is_refused(home: Path, tmp_path:
         file["episode_1"] = h5py.ExternalLink(str(home / "secret-v0/data/main_data.hdf5"), "/episode_0")
     with pytest.raises(dr.FormatError, match="episode_1 is a link to another file; copy its data into this file$"):
         import_dataset("own-v0", tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["total_episodes", "total_steps"])
+@pytest.mark.parametrize("value", [None, ".", -1, 1.5, True])
+def test_a_count_that_is_no_number_is_refused(home: Path, tmp_path: Path, name: str, value: Any) -> None:
+    make_data_set("own-v0", "dict", "hdf5")
+    file = home / "own-v0/data/metadata.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(dr.FormatError, match=f"metadata.json has no number in {name}, but "):
+        import_dataset(home / "own-v0", tmp_path / "imported")

@@ -1,7 +1,6 @@
 """Buffers of Stable-Baselines3 in a store: its own buffer's batches and networks, and what outlives a process."""
 
 import copy
-import os
 import pickle
 import re
 import signal
@@ -15,7 +14,6 @@ import torch
 from gymnasium import spaces
 
 import diskreplay as dr
-from diskreplay.kernels.cache import COMPILING
 from tests.testing.support import REPOSITORY
 
 pytest.importorskip("stable_baselines3", reason="needs stable-baselines3")
@@ -258,7 +256,7 @@ DQN = {"learning_starts": 100, "train_freq": 4, "target_update_interval": 200, "
 SAC = {"learning_starts": 100, "batch_size": 64, "policy_kwargs": {"net_arch": [32, 32]}}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize(
     ("algorithm", "env", "seed", "kwargs"),
     [
@@ -410,7 +408,7 @@ class Reach(gym.Env):
         return {"observation": self.at.copy(), "achieved_goal": self.at.copy(), "desired_goal": self.goal.copy()}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_hindsight_replaces_goals_and_rewards_and_trains(tmp_path):
     from stable_baselines3 import SAC as Algorithm
 
@@ -521,28 +519,6 @@ def test_a_store_that_other_environments_wrote_fills_the_buffer(made, n_envs):
     assert buffer.full
 
 
-FIRST = """
-import numpy as np
-from gymnasium import spaces
-from diskreplay.interop.sb3 import DiskReplayBuffer
-
-buffer = DiskReplayBuffer(50, spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(2), "cpu")
-obs, one = np.zeros((1, 1), np.float32), np.zeros(1)
-buffer.add(obs, obs, one.astype(int), one, one, [{}])
-buffer.sample(4)
-buffer.sample(4)
-buffer.close()
-"""
-
-
-@pytest.mark.slow
-def test_the_first_batch_on_a_machine_says_in_one_line_what_takes_it_so_long(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "error", "-c", FIRST]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
-    assert done.stderr == f"{COMPILING}\n"
-
-
 TRAIN = """
 import sys
 import torch
@@ -563,7 +539,7 @@ model.learn(1_000_000, callback=Report())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_run_that_was_killed_goes_on_with_all_that_was_added(tmp_path):
     from stable_baselines3 import DQN as Algorithm
 
@@ -696,6 +672,8 @@ def test_reset_forgets_every_step(made):
 
 def test_bad_arguments_are_refused(made, tmp_path):
     space, action = SPACES_OF_BOX
+    with pytest.raises(ValueError, match="must be of no Dict space, not Dict.*: take DiskDictReplayBuffer"):
+        DiskReplayBuffer(50, SPACES["dict"], action)
     with pytest.raises(ValueError, match="n_steps must be at least 1, not 0"):
         DiskReplayBuffer(50, space, action, n_steps=0)
     with pytest.raises(ValueError, match="must be of a Dict space"):

@@ -48,7 +48,8 @@ def test_reprs_say_what_is_drawn_from_where(tmp_store):
 def test_a_sampler_in_a_worker_names_the_data_set_to_use(tmp_store):
     with filled(tmp_store, 50) as store, dr.Sampler(store, dr.Transitions()) as sampler:
         batches = iter(loader(sampler, 1))
-        with pytest.raises(dr.ReplayError, match=r"or give a DataLoader with workers a .*\.StoreDataset"):
+        said = r"make one there, with a seed or rank of its own, or give a DataLoader with workers a .*\.StoreDataset"
+        with pytest.raises(dr.ReplayError, match=said):
             next(batches)
 
 
@@ -115,12 +116,16 @@ def test_transforms_run_in_the_workers(tmp_store, workers):
             np.testing.assert_allclose(obs, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_what_is_spawned_opens_the_store_itself(tmp_store):
+@pytest.mark.slow(turns=4)
+@pytest.mark.parametrize("kind", [StoreDataset, MapDataset])
+def test_what_is_spawned_opens_the_store_itself(tmp_store, kind):
     with filled(tmp_store, 200) as store:
-        dataset = StoreDataset(store, dr.Sequences(10, 5), dr.Sweep(), batch_size=16)
-        batches = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-        ids = np.concatenate([batch.index.numpy() for batch in batches])
+        of_batches = kind is StoreDataset
+        sweep = {"distribution": dr.Sweep(), "batch_size": 16} if of_batches else {}
+        dataset = kind(store, dr.Sequences(10, 5), **sweep)
+        size = None if of_batches else 16
+        batches = DataLoader(dataset, batch_size=size, num_workers=1, multiprocessing_context="spawn")
+        ids = np.concatenate([batch["index"].numpy() for batch in batches])
         with dr.Sampler(store, dr.Sequences(10, 5)) as sampler:
             np.testing.assert_array_equal(np.sort(ids), np.sort(sampler.ids()))
 
@@ -142,7 +147,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_ranks_of_a_process_group_share_the_ids(tmp_path):
     with filled(tmp_path / "store") as store:
         command = [sys.executable, "-c", RANK, str(tmp_path / "store"), str(tmp_path / "rendezvous")]
@@ -189,12 +194,11 @@ def test_items_are_those_of_the_sampler_by_number(tmp_store, view):
             dataset[len(dataset)]
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_loader_batches_and_shuffles_items_or_asks_for_batches(tmp_store, start):
+def test_a_loader_batches_and_shuffles_items_or_asks_for_batches(tmp_store):
     with filled(tmp_store) as store:
         dataset = MapDataset(store, dr.Transitions())
         dataset[0]  # a forked worker does not use this process's sampler
-        context = multiprocessing.get_context(start)
+        context = multiprocessing.get_context("fork")
         collated = DataLoader(dataset, batch_size=100, shuffle=True, num_workers=2, multiprocessing_context=context)
         whole = BatchSampler(RandomSampler(dataset), 100, drop_last=False)
         batched = DataLoader(dataset, batch_size=None, sampler=whole, num_workers=2, multiprocessing_context=context)

@@ -1,5 +1,6 @@
 """A storage of TorchRL over a store: beside `LazyTensorStorage`, with equal seeds."""
 
+import multiprocessing
 import pickle
 import warnings
 
@@ -186,6 +187,54 @@ def test_sampling_without_replacement_and_by_slices(storage):
             batches.append([buffer.sample() for _ in range(4)])
         for found, wanted in zip(*batches, strict=True):
             assert_equal(found, wanted)
+
+
+def test_slices_end_at_the_newest_step_where_it_is_at_the_last_position(storage):
+    whole = torch.stack(steps_of([2 * CAPACITY]))
+    buffers = pair(storage, sampler=lambda: SliceSampler(slice_len=4, traj_key=("collector", "traj_ids")))
+    batches = []
+    for buffer in buffers:
+        for half in whole.split(CAPACITY):
+            buffer.extend(half.clone())
+        torch.manual_seed(0)
+        batches.append(torch.cat([buffer.sample() for _ in range(32)]))
+    assert_equal(*batches)
+    counts = batches[0]["step_count"].reshape(-1, 4)
+    assert (counts.diff(dim=1) == 1).all()
+
+
+def seen_by(storage, queue):
+    queue.put((len(storage), storage[:]["step_count"].flatten().tolist()))
+    storage.close()
+
+
+@pytest.mark.slow(turns=4)
+def test_a_process_that_is_spawned_opens_the_store_itself(storage):
+    buffer = ReplayBuffer(storage=storage, batch_size=8)
+    buffer.extend(torch.stack(steps_of([9, 3])))
+    storage.state_dict()  # makes them durable
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=seen_by, args=(storage, queue))
+    process.start()
+    count, seen = queue.get(timeout=120)
+    process.join()
+    assert (count, seen) == (12, buffer[:]["step_count"].flatten().tolist())
+
+
+@pytest.mark.parametrize("count", [30, 40, 60])
+def test_shape_contents_and_items_are_those_of_torchrls_storage(storage, count):
+    items = torch.stack(steps_of([10] * (count // 10)))
+    buffers = pair(storage)
+    for buffer in buffers:
+        buffer.extend(items.clone())
+    found, wanted = (buffer.storage for buffer in buffers)
+    assert found.shape == wanted.shape
+    for position in (0, -1, 29, 30, 39, 40, -30, -31, -40, -41, 100):
+        assert found.contains(position) == wanted.contains(position), position
+    positions = torch.tensor([0, 29, 35, 41, 60])
+    assert torch.equal(found.contains(positions), wanted.contains(positions))
+    assert_equal(torch.stack(list(found)), torch.stack(list(wanted)))
 
 
 def test_a_step_never_changes(storage):

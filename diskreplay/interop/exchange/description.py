@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from diskreplay import FormatError, Schema, StoreNotFound
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.side_folder import replace_file
@@ -38,7 +39,7 @@ class Description:
         """
         path = folder / _FILE
         try:
-            document = json.loads(path.read_bytes())
+            document = parse_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             raise StoreNotFound(
                 f"{folder} is not a whole data set of the format {format_name}: it has no {_FILE}; repeat an export "

@@ -1,19 +1,20 @@
 """One ended episode as arrays by the paths of a schema: what readers of formats make, and writers get."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Episode, Schema, Writer
+from diskreplay import Episode, Field, Schema, Writer
 
 Json = Any  # None, bool, int, float, str, or lists and dicts of these
 Arrays = Mapping[str, NDArray[Any]]
 
 OBS, ACTION, REWARD, EXTRA, FIELDS = "obs", "action", "reward", "extra", "episode"
 PRIORITY = "priority"
+HIDDEN = "hidden"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class EpisodeData:
         Initial priorities ``(T,)``, NaN where none was given; None: no step has one.
     notes : optional
         What no array holds, as JSON: texts, values that only some steps have.
+    hidden_steps : int
+        How many of the first steps a capacity or an age hides from samplers.
     """
 
     steps: Arrays
@@ -41,6 +44,7 @@ class EpisodeData:
     fields: Mapping[str, Any] = field(default_factory=dict)
     priority: NDArray[Any] | None = None
     notes: Json = None
+    hidden_steps: int = 0
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -76,7 +80,18 @@ class EpisodeData:
             dict(schema.flatten(FIELDS, given)),
             None if np.isnan(priority).all() else priority,
             notes,
+            episode.hidden_steps,
         )
+
+    @property
+    def hidden(self) -> NDArray[np.bool_]:
+        """Whether each step is hidden from samplers, ``(T,)``: a column of exports, which imports do not read."""
+        found: NDArray[np.bool_] = np.arange(len(self)) < self.hidden_steps
+        return found
+
+    def with_hidden(self, path: str) -> Self:
+        """Return the episode with the marks of hidden steps as a leaf."""
+        return replace(self, steps={**self.steps, path: self.hidden})
 
     def tree(self, schema: Schema, part: str) -> Any:
         """Return a part of the steps nested as the schema is: "obs", "action", "reward" or "extra"."""
@@ -121,6 +136,18 @@ class EpisodeData:
             )
         if self.cut:
             writer.end_episode(episode=fields)
+
+
+def with_hidden(schema: Schema, path: str) -> Schema:
+    """Return a schema with an extra field for the marks of hidden steps."""
+    extra = {**schema.extra, path.removeprefix(f"{EXTRA}/"): Field((), "bool")}
+    return Schema(schema.obs, schema.action, schema.reward, extra, schema.episode)
+
+
+def without_hidden(schema: Schema, path: str) -> Schema:
+    """Return the schema that `with_hidden` was called with."""
+    extra = {name: tree for name, tree in schema.extra.items() if f"{EXTRA}/{name}" != path}
+    return Schema(schema.obs, schema.action, schema.reward, extra, schema.episode)
 
 
 def is_part(path: str, part: str) -> bool:

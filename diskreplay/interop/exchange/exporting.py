@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from diskreplay import Episode, Schema, SegmentGone, Store, StoreExists, open as open_store
-from diskreplay.interop.exchange.episode_data import EpisodeData, Json
+from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
+from diskreplay.interop.exchange.episode_data import EXTRA, HIDDEN, EpisodeData, Json, with_hidden
 from diskreplay.interop.exchange.foreign import check_files, reading
 from diskreplay.interop.exchange.importing import Progress, import_notes
 from diskreplay.interop.exchange.side_folder import (
@@ -41,7 +41,9 @@ class Plan(NamedTuple):
     path : Path
         Where.
     schema : Schema
-        That of the store.
+        The schema of the store, and the extra field ``hidden``.
+    hidden : str, optional
+        The path of the extra field that marks hidden steps, if there is one.
     episodes, steps : int
         How many it will have.
     metadata : dict
@@ -52,6 +54,7 @@ class Plan(NamedTuple):
 
     path: Path
     schema: Schema
+    hidden: str | None
     episodes: int
     steps: int
     metadata: Mapping[str, Json]
@@ -94,6 +97,8 @@ class Format:
         fails can be opened again.
     lossy : mapping
         Paths of leaves that it was told to keep inexactly, and how: the exact values are nowhere.
+    marks_hidden : bool
+        Whether it marks hidden steps in a column of its own. Others do by an extra field, if steps are hidden.
     """
 
     name: str
@@ -101,6 +106,7 @@ class Format:
     not_held: Mapping[str, str]
     open: Callable[[Plan], AbstractContextManager[Target]]
     lossy: Mapping[str, str] = field(default_factory=dict)
+    marks_hidden: bool = False
 
 
 MakeFormat = Callable[[Schema, Sequence[Episode], Mapping[str, Json]], Format]
@@ -131,7 +137,8 @@ class Exported:
     not_held : list of NotHeld
         What the format cannot hold of these episodes.
     side_folder : str, optional
-        Where that is kept: an import of the data set reads it, too. None: nothing had to be.
+        Where that is kept: an import of the data set reads it, too. If the data set marks hidden steps, it says that
+        this column is no field. None: nothing had to be kept.
     lossy : list of NotHeld
         What is kept inexactly, as the caller has asked, and nowhere exactly.
     """
@@ -184,21 +191,72 @@ def export_from(
     with opened as store:
         episodes, left = choose(store.episodes, where)
         noted, notes = import_notes(store)
-        chosen_format = make_format(store.schema, episodes, noted)
-        side = side_path(target, chosen_format.is_folder)
-        _check_free(target, side, store, episodes, chosen_format)
+        plain = make_format(store.schema, episodes, noted)
+        side = side_path(target, plain.is_folder)
+        begun = _check_free(target, side, store, episodes, plain)
+        made, hidden = place_hidden(plain, make_format, store.schema, episodes, noted, begun)
         steps = sum(map(len, episodes))
         if dry_run:
-            lost, resumed = _lost(store, episodes, notes, chosen_format), 0
+            lost, resumed = _lost(store, episodes, notes, made), 0
         else:
-            plan = Plan(target, store.schema, len(episodes), steps, noted, checkpoint_path(side))
-            lost, resumed = _write(store, plan, episodes, notes, chosen_format, side, progress)
+            schema = store.schema if hidden is None else with_hidden(store.schema, hidden)
+            plan = Plan(target, schema, hidden, len(episodes), steps, noted, checkpoint_path(side))
+            lost, resumed = _write(store, plan, episodes, notes, made, side, progress)
     whole = {SCHEMA} | ({METADATA} if noted else set())
-    kept = lost | (whole & chosen_format.not_held.keys())
-    not_held = [NotHeld(name, reason) for name, reason in chosen_format.not_held.items() if name in kept]
-    lossy = [NotHeld(path, how) for path, how in chosen_format.lossy.items()]
-    folder = str(side) if not_held else None
+    kept = lost | (whole & made.not_held.keys())
+    not_held = [NotHeld(name, reason) for name, reason in made.not_held.items() if name in kept]
+    lossy = [NotHeld(path, how) for path, how in made.lossy.items()]
+    folder = str(side) if not_held or hidden is not None else None
     return Exported(str(target), len(episodes), steps, resumed, left, not_held, folder, lossy)
+
+
+def place_hidden(
+    plain: Format,
+    make_format: MakeFormat,
+    schema: Schema,
+    episodes: Sequence[Episode],
+    noted: Mapping[str, Json],
+    begun: Mapping[str, Json] | None,
+) -> tuple[Format, str | None]:
+    """Decide how a data set marks the steps that a capacity or an age hides.
+
+    It has an extra field for that if steps are hidden, so that the data set of a store without hidden steps has none.
+    If the format has no place for such a field, the side folder has the marks, and the result of the export says so.
+
+    Parameters
+    ----------
+    plain : Format
+        The format for the schema of the store.
+    make_format, schema, episodes, noted
+        The maker of formats, and its arguments.
+    begun : mapping, optional
+        The document of an interrupted export: either all of its episodes have the field, or none.
+
+    Returns
+    -------
+    tuple of Format and str or None
+        The format, and the path of the field.
+    """
+    count = sum(episode.hidden_steps for episode in episodes)
+    has_field = count > 0 if begun is None else HIDDEN in begun
+    if plain.marks_hidden or not (count or has_field):
+        return plain, None
+    reason = ""
+    for name in (HIDDEN, f"is_{HIDDEN}"):
+        path = f"{EXTRA}/{name}"
+        if name in schema.extra:
+            reason = f"the store has an extra field {name}"
+            continue
+        try:
+            made = make_format(with_hidden(schema, path), episodes, noted)
+        except SchemaError as error:
+            reason = str(error)
+            continue
+        if path not in made.not_held and has_field:
+            return replace(plain, open=made.open), path
+        reason = made.not_held.get(path, "none was when the export began")
+    steps = "1 step is hidden" if count == 1 else f"{count} steps are hidden"
+    return replace(plain, not_held={**plain.not_held, HIDDEN: f"{steps} from samplers: {reason}"}), None
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
@@ -232,10 +290,13 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
     return [episode for _, episode in sorted(dated, key=itemgetter(0))]
 
 
-def _check_free(target: Path, side: Path, store: Store, episodes: Sequence[Episode], chosen: Format) -> None:
-    """Raise StoreExists where something is at the path but an interrupted export of these episodes.
+def _check_free(
+    target: Path, side: Path, store: Store, episodes: Sequence[Episode], chosen: Format
+) -> dict[str, Json] | None:
+    """Return the document of an interrupted export of these episodes, or None if nothing is at the path.
 
-    Raises FormatError where that has links or other things through which files elsewhere would be written.
+    Raises StoreExists where something else is there, and FormatError where the export has links or other things through
+    which files elsewhere would be written.
     """
     if side.is_symlink():
         raise StoreExists(f"{side} is a link, and an export would write where it leads; give another path")
@@ -245,7 +306,7 @@ def _check_free(target: Path, side: Path, store: Store, episodes: Sequence[Episo
     if document is None:
         if target.exists() or target.is_symlink():
             raise StoreExists(f"{target} exists already; give the path of a new data set")
-        return
+        return None
     if document["complete"]:
         raise StoreExists(f"{target} was exported already; give the path of a new data set")
     begun, ids = read_ids(side), _first_ids(episodes)
@@ -255,6 +316,7 @@ def _check_free(target: Path, side: Path, store: Store, episodes: Sequence[Episo
             f"an export of other episodes to {target} was interrupted; delete it and {side}, or give another path"
         )
     check_files(target)
+    return document
 
 
 def _first_ids(episodes: Sequence[Episode]) -> np.ndarray:
@@ -287,7 +349,7 @@ def _write(
         "schema": plan.schema.to_json(),
         "metadata": dict(plan.metadata),
         "complete": False,
-    }
+    } | ({} if plan.hidden is None else {HIDDEN: plan.hidden})
     if read_document(side) is None:
         remove_progress(side)
     write_ids(side, _first_ids(episodes))
@@ -298,17 +360,17 @@ def _write(
         done = sum(map(len, episodes[: min(resumed, beside.episodes)]))
         for number in range(min(resumed, beside.episodes), plan.episodes):
             episode = episodes[number]
-            data = EpisodeData.of(episode, plan.schema, notes.get(int(episode.ids[0])))
+            data = EpisodeData.of(episode, store.schema, notes.get(int(episode.ids[0])))
             if number >= beside.episodes:
                 beside.add(data)
             if number >= target.episodes:
-                target.add(data)
+                target.add(data if plan.hidden is None else data.with_hidden(plan.hidden))
             done += len(data)
             if progress is not None:
                 progress(done, plan.steps)
         beside.flush()
         target.finish()
-    if beside.lost or {SCHEMA, METADATA} & chosen.not_held.keys():
+    if beside.lost or plan.hidden is not None or {SCHEMA, METADATA} & chosen.not_held.keys():
         write_document(side, {**document, "complete": True, "not_held": sorted(beside.lost)})
         remove_progress(side)
     else:

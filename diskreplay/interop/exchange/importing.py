@@ -2,11 +2,11 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 
 from diskreplay import Episode, FormatError, Schema, Store, StoreExists, Writer, create
-from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs, without_hidden
 from diskreplay.interop.exchange.foreign import reading
 from diskreplay.interop.exchange.side_folder import Side
 
@@ -112,6 +112,8 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
             "rows may be shuffled, or several environments may take turns",
             stacklevel=3,  # the caller of an adapter's `import_dataset`
         )
+    if source.side is not None and source.side.hidden is not None:
+        source = replace(source, schema=without_hidden(source.schema, source.side.hidden))
     with create(path, source.schema, exist_ok=True) as store:
         origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
         begun = _begin(store, origin, source)

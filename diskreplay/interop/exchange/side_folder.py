@@ -17,17 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema
-from diskreplay.interop.exchange.episode_data import PRIORITY, EpisodeData, Json, is_obs
+from diskreplay.bounded_json import parse_json
+from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.foreign import foreign, new_file, reading
 from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 
 FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
 ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
-"""Names of what a format may lack beside leaves, with "priority".
+"""Names of data other than leaves that a format may lack, with "priority" and "hidden".
 
 The observation after the last step, or an episode without it (a row in its place is left out again); an episode that
 is both terminated and truncated, or neither; one that is neither alone; notes of episodes; the schema; and what an
-import noted of the whole data set.
+import noted of the whole data set. "hidden" are the marks of hidden steps, which no import reads.
 """
 
 _NAME, _DOCUMENT, _IDS, _CHECKPOINT = "diskreplay", "export.json", "ids.npy", "checkpoint"
@@ -65,7 +66,7 @@ def find_side(target: Path) -> "Side | None":
 def read_document(path: Path) -> dict[str, Json] | None:
     """Return the document of a side folder, None where there is none."""
     try:
-        document = json.loads((path / _DOCUMENT).read_bytes())
+        document = parse_json((path / _DOCUMENT).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
@@ -122,7 +123,9 @@ class Side:
     path : Path
         The folder.
     schema : Schema
-        That of the store.
+        The schema of the data set.
+    hidden : str, optional
+        The leaf of it that marks hidden steps: no field of the store.
     episodes : int
         How many episodes the export has.
     metadata : dict
@@ -132,11 +135,15 @@ class Side:
     def __init__(self, path: Path, document: Mapping[str, Json]) -> None:
         self.path, self.episodes = path, int(document["episodes"])
         self.schema, self.metadata = Schema.from_json(document["schema"]), dict(document["metadata"])
+        self.hidden: str | None = document.get(HIDDEN)
         self._starts = _starts(path)
         self._read = lru_cache(1)(_read_file)  # episodes are read in order
 
     def complete(self, number: int, episode: EpisodeData) -> EpisodeData:
         """Return an episode of the data set with what its format could not hold."""
+        if self.hidden is not None:
+            kept = {path: rows for path, rows in episode.steps.items() if path != self.hidden}
+            episode = replace(episode, steps=kept)
         at = int(np.searchsorted(self._starts, number, "right")) - 1
         if at < 0:
             return episode
@@ -170,7 +177,7 @@ def _read_file(path: Path) -> tuple[list[dict[str, Json]], dict[int, dict[str, N
     values: dict[int, dict[str, NDArray[Any]]] = {}
     try:
         with opened_npz(path) as file:
-            texts = json.loads(file[_TEXTS].tobytes())
+            texts = parse_json(file[_TEXTS].tobytes())
             for name in file.files:
                 if name != _TEXTS:
                     k, _, leaf = name.partition("/")
@@ -246,6 +253,8 @@ def beyond(episode: EpisodeData, not_held: Mapping[str, str]) -> tuple[dict[str,
         arrays |= {f"{FINAL_OBS}/{path}": rows for path, rows in final.items() if path not in not_held}
     if PRIORITY in not_held and episode.priority is not None:
         arrays[PRIORITY] = episode.priority
+    if HIDDEN in not_held and episode.hidden_steps:
+        arrays[HIDDEN] = episode.hidden
     texts: dict[str, Json] = {}
     has_one_flag = episode.terminated != episode.truncated
     if not has_one_flag and (ENDS in not_held or (CUT in not_held and episode.cut)):

@@ -5,7 +5,6 @@ and codecs must be on a list. The codecs of the list unpack numbers and nothing 
 """
 
 import bz2
-import json
 import math
 import os
 import zipfile
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from diskreplay import FormatError
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.foreign import NUMBERS, check_claim, check_memory
 
 __all__ = ["Documents", "Layout"]
@@ -115,8 +115,8 @@ class Documents:
         for document, check in ((_ARRAY_2, self._check_2), (_DOCUMENT_3, self._check_3)):
             for data in self._read(f"{name}/{document}"):
                 try:
-                    said = json.loads(data)
-                except (ValueError, RecursionError) as error:
+                    said = parse_json(data)
+                except ValueError as error:
                     raise FormatError(f"{self._place}: {name}/{document} is not JSON: {error}") from None
                 if not isinstance(said, dict):
                     raise FormatError(f"{self._place}: {name}/{document} is not a JSON object")

@@ -107,7 +107,7 @@ def from_arrow(column: Column, values: pa.ChunkedArray, texts: Texts, what: str)
 
 
 def _from_files(column: Column, values: pa.ChunkedArray, what: str) -> Array:
-    if not pa.types.is_struct(values.type) or "bytes" not in values.type.names:
+    if not pa.types.is_struct(values.type) or values.type.get_field_index("bytes") < 0:
         raise _mismatch(column, values.type, what)
     files = pc.struct_field(values, "bytes").to_pylist()
     first = column.channels_first

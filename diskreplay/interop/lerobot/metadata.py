@@ -1,6 +1,5 @@
 """What the files below `meta` say of a data set: versions 2.0, 2.1 and 3.0 of the layout."""
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, SchemaError, StoreNotFound
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
 from diskreplay.interop.lerobot.features import EPISODE, OF_EPISODES, Feature
 
@@ -195,7 +195,7 @@ class Metadata:
 def read_json(path: Path) -> Json:
     """Return the content of a JSON file; FileNotFoundError without one, FormatError where it is none."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except NotADirectoryError:
         raise FileNotFoundError(path) from None
     except ValueError as error:
@@ -232,7 +232,7 @@ def unreadable(path: Path, error: Exception) -> FormatError:
 
 def _read_lines(path: Path) -> list[dict[str, Json]]:
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        rows = [parse_json(line) for line in path.read_text().splitlines() if line.strip()]
     except FileNotFoundError:
         raise FormatError(f"there is no {path}") from None
     except ValueError as error:
@@ -274,6 +274,7 @@ def _field_of(column: Sequence[Any], kind: pa.DataType | None) -> Field | None:
         rows = np.asarray(given)
         while kind is not None and pa.types.is_nested(kind):
             kind = kind.value_type
-        return Field(rows.shape[1:], rows.dtype if kind is None else kind.to_pandas_dtype()) if given else None
+        dtype = rows.dtype if kind is None else pa.array([], kind).to_numpy(zero_copy_only=False).dtype
+        return Field(rows.shape[1:], dtype) if given else None
     except (SchemaError, ValueError, AttributeError, NotImplementedError):
         return None

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from diskreplay import Field
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.foreign import new_file
@@ -161,7 +162,7 @@ class Target:
         meta.mkdir(parents=True, exist_ok=True)
         pq.write_table(_tasks_table(self._tasks), self._root / TASKS)
         found = statistics.as_json(self._statistics)
-        noted = json.loads(self._contents.noted.get("stats") or "{}")
+        noted = parse_json(self._contents.noted.get("stats") or "{}")
         stats = noted if statistics.agree(self._statistics, noted) else found
         replace_file(self._root / STATS, json.dumps(stats, indent=4).encode())
         replace_file(self._root / INFO, json.dumps(self._info(), indent=4, ensure_ascii=False).encode())
@@ -181,7 +182,12 @@ class Target:
 
     def _fields(self) -> dict[str, pa.DataType]:
         leaves = self._plan.schema.leaves
-        return {name: arrow_type(Column(name, path, leaves[path])) for path, name in self._contents.fields.items()}
+        kinds = {name: arrow_type(Column(name, path, leaves[path])) for path, name in self._contents.fields.items()}
+        # An episode may lack its value, and pyarrow before 26 writes no null for a list of fixed size.
+        return {
+            name: pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
+            for name, kind in kinds.items()
+        }
 
     def _flags(self, episode: EpisodeData) -> dict[str, Array]:
         ends = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diskreplay import FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
@@ -68,18 +69,18 @@ def open_source(source: str | PathLike[str]) -> Source:
     """Return a data set of Minari as what `import_dataset` reads, which raises what this raises."""
     folder = _found(source)
     with foreign(folder), _errors(folder):
-        metadata = MinariStorage.read_raw_metadata(folder)
+        metadata = parse_json((folder / "metadata.json").read_bytes())
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
         # A storage reads all of the metadata for each number, and the bounds of images are long.
-        episodes, steps = metadata["total_episodes"], metadata["total_steps"]
+        episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
         texts = without_texts(storage.observation_space, "obs")[1]
         side = find_side(folder.parent if folder.name == "data" else folder)
         if side is None:
-            first = next(read_episodes(storage, 0, 1), None)
+            first = next(read_episodes(storage, metadata, 0, 1), None)
             if first is None:
                 raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
             layout = derive(storage.observation_space, storage.action_space, first)
@@ -88,10 +89,17 @@ def open_source(source: str | PathLike[str]) -> Source:
 
     def read(first: int) -> Iterator[EpisodeData]:
         with _errors(folder):
-            for raw in read_episodes(storage, first, episodes):
+            for raw in read_episodes(storage, metadata, first, episodes):
                 yield layout.episode(raw)
 
     return Source(NAME, str(folder), layout.schema, episodes, steps, read, metadata, side)
+
+
+def _count(folder: Path, metadata: Mapping[str, Any], name: str) -> int:
+    found = metadata.get(name)
+    if type(found) is not int or found < 0:
+        raise FormatError(f"{folder / 'metadata.json'} has no number in {name}, but {found!r:.40}")
+    return found
 
 
 def export_dataset(

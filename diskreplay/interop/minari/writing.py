@@ -25,7 +25,7 @@ from diskreplay.interop.minari.values import flat
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     import h5py
     import minari
-    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
     from minari.serialization import deserialize_space
 
@@ -50,7 +50,8 @@ class DataSet:
     """Writes episodes to a hidden folder, some at a time, which becomes the data set's when all are there."""
 
     def __init__(self, plan: Plan, data_format: DataFormat, name: str | None, behind: WriteBehind) -> None:
-        self._plan, self._name, self._in_arrow, self._behind = plan, name, data_format != "hdf5", behind
+        self._plan, self._name, self._data_format, self._behind = plan, name, data_format, behind
+        self._in_arrow = data_format != "hdf5"
         self._noted: dict[str, Json] = dict(plan.metadata)
         is_own = self._noted.get("format") == NAME
         self._metadata: dict[str, Json] = self._noted.get("metadata", {}) if is_own else {}
@@ -111,7 +112,7 @@ class DataSet:
 
     def _write_arrow(self, number: int, episode: Raw, beyond: dict[str, Any]) -> None:
         storage, folder = self._storage, self._draft / str(number)
-        write_file(folder, storage.FORMAT, storage.observation_space, storage.action_space, episode)
+        write_file(folder, self._data_format, storage.observation_space, storage.action_space, episode)
         known = {name: episode[name] for name in (SEED, "options") if episode[name] is not None}
         metadata = {"id": number, "total_steps": len(episode["rewards"]), **known, **beyond}
         (folder / "metadata.json").write_text(json.dumps(metadata, default=np.ndarray.tolist))
@@ -142,7 +143,7 @@ def _begun(draft: Path, data_format: str, whole: Checkpoint) -> "MinariStorage |
     """Return the storage that an interrupted export has left, with its whole episodes; None where there is none."""
     try:
         storage = MinariStorage.read(draft)
-        if data_format == storage.FORMAT and whole.episodes:
+        if data_format == storage.metadata["data_format"] and whole.episodes:
             storage.update_metadata({"total_episodes": whole.episodes, "total_steps": whole.steps})
             if data_format == "hdf5":
                 with h5py.File(draft / "main_data.hdf5", "a") as file:

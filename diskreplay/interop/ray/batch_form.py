@@ -1,14 +1,15 @@
 """Batches as lists of arrays, in which they travel, and batches of the parts of several shards."""
 
 from collections.abc import Collection, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils import _pytree as pytree
 
 import diskreplay as dr
+from diskreplay.interop.leaves import leaves_of, map_leaves
 
 Array = NDArray[Any]
 _DRAWN = ("index", "weight")
@@ -31,12 +32,11 @@ def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tupl
     `windows`: its items are windows of steps, and next_obs is obs a step later.
     """
     fields = {name: batch[name] for name in batch if name not in _DRAWN and name not in without}
-    tensors, tree = pytree.tree_flatten(fields)
-    numbered = pytree.tree_unflatten(range(len(tensors)), tree)
+    tensors, numbers = leaves_of(fields), count()
+    numbered = map_leaves(lambda _: next(numbers), fields)
     later: dict[int, int] = {}
     if windows and {"obs", "next_obs"} <= fields.keys():
-        pairs = zip(pytree.tree_leaves(numbered["next_obs"]), pytree.tree_leaves(numbered["obs"]), strict=True)
-        later = dict(pairs)
+        later = dict(zip(leaves_of(numbered["next_obs"]), leaves_of(numbered["obs"]), strict=True))
     arrays = [tensor.numpy() for tensor in tensors]
     for at, of in later.items():
         arrays[of] = _a_step_longer(tensors[of], tensors[at])
@@ -63,7 +63,7 @@ def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> 
             values[at] = next(arrays)
     for at, of in form.later.items():
         values[at], values[of] = values[of][:, 1:], values[of][:, :-1]
-    fields: dict[str, Any] = pytree.tree_map(values.__getitem__, form.numbered)
+    fields: dict[str, Any] = map_leaves(values.__getitem__, form.numbered)
     return fields
 
 

@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Self
@@ -375,23 +376,20 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         """Save the state: that of each shard in its store, as `Sampler.save` does, and the trainer's in all of them."""
         with self._lock:
             self._check_open()
+            self._send_updates()
             note = self._own_state()
             for link in self._links:
                 link.with_sampler(lambda sampler: sampler.save(name))
                 link.with_store(lambda store: store.write_note(f"ray-trainer-{name}", note))
 
     def load(self, name: str) -> None:
-        """Go on from what was saved under a name; see `Sampler.load`."""
+        """Go on from a saved state; see `Sampler.load`. If a shard refuses its own, nothing is changed."""
         with self._lock:
             self._check_open()
-            self._drop_queue()
             notes = [link.with_store(lambda store: store.read_note(f"ray-trainer-{name}")) for link in self._links]
             if None in notes:
                 raise dr.StoreNotFound(f"{self._links[notes.index(None)].place[0]} has no sampler state named {name!r}")
-            for link in self._links:
-                link.with_sampler(lambda sampler: sampler.load(name))
-            self._load_own(notes[0])
-            self._rounds.refresh()
+            self._load([lambda sampler: sampler.load(name)] * len(self._links), notes[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trainer and of each shard, for `torch.save`; see `Sampler.state_dict`.
@@ -400,8 +398,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         """
         with self._lock:
             self._check_open()
-            shards = [link.with_sampler(lambda sampler: sampler.state_dict()) for link in self._links]
-            return {**self._own_state(), "shards": shards}
+            self._send_updates()
+            return {**self._own_state(), "shards": self._states()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; see `Sampler.load_state_dict`.
@@ -409,7 +407,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Raises
         ------
         ValueError
-            It is no state, or one of another number of shards; or a shard refuses its own.
+            It is no state, or one of another number of shards; or a shard refuses its own. Nothing is changed.
+        ReplayError
+            A shard does not answer. The others are as before.
         """
         if not isinstance(state, Mapping) or not {"rng", "batches", "shards"} <= state.keys():
             raise ValueError(f"this is no state of a sharded sampler, but {type(state).__name__}")
@@ -417,18 +417,45 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             raise ValueError(f"this is the state of {len(state['shards'])} shards, and there are {len(self._links)}")
         with self._lock:
             self._check_open()
-            self._drop_queue()
-            for link, own in zip(self._links, state["shards"], strict=True):
-                link.with_sampler(partial(_load_state, state=own))
-            self._load_own(state)
+            self._load([partial(_load_state, state=own) for own in state["shards"]], state)
+
+    def _load(self, loads: Sequence[Callable[[dr.Sampler], None]], own: Mapping[str, Any]) -> None:
+        """Load the states of all shards and the trainer's own; if one is refused, or at an interrupt, none of them."""
+        rng = np.random.PCG64()
+        try:
+            rng.state, batches = own["rng"], int(own["batches"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"this is no state of a sharded sampler: {error}") from None
+        self._send_updates()
+        before = self._rounds.rng, self._batches, self._queue
+        states, begun = self._states(), []
+        try:
+            for link, load, state in zip(self._links, loads, states, strict=True):
+                begun.append((link, state))
+                link.with_sampler(load)
+            for round_ahead in self._queue:
+                self._rounds.drop(round_ahead)
+            self._rounds.refresh()  # the next batch is split by these masses
+            self._rounds.rng, self._batches, self._queue = np.random.Generator(rng), batches, deque()
+        except BaseException:
+            self._rounds.rng, self._batches, self._queue = before
+            for link, state in begun:
+                with suppress(dr.ReplayError):  # it is lost, and the others are not
+                    link.with_sampler(partial(_load_state, state=state))
             self._rounds.refresh()
+            raise
+
+    def _send_updates(self) -> None:
+        """Send the updates that wait: a shard takes them before its next call."""
+        for link in self._links:
+            if link.lost is None and link.update_age():
+                link.send_updates()
+
+    def _states(self) -> list[Any]:
+        return [link.with_sampler(lambda sampler: sampler.state_dict()) for link in self._links]
 
     def _own_state(self) -> dict[str, Any]:
         return {"rng": self._rounds.rng.bit_generator.state, "batches": self._batches}
-
-    def _load_own(self, state: Mapping[str, Any]) -> None:
-        self._rounds.rng.bit_generator.state = state["rng"]
-        self._batches = int(state["batches"])
 
     def __iter__(self) -> Self:
         return self

@@ -1,6 +1,5 @@
 """Reading of RLDS: the episodes of the files of a folder."""
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema, SchemaError, StoreNotFound
+from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.rlds.features import read_features
@@ -52,7 +52,7 @@ class DataSet:
             hint = f"; there is one in {inner.parent.name}" if inner else ""
             raise StoreNotFound(f"{folder} is not a data set of RLDS: there is no {FEATURES}{hint}")
         try:
-            self._features = read_features(json.loads((folder / FEATURES).read_bytes()))
+            self._features = read_features(parse_json((folder / FEATURES).read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, SchemaError):
                 raise SchemaError(f"{folder}: {error}") from None
@@ -145,7 +145,7 @@ class DataSet:
 
 def _files(folder: Path, split: str | None) -> list[Path]:
     try:
-        info = json.loads((folder / INFO).read_bytes())
+        info = parse_json((folder / INFO).read_bytes())
         kind, splits = info.get("fileFormat", "tfrecord"), [each["name"] for each in info["splits"]]
         dataset = info["name"]
         if any("/" in str(name) for name in (dataset, *splits)):

@@ -1,6 +1,7 @@
 """A sharded sampler's methods, with shards in this process."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 import diskreplay as dr
+from diskreplay.interop.ray.shard_group import Lost
 from diskreplay.interop.ray.sharded_sampler import ShardedSampler
 from tests.interop.ray.in_process import SCHEMA, InProcess, append, make_stores
+from tests.loading.test_interrupts import learn, loads_wholly_or_not
+from tests.tiers import whole_or_part
 
 STEPS = (30, 12, 50)
 
@@ -32,6 +36,7 @@ def made(shards: InProcess, view: Any = None, distribution: Any = None, **argume
     return ShardedSampler(shards, view, distribution, **{"batch_size": 16, "seed": 3, **arguments})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", [dr.Uniform, dr.Prioritized])
 @pytest.mark.parametrize(
     "view",
@@ -95,6 +100,93 @@ def test_a_state_goes_on_with_the_same_batches(shards: InProcess) -> None:
             assert torch.equal(found.weight, wanted.weight)
         sampler.load_state_dict(state)
         assert torch.equal(sampler.sample().index, expected[0].index)
+
+
+class Sending:
+    """A sharded sampler whose updates are sent at once, and not when the next batch or a thread takes them along."""
+
+    def __init__(self, sampler: ShardedSampler) -> None:
+        self.sample, self.state_dict, self.load_state_dict = sampler.sample, sampler.state_dict, sampler.load_state_dict
+        self._sampler = sampler
+
+    def update_priorities(self, index: Any, td_error: Any) -> None:
+        self._sampler.update_priorities(index, td_error)
+        self._sampler.sampleable  # noqa: B018
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", [dr.Uniform, dr.Prioritized])
+def test_states_of_shards_are_loaded_wholly_or_not(shards: InProcess, distribution: Any) -> None:
+    with made(shards, distribution=distribution(), direct=False) as sampler:
+        sender = Sending(sampler)
+        if distribution is dr.Uniform:
+            sender.update_priorities = lambda *_: None  # type: ignore[method-assign]
+        loads_wholly_or_not(sender, whole_or_part(1, 61))
+
+
+def test_a_state_that_a_shard_refuses_changes_nothing(shards: InProcess) -> None:
+    with made(shards, distribution=dr.Prioritized(), direct=False, prefetch=3) as sampler:
+        sender = Sending(sampler)
+        learn(sender, 0)
+        other = sampler.state_dict()
+        for number in range(3):
+            learn(sender, number)
+        sampler.save("here")
+        state = sampler.state_dict()
+        sampler.load_state_dict(state)  # batches made ahead are drawn again
+        expected = [learn(sender, number) for number in range(5)]
+        assert (Path(shards.places[1][0]) / "samplers/here").exists()
+        shutil.rmtree(Path(shards.places[1][0]) / "samplers/here")
+        broken = {**other, "shards": [other["shards"][0], {}, other["shards"][2]]}
+        refused: list[tuple[Callable[[], None], type[Exception], str]] = [
+            (lambda: sampler.load_state_dict(broken), ValueError, "this is no state of a sampler"),
+            (
+                lambda: sampler.load_state_dict({**other, "rng": {}}),
+                ValueError,
+                "this is no state of a sharded sampler",
+            ),
+            (lambda: sampler.load_state_dict({**other, "batches": "x"}), ValueError, "no state of a sharded sampler"),
+            (lambda: sampler.load("here"), dr.StoreNotFound, "here"),
+        ]
+        for load, error, message in refused:
+            sampler.load_state_dict(state)
+            learn(sender, 0)
+            with pytest.raises(error, match=message):
+                load()
+            assert [learn(sender, number) for number in range(1, 5)] == expected[1:]
+
+
+def test_a_shard_that_is_lost_while_states_are_loaded_leaves_the_others_as_they_were(
+    shards: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with made(shards, distribution=dr.Prioritized(1.0, 0.0, 1e-9), direct=False) as sampler:
+        state = sampler.state_dict()
+        sampler.update_priorities(sampler.ids(), np.full(sum(STEPS), 2.0))
+        handle, calls = shards.handles[1], iter(["the state"])
+        call = handle.call
+
+        def call_once(name: str, arguments: tuple[Any, ...]) -> Any:
+            """Answer the question for the state, and die at the next call of the sampler."""
+            if name == "with_sampler" and next(calls, None) is None:
+                raise Lost("the actor died")
+            return call(name, arguments)
+
+        monkeypatch.setattr(handle, "call", call_once)
+        with pytest.raises(dr.ReplayError, match="^shard 1 .* does not answer: the actor died$"):
+            sampler.load_state_dict(state)
+        assert sampler.stats()["shards"][0]["mass"] == pytest.approx(2.0 * STEPS[0])
+
+
+def test_updates_that_wait_are_in_the_state(shards: InProcess) -> None:
+    with made(shards, distribution=dr.Prioritized(1.0, 0.0, 1e-9), update_age_s=3600.0) as sampler:
+        ids = sampler.ids()
+        sampler.update_priorities(ids, np.full(len(ids), 2.0))
+        state = sampler.state_dict()
+        sampler.update_priorities(ids, np.full(len(ids), 3.0))
+        sampler.load_state_dict(state)
+        assert sampler.stats()["priority_sum"] == pytest.approx(2.0 * len(ids))
+        assert sampler.sampleable == len(ids)
+        assert sampler.stats()["priority_sum"] == pytest.approx(2.0 * len(ids))
 
 
 def test_view_and_distribution_can_be_set_and_priorities_stay(near_or_far: InProcess) -> None:
