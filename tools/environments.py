@@ -4,18 +4,29 @@ The wheel is built of the sdist, whose tests run. What an extra needs, and nothi
 `.venv` where it is there in a version that fits, so that torch is not installed again; pip installs the rest.
 
 Some extras allow several versions of a library. The checkout's tests of the adapter, and the pages that use it, run
-with these versions, too: in the checkout's `.venv`, each version in a folder before it.
+with these versions, too: in the checkout's `.venv`, each version in a folder before it. `tools/test` runs them with the
+version that is in the `.venv`.
+
+`--lowest` and `--newest` install by uv the lowest or the newest versions that `pyproject.toml` allows, on each Python
+that `--python` names, and run more tests. `--table` keeps what passed in `ranges.json`, and writes the table of a page.
+
+Several are tried at a time, one per processor. With `--whole` it is one after the other: slow tests take much memory.
 """
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,19 +34,27 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools import ranges
+from tools.ranges import CORE, LOWEST, NEWEST
+
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "tools/constraints.txt"
-CORE = "core"
+NAMES = "tests/interop/test_foreign_names.py"  # what adapters have of their libraries
 # What must be importable with an extra, and the tests that then have to pass.
 TRIED = {
     CORE: ("diskreplay",),
     "torch": ("diskreplay.interop.torch", "tests/interop/test_torch.py"),
     "gym": ("diskreplay.interop.gymnasium",),  # whose tests sample, too
-    "sb3": ("diskreplay.interop.sb3", "tests/interop/test_sb3.py"),
-    "torchrl": ("diskreplay.interop.torchrl", "tests/interop/test_torchrl.py", "tests/loading/test_tensordicts.py"),
-    "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py"),
+    "sb3": ("diskreplay.interop.sb3", "tests/interop/test_sb3.py", NAMES),
+    "torchrl": (
+        "diskreplay.interop.torchrl",
+        "tests/interop/test_torchrl.py",
+        "tests/loading/test_tensordicts.py",
+        NAMES,
+    ),
+    "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py", NAMES),
     "ray": ("ray", "tests/interop/ray", "tests/store/test_ray_dataset.py"),
-    "rllib": ("diskreplay.interop.rllib", "tests/interop/test_rllib.py", "tests/interop/test_local_ray.py"),
+    "rllib": ("diskreplay.interop.rllib", "tests/interop/test_rllib.py", "tests/interop/test_local_ray.py", NAMES),
     "parquet": ("diskreplay.interop.parquet", "tests/interop/test_parquet.py"),
     "minari": ("diskreplay.interop.minari", "tests/interop/test_minari.py"),
     "lerobot": ("diskreplay.interop.lerobot", "tests/interop/lerobot"),
@@ -48,10 +67,41 @@ VERSIONS = {"gym": ("gymnasium==1.1.0", "gymnasium==1.2.2", "gymnasium==1.3.0", 
 PAGE = "tests/test_docs.py::test_the_snippets_of_a_page_run_one_after_the_other"
 WITH_EACH = {
     "gym": (
-        *("tests/interop/test_gymnasium.py", "tests/interop/exchange/test_spaces.py", "tests/format/test_schema.py"),
+        *(
+            "tests/interop/test_gymnasium.py",
+            NAMES,
+            "tests/interop/test_episode_values.py",
+            "tests/interop/exchange/test_spaces.py",
+            "tests/format/test_schema.py",
+        ),
         *(f"{PAGE}[README.md]", f"{PAGE}[record.md]"),
     )
 }
+MODULES = {"pillow": "PIL", "protobuf": "google"}
+# The tests at each end of the ranges, if they are not the ones of TRIED, and other extras that they need.
+AT_ENDS = {
+    CORE: (
+        *("tests/format/test_blocks.py", "tests/format/test_values.py"),
+        *(
+            "tests/cli/test_main.py",
+            "tests/cli/test_inspect.py",
+            "tests/cli/test_episodes.py",
+            "tests/cli/test_watch.py",
+        ),
+        "tests/interop/test_zarr_episodes.py",
+    ),
+    "torch": (
+        *(f"tests/kernels/test_{part}.py" for part in ("cache", "draw", "gae", "public_numba", "runs", "sumtree")),
+        *("tests/loading/test_sampler.py", "tests/loading/test_priorities.py", "tests/interop/test_torch.py"),
+    ),
+    "gym": tuple(test for test in WITH_EACH["gym"] if not test.startswith(PAGE)),
+    "zstd": ("tests/format/test_packs.py", "tests/verify/test_check_packs.py", "tests/store/reading/test_packs.py"),
+    "pandas": ("tests/store/test_tables.py",),
+    "xarray": ("tests/store/test_tables.py",),
+    "plot": ("tests/cli/test_plot.py", "tests/cli/test_frames.py", "tests/test_pictures.py"),
+    "video": ("tests/cli/test_frames.py", "tests/test_pictures.py"),
+}
+BESIDE = {"gym": ("torch",), "plot": ("torch", "video"), "video": ("plot",)}
 # Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
 WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
@@ -88,11 +138,13 @@ with dr.create(sys.argv[1], dr.Schema.from_env(env)) as store:
 PROGRAMS = {"gym": RECORD}  # of the others, COLLECT
 
 
-def run(*command: Any, cwd: Path = ROOT, path: str = "", fine: Sequence[int] = (0,)) -> None:
+def run(
+    *command: Any, cwd: Path = ROOT, path: str = "", fine: Sequence[int] = (0,), more: Mapping[str, str] | None = None
+) -> None:
     """Run a command without the imports that this process has; what it prints is shown where its code is not `fine`."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=env | ({"PYTHONPATH": path} if path else {}),
+        [str(part) for part in command], cwd=cwd, env=env | ({"PYTHONPATH": path} if path else {}) | dict(more or {}),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if done.returncode not in fine:
@@ -176,7 +228,7 @@ def interpreters() -> Iterator[str]:
     """Yield this Python, and one of each other version that is installed here and that the package supports."""
     yield sys.executable
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for minor in {11, 12, 13} - {sys.version_info.minor}:
+    for minor in {11, 12, 13, 14} - {sys.version_info.minor}:
         for each in (f"python3.{minor}", *map(str, versions.glob(f"3.{minor}.*/bin/python"))):
             try:
                 subprocess.run([each, "-c", ""], check=True, stderr=subprocess.DEVNULL)
@@ -184,6 +236,86 @@ def interpreters() -> Iterator[str]:
                 continue
             yield each
             break
+
+
+class Resolver:
+    """Installs the lowest or the newest versions of requirements with uv. It never builds a package."""
+
+    def __init__(self, scratch: Path) -> None:
+        import uv  # nothing else needs it
+
+        self._uv = uv.find_uv_bin()
+        self._torch, self._no_torch = scratch / "torch.txt", scratch / "no-torch.txt"
+        # Other builds take gigabytes. This one lies where PIP_FIND_LINKS says, or UV_TORCH_BACKEND=cpu finds it.
+        self._torch.write_text(f"torch=={pins()['torch']}+cpu\n")
+        self._no_torch.write_text("torch\n")
+        places = os.environ.get("PIP_FIND_LINKS", "").split()
+        self._options = ["--only-binary", ":all:", *(part for place in places for part in ("--find-links", place))]
+
+    def install(self, python: Path, requirements: Iterable[str], end: str, *, torch: bool = True) -> None:
+        """Install requirements into the environment of a Python."""
+        resolution = "lowest-direct" if end == LOWEST else "highest"
+        of_torch = ("--overrides", self._torch) if torch else ("--excludes", self._no_torch)
+        command = (self._uv, "pip", "install", "--quiet", *self._options, "--resolution", resolution, *of_torch)
+        run(*command, "--python", python, *requirements)
+
+    def has_torch(self, interpreter: str) -> bool:
+        """Return whether the CPU build of torch is to be had for a Python."""
+        command = (self._uv, "pip", "compile", "--quiet", "--no-deps", *self._options, "--python", interpreter)
+        return subprocess.run([*command, str(self._torch)], capture_output=True, check=False).returncode == 0
+
+
+def pins() -> dict[str, str]:
+    """Return the pinned version of each library."""
+    found: list[tuple[str, str]] = re.findall(r"(?m)^([\w.-]+)==(\S+)$", CONSTRAINTS.read_text())
+    return {str(canonicalize_name(name)): version for name, version in found}
+
+
+def attempt_end(
+    extra: str, end: str, interpreter: str, resolver: Resolver, wheel: Path, sdist: Path, scratch: Path, whole: bool
+) -> ranges.Run | None:
+    """Install an extra in the versions at an end of its ranges, run its tests, and return what ran.
+
+    Without a CPU build of torch, tests that need it skip, and an extra whose library needs torch does not run.
+    """
+    started, project, python = perf_counter(), ranges.Project.read(), minor_of(interpreter)
+    module, *tests = TRIED.get(extra, ("diskreplay",))
+    torch = resolver.has_torch(interpreter)
+    if not torch and extra != "torch" and project.needs(extra, "torch", python):
+        print(f"{extra}, {end}, Python {python}: not run, no CPU build of torch is there", flush=True)
+        return None
+    needed = list(dict.fromkeys(project.needed([extra, *BESIDE.get(extra, ())], python)))
+    tools = {*TEST_TOOLS, "google-crc32c", *EXAMPLES.get(extra, ())} - {Requirement(line).name for line in needed}
+    try:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            environment = Environment(Path(folder) / "env", interpreter, wheel)
+            pinned = (f"{name}=={pins()[name]}" for name in sorted(tools))
+            resolver.install(environment.python, [*needed, *pinned, str(wheel)], end, torch=torch)
+            if torch or not project.needs(extra, "torch", python):
+                run(environment.python, "-c", f"import {module}", cwd=sdist)
+            (site,) = environment.folder.glob("lib/python*/site-packages")
+            there = {
+                str(canonicalize_name(each.name)): each.version for each in metadata.distributions(path=[str(site)])
+            }
+            left_out = {each.name for extra in project.extras for each in project.own(extra)} - there.keys()
+            modules = " ".join(sorted(MODULES.get(name, name.replace("-", "_")) for name in left_out))
+            # Old libraries with new ones below them warn of what the new ones will remove.
+            warnings = ("-W", "default::DeprecationWarning") if end == LOWEST else ()
+            chosen = () if whole else ("-m", "not slow")
+            command = (environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *warnings, *chosen)
+            more = {"DISKREPLAY_WITHOUT": modules}
+            run(*command, *AT_ENDS.get(extra, tests), cwd=sdist, more=more, fine=(0, NO_TESTS))
+    except SystemExit as error:
+        sys.exit(f"{error}\ntools/extras: {extra}, {end}, Python {python}: failed")
+    ran = {each.name: there[each.name] for each in project.own(extra, python) if each.name in there}
+    print(f"{extra}, {end}, Python {python}: {ran} in {perf_counter() - started:.0f} s", flush=True)
+    return ranges.Run(extra, end, python, f"{datetime.now(UTC):%Y-%m-%d}", ran, () if torch else ("torch",))
+
+
+def minor_of(interpreter: str) -> str:
+    """Return the version of a Python, such as 3.13."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def attempt(extra: str, interpreter: str, wheel: Path, sdist: Path, scratch: Path, whole: bool) -> None:
@@ -220,24 +352,88 @@ def attempt_version(extra: str, version: str, scratch: Path) -> None:
         run(*pip, "--target", folder, version)
         (found,) = metadata.distributions(path=[folder])
         named = f"{found.name} {found.version}"
+        if found.version == metadata.version(found.name):
+            print(f"{extra} with {named}: the version of .venv, which tools/test tries", flush=True)
+            return
         command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITH_EACH[extra])
         run(*command, path=f"{folder}{os.pathsep}{ROOT}")
     print(f"{extra} with {named}: {perf_counter() - started:.0f} s", flush=True)
 
 
+def attempts(
+    names: Iterable[str], wheel: Path, sdist: Path, scratch: Path, whole: bool
+) -> Iterator[Callable[[], None]]:
+    """Yield what tries these extras, the longest first: versions of their libraries, then their environments."""
+    for extra in names:
+        for version in VERSIONS.get(extra, ()):
+            yield partial(attempt_version, extra, version, scratch)
+    for extra in names:
+        for interpreter in interpreters() if whole and extra == CORE else [sys.executable]:
+            yield partial(attempt, extra, interpreter, wheel, sdist, scratch, whole)
+
+
+def attempts_at_ends(
+    names: Iterable[str], ends: Iterable[str], pythons: Iterable[str], wheel: Path, sdist: Path, scratch: Path,
+    whole: bool,
+) -> Iterator[Callable[[], ranges.Run | None]]:  # fmt: skip
+    """Yield what tries extras at ends of their ranges on these Pythons."""
+    resolver, here = Resolver(scratch), {minor_of(each): each for each in interpreters()}
+    for extra, python, end in product(names, pythons, ends):
+        if python not in here:
+            sys.exit(f"tools/extras: there is no Python {python} here, only {', '.join(sorted(here))}: install it")
+        yield partial(attempt_end, extra, end, here[python], resolver, wheel, sdist, scratch, whole)
+
+
 def main() -> None:
     """Try what the command line names."""
+    extras = list(ranges.Project.read().extras)
     parser = argparse.ArgumentParser(prog="tools/extras", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", choices=TRIED, metavar="name", help=", ".join(TRIED))
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="name",
+        help=f"{', '.join(TRIED)}; with --lowest or --newest, {', '.join(extras)}, by default all",
+    )
     parser.add_argument("--whole", action="store_true", help="the slow tests, too, and core on every Python there is")
+    for end in (LOWEST, NEWEST):
+        text = f"instead, with the {end} versions that pyproject.toml allows"
+        parser.add_argument(f"--{end}", dest="ends", action="append_const", const=end, default=[], help=text)
+    parser.add_argument("--python", action="append", help="a Python for --lowest and --newest, such as 3.13; this one")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="keep what passed, and write its table into a page")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="diskreplay-extras-") as folder:
-        wheel, sdist = build(Path(folder))
-        for extra in arguments.names:
-            for interpreter in interpreters() if arguments.whole and extra == CORE else [sys.executable]:
-                attempt(extra, interpreter, wheel, sdist, Path(folder), arguments.whole)
-            for version in VERSIONS.get(extra, ()):
-                attempt_version(extra, version, Path(folder))
+    if not (arguments.names or arguments.ends):
+        parser.error("name an extra, or give --lowest or --newest for every extra that has ranges")
+    if unknown := set(arguments.names).difference(extras if arguments.ends else TRIED):
+        parser.error(f"there is no {' or '.join(sorted(unknown))} to try: see --help")
+    if arguments.table and not arguments.ends:
+        parser.error("--table keeps what --lowest and --newest run: give one of these, too")
+    with (
+        tempfile.TemporaryDirectory(prefix="diskreplay-extras-") as folder,
+        ThreadPoolExecutor(1 if arguments.whole else os.cpu_count()) as pool,
+    ):
+        tried = (*build(Path(folder)), Path(folder), arguments.whole)
+        pythons, failed = arguments.python or [minor_of(sys.executable)], []
+        waiting: Iterable[Callable[[], ranges.Run | None]]
+        if arguments.ends:
+            waiting = attempts_at_ends(arguments.names or extras, arguments.ends, pythons, *tried)
+        else:
+            waiting = attempts(arguments.names, *tried)
+        for attempted in as_completed([pool.submit(each) for each in waiting]):
+            try:
+                done = attempted.result()
+            except SystemExit as error:
+                if not arguments.ends:  # those that have not begun never do
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                print(error, flush=True)
+                failed.append(str(error).splitlines()[-1])
+            else:
+                if done is not None and arguments.table:
+                    ranges.save([done])
+    if arguments.table:
+        ranges.write_table(arguments.table)
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -39,12 +39,8 @@ def backup(
             left = text.clean(unfinished_path(to))
             console.complain(f"interrupted; the same command goes on where it was, or delete {left}")
         raise
-    if json:
-        console.emit(text.to_json(asdict(made)))
-    else:
-        console.emit("\n".join([*problem_lines(made.problems), summary(made, to)]))
-    if made.problems:
-        raise typer.Exit(console.PROBLEMS)
+    lines = [*problem_lines(made.problems), summary(made, to)]
+    console.tell(asdict(made), lines, json=json, problems=made.problems)
 
 
 def summary(made: Backup, to: Path) -> str:

@@ -45,10 +45,8 @@ def _parsed(compression: str | None) -> str | tuple[str, int] | None:
     if compression is None:
         return None
     name, colon, level = compression.partition(":")
-    found: str | tuple[str, int] = name
     try:
-        if colon:
-            found = name, int(level)
+        found = (name, int(level)) if colon else name
         compression_level(found)
     except ValueError:
         raise typer.BadParameter(f"{compression!r} is not zstd or zstd:LEVEL, such as zstd:3") from None

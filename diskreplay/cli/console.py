@@ -1,12 +1,15 @@
 """Where a command's text goes: results to stdout, bars to stderr and only to a terminal."""
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Literal
+from types import FrameType
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -15,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diskreplay import markup
-from diskreplay.cli.text import aligned, count
+from diskreplay.cli.text import aligned, count, to_json
 from diskreplay.markup import Html
 
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
@@ -28,6 +31,14 @@ StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of t
 """The argument of every command that looks at a store."""
 
 Report = Callable[[int, int], None]
+Row = TypeVar("Row")
+
+
+def not_nan(value: float) -> float:
+    """Return the value of an option with bounds; typer before 0.29 takes NaN to be within any."""
+    if value != value:
+        raise typer.BadParameter("nan is not a number")
+    return value
 
 
 def show(*parts: RenderableType) -> None:
@@ -43,6 +54,21 @@ def emit(text: str) -> None:
     _write(lambda: print(text, file=sys.stdout))
 
 
+def tell(record: Any, lines: Iterable[str], *, json: bool, problems: object = None) -> None:
+    """Print a record as JSON, or lines for a person; end with the exit code of problems where there are some."""
+    emit(to_json(record) if json else "\n".join(lines))
+    if problems:
+        raise typer.Exit(PROBLEMS)
+
+
+def facts(lines: Iterable[tuple[str, str]]) -> Table:
+    """Build two columns: names, and what there is to say of each."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in lines:
+        table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+    return table
+
+
 def _write(write: Callable[[], None]) -> None:
     try:
         write()
@@ -53,14 +79,13 @@ def _write(write: Callable[[], None]) -> None:
         raise typer.Exit(BROKEN_PIPE) from None
 
 
-def columns(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> str:
+def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Set rows in columns as `text.aligned` does; each as a paragraph where a terminal is too narrow for that."""
-    lines = aligned(headers, rows, left)
     console = Console(file=sys.stdout)
-    if not console.is_terminal or len(lines.partition("\n")[0]) <= console.width:
-        return lines
-    named = ("  ".join(f"{name} {cell}" for name, cell in zip(headers, row, strict=True) if cell) for row in rows)
-    return "\n".join(fill(row, console.width, break_long_words=False, break_on_hyphens=False) for row in named)
+    if not console.is_terminal:
+        return "\n".join(aligned(headers, rows))
+    lines = aligned(headers, rows, console.width)
+    return "\n".join(fill(line, console.width, break_long_words=False, break_on_hyphens=False) for line in lines)
 
 
 def complain(message: str) -> None:
@@ -93,39 +118,46 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-class TextTable(Table):
-    """A table that becomes a paragraph a row where a terminal is too narrow for its words side by side."""
+@contextmanager
+def signals(
+    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object] | signal.Handlers],
+) -> Iterator[None]:
+    """Handle signals in the block, in the main thread; one that the process was started to ignore stays ignored."""
+    numbers = handlers if threading.current_thread() is threading.main_thread() else ()
+    wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as by nohup
+    previous = [(number, signal.signal(number, handlers[number])) for number in wanted]
+    try:
+        yield
+    finally:
+        for number, handler in previous:
+            signal.signal(number, handler)
 
-    def __init__(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> None:
-        super().__init__(title=title, title_justify="left", title_style="bold", caption_justify="left", box=None)
-        if total > len(rows):
-            self.caption = f"{count(total - len(rows))} more; --all lists every one"
-        self._given, self._cells, self._total = headers, rows, total
-        self._headers = [header.lstrip(">") for header in headers]
-        for header, name in zip(headers, self._headers, strict=True):
-            side: Literal["left", "right"] = "right" if header.startswith(">") else "left"
-            self.add_column(name, justify=side, header_style="dim", overflow="fold")
-        for row in rows:
-            self.add_row(*map(Text, row))  # and not str: rich would take [red] in a name for markup
+
+class TextTable:
+    """A table whose columns are functions from a row to its text. On a narrow terminal each row is a paragraph.
+
+    Columns whose headers begin with > are aligned to the right. At most ``limit`` rows are shown; ``hint`` says how to
+    see the others.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        columns: Mapping[str, Callable[[Row], str]],
+        rows: Sequence[Row],
+        limit: int | None = None,
+        hint: str = "; --all lists every one",
+    ) -> None:
+        self._title, self._headers, self._total, self._hint = title, [*columns], len(rows), hint
+        self._cells = [[say(row) for say in columns.values()] for row in rows[:limit]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = zip(self._headers, *self._cells, strict=True)
-        needed = sum(2 + max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns)
-        if needed <= options.max_width:
-            yield from super().__rich_console__(console, options)
-            return
-        yield Text(str(self.title), style="bold")
-        for row in self._cells:
-            named = zip(self._headers, row, strict=True)
-            yield Text("  ".join(f"{name} {cell}".strip() for name, cell in named), overflow="fold")
-        if self.caption:
-            yield Text(str(self.caption))
+        yield Text(self._title, style="bold")
+        # As text, and not str: rich would take [red] in a name for markup.
+        yield from (Text(line, overflow="fold") for line in aligned(self._headers, self._cells, options.max_width))
+        if self._total > len(self._cells):
+            yield Text(f"{count(self._total - len(self._cells))} more{self._hint}")
 
     def html(self) -> Html:
         """Return the table as HTML, without its title."""
-        return markup.table(self._given, [[*map(markup.text, row)] for row in self._cells], self._total)
-
-
-def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> TextTable:
-    """Build a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
-    return TextTable(title, headers, rows, total)
+        return markup.table(self._headers, [[*map(markup.text, row)] for row in self._cells], self._total)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from diskreplay.cli import text
+from diskreplay.cli import console, text
 from diskreplay.errors import MissingExtra, StoreExists
 
 NOT_LEARNT = 1
@@ -17,7 +17,9 @@ def demo(
     path: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Make the store here and keep it; otherwise it is removed.")
     ] = None,
-    max_seconds: Annotated[float, typer.Option(min=0, help="Give up after so many seconds of learning.")] = 300.0,
+    max_seconds: Annotated[
+        float, typer.Option(min=0, callback=console.not_nan, help="Give up after so many seconds of learning.")
+    ] = 300.0,
 ) -> None:
     """See a store at work: learn CartPole-v1 while four processes fill the store.
 

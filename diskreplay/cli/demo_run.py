@@ -1,13 +1,13 @@
 """The trainer's process of the demo: starts and stops the collectors, runs the learner, shows how far it is."""
 
+import math
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
@@ -70,9 +70,10 @@ def _learn(
     path: Path, folder: Path, seed: int, started: float, max_seconds: float, check_signals: Callable[[], None]
 ) -> "Progress":
     """Run collectors and learner until it is learnt or time is up; return the last progress."""
+    display = Display(started)
     with (
         dr.create(path, demo_collector.schema(), chunk_bytes=CHUNK_BYTES) as store,
-        Display(started) as display,
+        display.drawn,
         Collectors(path, folder, seed) as collectors,
     ):
         # Here and not above: torch takes seconds to load, in which the collectors start.
@@ -115,7 +116,8 @@ class Collectors:
 
     def __enter__(self) -> Self:
         try:
-            with _interrupts_ignored():
+            # Ctrl-C is not for processes that are born in this block: the trainer stops them in order.
+            with console.signals({signal.SIGINT: signal.SIG_IGN}):
                 for process in self._processes:
                     process.start()
         except BaseException:
@@ -141,24 +143,10 @@ class Collectors:
         for process in started:
             process.join(max(0.0, deadline - time.monotonic()))
         for process in started:
-            if process.is_alive():
-                process.kill()
+            process.kill()  # which is nothing to one that has ended
             process.join()
             process.close()
         self._their_end.close()
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Let processes started in the block ignore Ctrl-C from their birth: the trainer stops them in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
@@ -167,8 +155,7 @@ def _signals_unwind() -> Iterator[Callable[[], None]]:
 
     The check raises SystemExit after a signal, and so does the end of the block. The first signal raises nowhere else:
     in the middle of compiling, that crashes the process, and in a finalizer Python drops what is raised. A second one,
-    of somebody who cannot wait for the check, raises where it comes. A signal that the process was started to ignore,
-    as by nohup, stays ignored.
+    of somebody who cannot wait for the check, raises where it comes.
     """
     received: list[int] = []
 
@@ -181,40 +168,28 @@ def _signals_unwind() -> Iterator[Callable[[], None]]:
         if len(received) > 1:
             check()
 
-    numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
-    wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = [(number, signal.signal(number, receive)) for number in wanted]
     try:
-        yield check
+        with console.signals(dict.fromkeys(ENDING, receive)):
+            yield check
     finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
         check()
 
 
 class Display:
-    """Numbers drawn over and over on a terminal, or a line now and then elsewhere; always on stderr."""
+    """Numbers that a terminal is drawn over with while it is `drawn`, or a line now and then elsewhere; on stderr."""
 
     def __init__(self, started: float) -> None:
         self._started = started
         self._progress: Progress | None = None
-        console_ = Console(stderr=True)
-        self._live = Live(get_renderable=self._draw, console=console_, transient=True) if console_.is_terminal else None
-        self._next_line = 0.0
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        terminal = Console(stderr=True)
+        self._next_line = math.inf if terminal.is_terminal else 0.0
+        live = Live(get_renderable=self._draw, console=terminal, transient=True)
+        self.drawn: AbstractContextManager[object] = live if terminal.is_terminal else nullcontext()
 
     def show(self, progress: "Progress") -> None:
         """Take note of the progress."""
         self._progress = progress
-        if self._live is None and time.monotonic() >= self._next_line:
+        if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             print(", ".join(f"{name} {value}" for name, value in self._rows()), file=sys.stderr, flush=True)
 
@@ -231,9 +206,7 @@ class Display:
         yield "elapsed", f"{time.monotonic() - self._started:.0f} s"
 
     def _draw(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for name, value in self._rows():
-            table.add_row(name, value)
+        table = console.facts(self._rows())
         reached = (self._progress.greedy_return if self._progress else None) or 0.0
         table.add_row("", ProgressBar(total=ENOUGH_RETURN, completed=min(reached, ENOUGH_RETURN), width=40))
         return table

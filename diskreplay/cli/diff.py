@@ -42,13 +42,8 @@ def diff(
     """
     with dr.open(path) as a, dr.open(other) as b, console.bar("Comparing episodes") as progress:
         found = list(differences(a, b, progress))
-    if json:
-        console.emit(text.to_json([each._asdict() for each in found]))
-    else:
-        rows = [f"{text.clean(each.what)}: {_shown(each.a)} and {_shown(each.b)}" for each in found]
-        console.emit("\n".join(rows or ["no differences"]))
-    if found:
-        raise typer.Exit(console.PROBLEMS)
+    lines = [f"{text.clean(each.what)}: {_shown(each.a)} and {_shown(each.b)}" for each in found] or ["no differences"]
+    console.tell([each._asdict() for each in found], lines, json=json, problems=found)
 
 
 def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[Difference]:

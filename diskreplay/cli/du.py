@@ -1,7 +1,7 @@
 """`diskreplay du`: which fields and segments take how many bytes on disk."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +18,12 @@ from diskreplay.store.retention.policy import disk_usage
 # What a segment has beside the fields of its schema, and the bytes of a row.
 OWN_ARRAYS = {layout.DONE: 1, layout.TIME: 8, layout.PRIORITY: 8}
 REST = "documents, counters and checksums"
+SEGMENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    ">number": lambda row: str(row["number"]),
+    ">steps": lambda row: text.count(row["steps"]),
+    ">bytes": lambda row: text.size(row["bytes"]),
+    ">holes": lambda row: text.size(row["holes"]),
+}
 
 
 def du(
@@ -32,27 +38,18 @@ def du(
     samplers have saved, are apart. Nothing is written.
     """
     with dr.open(path) as store, console.bar("Measuring segments", in_bytes=True) as progress:
-        usage = usage_of(store, store.info(returns=False), progress)
+        usage = usage_of(store, store.info(total_reward=False), progress)
     if json:
         console.emit(text.to_json(usage))
         return
     segments = sorted(usage["segments"], key=lambda row: -row["bytes"])
-    shown = segments if all_rows else segments[:ROWS_SHOWN]
     console.show(
         Text(text.clean(usage["path"]), style="bold", overflow="fold"),
         Text(summary(usage)),
         Text(),
         fields_table(usage),
         Text(),
-        console.table(
-            "segments, largest first",
-            (">number", ">steps", ">bytes", ">holes"),
-            [
-                (str(row["number"]), text.count(row["steps"]), text.size(row["bytes"]), text.size(row["holes"]))
-                for row in shown
-            ],
-            len(segments),
-        ),
+        console.TextTable("segments, largest first", SEGMENTS, segments, None if all_rows else ROWS_SHOWN),
     )
 
 
@@ -68,21 +65,21 @@ def summary(usage: Mapping[str, Any]) -> str:
 
 def fields_table(usage: Mapping[str, Any], limit: int | None = None) -> console.TextTable:
     """Build the table of the bytes that each field takes, the largest first."""
-    rows = [_field_row(row, usage) for row in usage["fields"][:limit]]
-    return console.table("fields", ("field", ">row", ">a step", ">bytes", ">share"), rows, len(usage["fields"]))
-
-
-def _field_row(row: Mapping[str, Any], usage: Mapping[str, Any]) -> tuple[str, ...]:
-    a_step = text.NOTHING if row["bytes_per_step"] is None else text.size(round(row["bytes_per_step"]))
-    share = text.share(row["bytes"], usage["bytes"])
-    return text.clean(row["field"]), text.size(row["row_bytes"]), a_step, text.size(row["bytes"]), share
+    columns: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+        "field": lambda row: text.clean(row["field"]),
+        ">row": lambda row: text.size(row["row_bytes"]),
+        ">a step": lambda row: text.size(None if row["bytes_per_step"] is None else round(row["bytes_per_step"])),
+        ">bytes": lambda row: text.size(row["bytes"]),
+        ">share": lambda row: text.share(row["bytes"], usage["bytes"]),
+    }
+    return console.TextTable("fields", columns, usage["fields"], limit)
 
 
 def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report) -> dict[str, Any]:
     """Return the bytes of a store, of which this is its `info`: by field, by segment, and beside segments."""
     root = read_root(store.path)
     fields: Counter[str] = Counter()
-    leaves = [*store.schema.leaves, *OWN_ARRAYS]
+    leaves = [*store.schema.leaves, *OWN_ARRAYS, layout.EPISODES]
     segments = []
     done, total = 0, sum(known["bytes"] for known in info["segments"])
     for known in info["segments"]:

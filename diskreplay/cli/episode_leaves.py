@@ -1,6 +1,6 @@
 """The values of an episode by the paths of its leaves, as `inspect` lists them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,20 +33,14 @@ def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
 
 def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
     """Return the values of its episode fields by path; None where none were given."""
-    found: dict[str, Any] = {}
-    for name in schema.episode:
-        value = episode[name]
-        found |= {} if value is None else below(f"{EPISODE}/{name}", value)
+    given = {name: value for name in schema.episode if (value := episode[name]) is not None}
+    found = dict(schema.flatten(EPISODE, given))
     return {path: found.get(path) for path in schema.leaves if path.startswith(f"{EPISODE}/")}
 
 
-def below(path: str, value: Any) -> dict[str, Any]:
-    """Return the leaves of a nested value by path; a tuple's items have the keys "0", "1", ..."""
-    if isinstance(value, tuple):
-        value = {str(i): item for i, item in enumerate(value)}
-    if not isinstance(value, Mapping):
-        return {path: value}
-    return {leaf: array for key, item in value.items() for leaf, array in below(f"{path}/{key}", item).items()}
+def row_count(episode: Episode, path: str) -> int:
+    """Return how many rows of a leaf of the steps an episode has: of observations also the final one."""
+    return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 
 def short(path: str) -> str:
@@ -62,7 +56,7 @@ def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
     if is_id:
         found = [at for at, episode in enumerate(episodes) if number in episode.ids]
         if not found:
-            raise typer.BadParameter(f"no visible step has the id {number}; `diskreplay episodes` lists first ids")
+            raise typer.BadParameter(f"no episode has a step of the id {number}; `diskreplay episodes` lists first ids")
         return found[0]
     if not -len(episodes) <= number < len(episodes):
         raise typer.BadParameter(f"no episode {number}: the store has {text.plural(len(episodes), 'episode')}")

@@ -2,9 +2,8 @@
 
 import csv as csv_files
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from json import dumps
 from typing import Annotated, Any
@@ -16,13 +15,17 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.episode_leaves import cell, short
-from diskreplay.cli.where import Where, compile_where, matching
+from diskreplay.cli.where import RIGHT_NAMES, Where, compile_where, matching
 
 TABLE_LIMIT = 50
 TRIES = 20  # of a store from which episodes leave at once
-COLUMNS = ("index", "id", "segment", "lane", "start", "length", "return", "terminated", "truncated", "cut", "open")
+COLUMNS = (
+    *("index", "id", "segment", "lane", "start", "length", "hidden_steps", "total_reward"),
+    *("terminated", "truncated", "cut", "open"),
+)
 
 Columns = Mapping[str, NDArray[Any]]
+Bounds = Mapping[str, tuple[float | None, float | None]]
 
 
 class Ended(StrEnum):
@@ -41,39 +44,8 @@ class SortBy(StrEnum):
     segment = "segment"
     lane = "lane"
     length = "length"
-    return_ = "return"
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which episodes to show; None lets all through."""
-
-    min_length: int | None = None
-    max_length: int | None = None
-    min_return: float | None = None
-    max_return: float | None = None
-    ended: tuple[Ended, ...] = ()
-
-    def contradiction(self) -> str | None:
-        """Say which two bounds leave nothing between them, if any do."""
-        for name in ("length", "return"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if low is not None and high is not None and low > high:
-                return f"--min-{name} {low} is more than --max-{name} {high}"
-        return None
-
-    def mask(self, columns: Columns) -> NDArray[np.bool_]:
-        """Tell for every episode whether it passes."""
-        keep = np.ones(len(columns["length"]), np.bool_)
-        bounds = (("length", self.min_length, self.max_length), ("return", self.min_return, self.max_return))
-        for name, low, high in bounds:
-            if low is not None:
-                keep &= columns[name] >= low
-            if high is not None:
-                keep &= columns[name] <= high
-        if self.ended:
-            keep &= np.logical_or.reduce([ended_as(columns, kind) for kind in self.ended])
-        return keep
+    hidden_steps = "hidden_steps"
+    total_reward = "total_reward"
 
 
 def episodes(
@@ -84,15 +56,15 @@ def episodes(
         typer.Option(min=0, help=f"Show at most so many, 0 for all; if not given {TABLE_LIMIT}, with --json all."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(metavar="NAME", help="Sort by age (oldest first), segment, lane, length, return or a field.")
+        str, typer.Option(metavar="NAME", help=f"Sort by {', '.join(SortBy)} or a field; age: oldest first.")
     ] = SortBy.age,
     descending: Annotated[
         bool, typer.Option("--desc", "--reverse", help="Largest first; with age newest first.")
     ] = False,
     min_length: Annotated[int | None, typer.Option(help="Only episodes of at least so many steps.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Only episodes of at most so many steps.")] = None,
-    min_return: Annotated[float | None, typer.Option(help="Only episodes with at least this return.")] = None,
-    max_return: Annotated[float | None, typer.Option(help="Only episodes with at most this return.")] = None,
+    min_total_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this sum.")] = None,
+    max_total_reward: Annotated[float | None, typer.Option(help="Only episodes with at most this sum.")] = None,
     ended: Annotated[
         list[Ended] | None,
         typer.Option(
@@ -105,20 +77,23 @@ def episodes(
 ) -> None:
     """List the episodes of a store, oldest first.
 
-    The return is the undiscounted sum of rewards; that of an open episode is its return so far. The index is the place
-    in store.episodes, the id that of the first step. Episode fields follow, where the schema has any; an episode that
-    was given none sorts last. Nothing is written, and a store that is being written can be listed.
+    total_reward is the undiscounted sum of rewards, of an open episode so far. Episodes are whole: hidden_steps says
+    how many of its first steps a capacity or an age hides from samplers. The index is the place in store.episodes, and
+    id the id of the first step. Episode fields follow, where the schema has any; an episode that was given none sorts
+    last. Nothing is written, and a store that is being written can be listed.
     """
-    bounds = Filter(min_length, max_length, min_return, max_return, tuple(ended or ()))
-    if problem := bounds.contradiction():
-        raise typer.BadParameter(problem)
+    bounds = {"length": (min_length, max_length), "total_reward": (min_total_reward, max_total_reward)}
+    for name, (low, high) in bounds.items():
+        if low is not None and high is not None and low > high:
+            option = name.replace("_", "-")
+            raise typer.BadParameter(f"--min-{option} {low} is more than --max-{option} {high}")
     if json and csv:
         raise typer.BadParameter("--json and --csv exclude each other")
     with dr.open(path, mode="r") as store, console.bar("Reading rewards", in_bytes=True) as progress:
         condition = None if where is None else compile_where(where, store.schema)
         columns = read_columns(store, progress)
         key = sort_key(columns, sort)
-        found = choose(columns, bounds, key, descending)
+        found = in_order(columns, passing(columns, bounds, ended or ()), key, descending)
         if condition is not None:
             place = dict(zip(store.snapshot.episodes.first.tolist(), range(store.num_episodes), strict=True))
             chosen = (store.episodes[place[first]] for first in columns["id"][found].tolist())
@@ -150,13 +125,15 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
     """Add the episode fields, a masked array for each leaf, by its path."""
-    found = {}
-    for path in store.schema.leaves.keys() - store.schema.step_leaves.keys():
+    found = {**columns}
+    for path in store.schema.leaves:
+        if path in store.schema.step_leaves:
+            continue
         values, given = store.snapshot.episode_values(path, columns["id"])
         found[path] = np.ma.masked_array(
             values, np.broadcast_to(~given.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
         )
-    return {**columns, **{path: found[path] for path in store.schema.leaves if path in found}}
+    return found
 
 
 def fields_of(columns: Columns) -> list[str]:
@@ -171,7 +148,8 @@ def sort_key(columns: Columns, name: str) -> str:
     path = name if name.startswith("episode/") else f"episode/{name}"
     numbers = [field for field in fields_of(columns) if columns[field].ndim == 1]
     if path not in numbers:
-        raise typer.BadParameter(f"--sort: {name!r} is not one of {', '.join([*SortBy, *map(short, numbers)])}")
+        known = RIGHT_NAMES.get(name) or f"not one of {', '.join([*SortBy, *map(short, numbers)])}"
+        raise typer.BadParameter(f"--sort: {name!r} is {known}")
     return path
 
 
@@ -182,9 +160,21 @@ def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
     return columns[kind.value].astype(np.bool_)
 
 
-def choose(columns: Columns, where: Filter, sort: str, descending: bool) -> NDArray[np.intp]:
-    """Give the positions of the episodes that pass, in order; equal ones by age, those without a number last."""
-    found = np.flatnonzero(where.mask(columns))
+def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray[np.intp]:
+    """Give the positions of the episodes within all bounds, which ended like one of these where any is named."""
+    keep = np.ones(len(columns["length"]), np.bool_)
+    for name, (low, high) in bounds.items():
+        if low is not None:
+            keep &= columns[name] >= low
+        if high is not None:
+            keep &= columns[name] <= high
+    if ended:
+        keep &= np.logical_or.reduce([ended_as(columns, kind) for kind in ended])
+    return np.flatnonzero(keep)
+
+
+def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: bool) -> NDArray[np.intp]:
+    """Put the positions of episodes in order; equal ones by age, those without a number last."""
     if descending:
         found = found[::-1]
     if sort == SortBy.age:
@@ -206,18 +196,20 @@ def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
 
 def table(columns: Columns, shown: NDArray[np.intp]) -> str:
     """Lay the chosen episodes out as a table."""
-    headers, fields = ("index", "id", "segment", "lane", "length", "return", "ended"), fields_of(columns)
+    names, fields = ("index", "id", "segment", "lane", "length", "hidden_steps", "total_reward"), fields_of(columns)
     rows = [
         (
-            *(str(row[name]) for name in headers[:4]),
+            *(str(row[name]) for name in names[:4]),
             text.count(row["length"]),
-            text.number(row["return"]),
+            text.count(row["hidden_steps"]),
+            text.number(row["total_reward"]),
             ending(row),
             *(text.NOTHING if np.ma.is_masked(columns[path][at]) else cell(columns[path][at]) for path in fields),
         )
         for at, row in zip(shown.tolist(), records(columns, shown), strict=True)
     ]
-    return console.columns((*headers, *(text.clean(short(path)) for path in fields)), rows, left=("ended",))
+    headers = *(f">{name}" for name in names), "ended", *(f">{text.clean(short(path))}" for path in fields)
+    return console.columns(headers, rows)
 
 
 def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
@@ -247,8 +239,8 @@ def footer(columns: Columns, found: NDArray[np.intp], shown: NDArray[np.intp]) -
     if len(shown) < len(found):
         line += f", {text.count(len(shown))} shown (--limit 0 for all)"
     if len(found):
-        # Returns may be infinite both ways; their mean is then no number, and no reason for a warning.
+        # Sums may be infinite both ways; their mean is then no number, and no reason for a warning.
         with np.errstate(invalid="ignore"):
-            length, reward = columns["length"][found].mean(), columns["return"][found].mean()
-        line += f"; mean length {text.number(length)}, mean return {text.number(reward)}"
+            length, reward = columns["length"][found].mean(), columns["total_reward"][found].mean()
+        line += f"; mean length {text.number(length)}, mean total_reward {text.number(reward)}"
     return line

@@ -28,8 +28,7 @@ def evict(
         condition = compile_where(where, store.schema)
         snapshot = store.snapshot
         chosen = chosen_episodes(snapshot, condition)
-        steps = sum(visible for _, visible in chosen.values())
-        what = f"{text.plural(len(chosen), 'episode')} of {text.plural(steps, 'step')}"
+        what = f"{text.plural(len(chosen), 'episode')} of {text.plural(sum(chosen.values()), 'step')}"
         staying = sum(matching(store.episodes, condition)) - len(chosen)
         if staying:
             console.complain(f"{text.plural(staying, 'episode')} of segments that are being written would stay")

@@ -38,23 +38,18 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-def _help(metavar: str, verb: str) -> str:
-    listed = ", ".join(f"{name} ({scheme.where})" for name, scheme in SCHEMES.items())
-    return f"{metavar}, {verb}; SCHEME is one of: {listed}."
-
-
 def _complete(incomplete: str) -> list[str]:
     return [f"{name}:" for name in SCHEMES if name.startswith(incomplete)]
 
 
-Source = Annotated[
-    str,
-    typer.Argument(metavar="SCHEME:WHERE", help=_help("The data set", "which is read"), autocompletion=_complete),
-]
-Target = Annotated[
-    str,
-    typer.Argument(metavar="SCHEME:WHERE", help=_help("The data set", "which is made"), autocompletion=_complete),
-]
+def _data_set(what: str) -> Any:
+    listed = ", ".join(f"{name} ({scheme.where})" for name, scheme in SCHEMES.items())
+    says = f"The data set, which is {what}; SCHEME is one of: {listed}."
+    return typer.Argument(metavar="SCHEME:WHERE", help=says, autocompletion=_complete)
+
+
+Source = Annotated[str, _data_set("read")]
+Target = Annotated[str, _data_set("made")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -123,7 +118,8 @@ def export_store(
 
 
 def _show_names(title: str, named: Sequence[Any]) -> None:
-    console.show(console.table(title, ["name", "reason"], [[text.clean(each.name), each.reason] for each in named]))
+    columns = {"name": lambda each: text.clean(each.name), "reason": lambda each: str(each.reason)}
+    console.show(console.TextTable(title, columns, named))
 
 
 def _parsed(given: str) -> tuple[Scheme, str]:

@@ -25,7 +25,7 @@ Options = Annotated[
 
 
 class _Kind(NamedTuple):
-    """What an option takes, in words, and how that is read; ValueError where it cannot be."""
+    """The values of an option in words, and their reader, which raises ValueError or KeyError for any other text."""
 
     words: str
     read: Callable[[str], Any]
@@ -56,7 +56,7 @@ def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str
             if not equals:
                 raise ValueError
             found[name] = kinds[name].read(value)
-        except ValueError:
+        except (ValueError, KeyError):
             raise typer.BadParameter(f"the option is {name}={kinds[name].words}, not {text!r}") from None
     return found
 
@@ -78,27 +78,12 @@ def _kind(annotation: Any) -> _Kind:
         words, read = _kind(members[0])
         return _Kind(f"{words}|none", lambda text: None if text == "none" else read(text))
     if get_origin(annotation) is Literal:
-        return _one_of({str(member): member for member in members})
+        named = {str(member): member for member in members}
+        return _Kind("|".join(named), named.__getitem__)
     if annotation is bool:
-        return _one_of({"true": True, "false": False})
+        return _Kind("true|false", {"true": True, "false": False}.__getitem__)
     if get_origin(annotation) is Mapping:
-        return _Kind("KEY:NAME,...", lambda text: dict(_pair(item) for item in text.split(",")))
+        return _Kind("KEY:NAME,...", lambda text: dict(item.split(":", 1) for item in text.split(",")))
     if get_origin(annotation) is Sequence:
         return _Kind("NAME,...", lambda text: text.split(","))
     return {int: _Kind("INTEGER", int), float: _Kind("NUMBER", float), str: _Kind("TEXT", str)}[annotation]
-
-
-def _one_of(values: Mapping[str, Any]) -> _Kind:
-    def read(text: str) -> Any:
-        if text not in values:
-            raise ValueError
-        return values[text]
-
-    return _Kind("|".join(values), read)
-
-
-def _pair(item: str) -> tuple[str, str]:
-    key, colon, name = item.partition(":")
-    if not colon:
-        raise ValueError
-    return key, name

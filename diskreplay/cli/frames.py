@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.episode_leaves import chosen_leaves, find_episode
+from diskreplay.cli.episode_leaves import chosen_leaves, find_episode, row_count
 from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice
 from diskreplay.format.schema import Schema
 from diskreplay.pictures import as_images, gif, is_image, mp4, png, strip
@@ -29,7 +29,10 @@ def frames(
     steps: Steps = None,
     is_id: IsId = False,
     fps: Annotated[
-        float, typer.Option("--fps", min=0.1, max=240, help="Frames a second; at most 50 of a .gif.")
+        float,
+        typer.Option(
+            "--fps", min=0.1, max=240, callback=console.not_nan, help="Frames a second; at most 50 of a .gif."
+        ),
     ] = 15.0,
     scale: Annotated[int, typer.Option("--scale", min=1, max=32, help="Pixels a pixel is wide.")] = 1,
 ) -> None:
@@ -62,8 +65,7 @@ def frames(
 
 def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[Any]:
     """Read a part of the rows of a leaf, and only these; or, where they should be few, some that are evenly spaced."""
-    count = len(episode) + (episode.has_final_obs and leaf.split("/")[0] == "obs")
-    numbers = range(count)[part]
+    numbers = range(row_count(episode, leaf))[part]
     if are_few and len(numbers) > MOST_FRAMES:
         chosen = np.linspace(numbers.start, numbers.stop - 1, MOST_FRAMES).round().astype(int).tolist()
         return np.concatenate([episode.rows(leaf, number, number + 1) for number in chosen])

@@ -1,11 +1,10 @@
 """`diskreplay inspect`: what a store holds, from its `info()`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 import diskreplay as dr
@@ -18,6 +17,8 @@ ROWS_SHOWN = 10
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
 WRITER_STATES = ("alive", "unknown", "dead", "closed")
 
+Row = Mapping[str, Any]
+
 
 def inspect(
     path: console.StorePath,
@@ -26,9 +27,10 @@ def inspect(
 ) -> None:
     """Tell what a store holds.
 
-    Its schema, steps, episodes and how they ended, statistics of returns and lengths, its segments, its writers alive
-    and dead, and the bytes it takes on disk. Nothing is written, and a store that is being written can be inspected.
-    Exit code 1 if a segment is damaged, or steps are in quarantine or not shown as no mark proves them.
+    Its schema, steps, episodes and how they ended, statistics of length and total_reward, its segments, its writers
+    alive and dead, and the bytes it takes on disk. Episodes are whole, hidden steps included. Nothing is written, and a
+    store that is being written can be inspected. Exit code 1 if a segment is damaged, or steps are in quarantine or not
+    shown as no mark proves them.
     """
     with dr.open(path, mode="r") as store, console.bar("Reading rewards", in_bytes=True) as progress:
         info, has_aside = store.info(progress=progress), bool(aside(store.quarantine))
@@ -43,23 +45,18 @@ def inspect(
 def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
     """Build the whole report of `Store.info()` as something rich can print."""
     limit = None if all_rows else ROWS_SHOWN
-    parts: list[RenderableType] = [Text(text.clean(info["path"]), style="bold", overflow="fold"), summary_table(info)]
+    parts: list[RenderableType] = [
+        Text(text.clean(info["path"]), style="bold", overflow="fold"),
+        console.facts(summary(info)),
+    ]
     parts.append(schema_table(info["schema"]))
-    if info["returns"] or info["lengths"]:
+    if info["length"]:
         parts.append(statistics_table(info))
     if info["segments"]:
         parts += [segments_table(info["segments"], limit), writers_table(info["writers"], limit)]
     if info["quarantine"]["entries"]:
         parts.append(quarantine_table(info["quarantine"]["entries"], limit))
     return Group(*(line for part in parts for line in (part, Text())))
-
-
-def summary_table(info: Mapping[str, Any]) -> Table:
-    """Build the two columns at the top: what is counted and how much of it there is."""
-    table = Table.grid(padding=(0, 2))
-    for name, value in summary(info):
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
 
 
 def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -115,13 +112,11 @@ def steps_line(info: Mapping[str, Any]) -> str:
         line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"
     elif info["capacity_bytes"] is None and info["max_age_s"] is None:
         line += ", no capacity set"
-    for key, what in (
-        ("steps_evicted", "evicted"),
-        ("steps_lost", "lost to damage"),
-        ("steps_unproven", "unproven and not shown"),
-    ):
-        if info[key]:
-            line += f", {text.count(info[key])} {what}"
+    line += "".join(f", {part}" for part in text.step_classes(info))
+    if info["steps_inserted"] != info["steps"]:
+        line += f", {text.count(info['steps_inserted'])} inserted"
+    if info["steps_unproven"]:
+        line += f", {text.count(info['steps_unproven'])} unproven and not shown"
     return line
 
 
@@ -132,83 +127,65 @@ def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
     return f"{text.count(len(rows))} ({named})" if named else text.count(len(rows))
 
 
-def schema_table(schema: Mapping[str, Any]) -> Table:
+def schema_table(schema: Mapping[str, Any]) -> console.TextTable:
     """Build the table of a schema's fields."""
-    rows = []
-    for name, node in leaves(schema):
-        shape = "x".join(str(length) for length in node["shape"]) or "scalar"
-        rows.append((text.clean(name), shape, text.clean(node["dtype"]), text.space(node.get("space"))))
-    return console.table("schema", ("field", "shape", "dtype", "space"), rows)
+    columns: Mapping[str, Callable[[tuple[str, dr.Field]], str]] = {
+        "field": lambda leaf: text.clean(leaf[0]),
+        "shape": lambda leaf: "x".join(map(str, leaf[1].shape)) or "scalar",
+        "dtype": lambda leaf: leaf[1].dtype.name,
+        "space": lambda leaf: text.space(leaf[1].space),
+    }
+    return console.TextTable("schema", columns, [*dr.Schema.from_json(schema).leaves.items()])
 
 
-def leaves(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Walk the fields of a schema's JSON form in its order, each with its path."""
-    for part in ("obs", "action", "reward"):
-        yield from _leaves_of(part, schema[part])
-    for part in ("extra", "episode"):
-        for name, node in (schema.get(part) or {}).items():
-            yield from _leaves_of(f"{part}/{name}", node)
+def statistics_table(info: Mapping[str, Any]) -> console.TextTable:
+    """Build the table of the lengths and total rewards of ended episodes."""
+    rows = [{"": name, **info[name]} for name in ("length", "total_reward") if info[name]]
+    numbers = {f">{key}": _said(text.number, key) for key in ("mean", "std", "min", "median", "max")}
+    columns = {"": _said(str, ""), ">count": _said(text.count, "count"), **numbers}
+    return console.TextTable("ended episodes", columns, rows)
 
 
-def _leaves_of(path: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if "dict" in node:
-        children = node["dict"].items()
-    elif "tuple" in node:
-        children = ((str(index), child) for index, child in enumerate(node["tuple"]))
-    else:
-        yield path, node
-        return
-    for key, child in children:
-        yield from _leaves_of(f"{path}/{key}", child)
-
-
-def statistics_table(info: Mapping[str, Any]) -> Table:
-    """Build the table of the returns and lengths of ended episodes."""
-    headers = ("", ">count", ">mean", ">std", ">min", ">median", ">max")
-    rows = []
-    for name, values in (("return", info["returns"]), ("length", info["lengths"])):
-        if values:
-            numbers = (text.number(values[header.lstrip(">")]) for header in headers[2:])
-            rows.append((name, text.count(values["count"]), *numbers))
-    return console.table("ended episodes", headers, rows)
-
-
-def segments_table(segments: Sequence[Mapping[str, Any]], limit: int | None) -> console.TextTable:
+def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTable:
     """Build the table of segments, those being written first, then the newest."""
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
-    if any(row["merged"] for row in segments):
-        counted["merged"] = "merged"
-    if any(row["steps_unproven"] for row in segments):
-        counted["steps_unproven"] = "unproven"
+    optional = {f"steps_{name}": name for name in ("hidden", "evicted", "discarded", "lost")}
+    optional |= {"merged": "merged", "steps_unproven": "unproven"}
+    counted |= {key: header for key, header in optional.items() if any(row[key] for row in segments)}
+    columns = {
+        ">number": _said(str, "number"),
+        ">writer": lambda row: text.NOTHING if row["writer"] is None else str(row["writer"]),
+        **{f">{header}": _said(text.count, key) for key, header in counted.items()},
+        "state": _said(str, "state"),
+        ">bytes": _said(text.size, "bytes"),
+    }
     newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))
-    rows = []
-    for row in newest[:limit]:
-        writer = text.NOTHING if row["writer"] is None else str(row["writer"])
-        counts = (text.count(row[key]) for key in counted)
-        rows.append((str(row["number"]), writer, *counts, row["state"], text.size(row["bytes"])))
-    headers = (">number", ">writer", *(f">{header}" for header in counted.values()), "state", ">bytes")
-    return console.table("segments", headers, rows, len(newest))
+    return console.TextTable("segments", columns, newest, limit)
 
 
-def quarantine_table(entries: Sequence[Mapping[str, Any]], limit: int | None) -> console.TextTable:
+def quarantine_table(entries: Sequence[Row], limit: int | None) -> console.TextTable:
     """Build the table of what was set aside, the latest first."""
-    newest = sorted(entries, key=lambda row: -row["since"])
-    rows = []
-    for row in newest[:limit]:
-        name = text.clean(row["path"]) if row["segment"] is None else str(row["segment"])
-        reason, since = text.clean(row["reason"]), text.moment(row["since"])
-        rows.append((name, text.count(row["steps"]), reason, since, text.size(row["bytes"])))
-    return console.table("quarantine", (">segment", ">steps", "reason", "since", ">bytes"), rows, len(newest))
+    columns = {
+        ">segment": lambda row: text.clean(row["path"] if row["segment"] is None else row["segment"]),
+        ">steps": _said(text.count, "steps"),
+        "reason": _said(text.clean, "reason"),
+        "since": _said(text.moment, "since"),
+        ">bytes": _said(text.size, "bytes"),
+    }
+    return console.TextTable("quarantine", columns, sorted(entries, key=lambda row: -row["since"]), limit)
 
 
-def writers_table(writers: Sequence[Mapping[str, Any]], limit: int | None) -> console.TextTable:
+def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTable:
     """Build the table of writers, those alive first, then the newest."""
+    counts = {f">{key}": _said(text.count, key) for key in ("segments", "lanes", "steps")}
+    columns = {">writer": _said(str, "writer"), "state": _said(str, "state"), **counts}
     newest = sorted(writers, key=lambda row: (_rank(row, WRITER_STATES), -row["writer"]))
-    rows = []
-    for row in newest[:limit]:
-        counts = (text.count(row[key]) for key in ("segments", "lanes", "steps"))
-        rows.append((str(row["writer"]), row["state"], *counts))
-    return console.table("writers", (">writer", "state", ">segments", ">lanes", ">steps"), rows, len(newest))
+    return console.TextTable("writers", columns, newest, limit)
+
+
+def _said(say: Callable[[Any], str], key: str) -> Callable[[Row], str]:
+    """Return what says the value that a row has of a key."""
+    return lambda row: say(row[key])
 
 
 def _rank(row: Mapping[str, Any], states: Sequence[str]) -> int:

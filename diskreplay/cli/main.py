@@ -7,18 +7,19 @@ with 128 and the number of the signal that ended it.
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 import diskreplay as dr
-from diskreplay.cli import console, text
+from diskreplay.cli import console, text, versions
 from diskreplay.cli.backup import backup
 from diskreplay.cli.compact import compact
 from diskreplay.cli.copy import copy, merge
 from diskreplay.cli.demo import demo
 from diskreplay.cli.diff import diff
+from diskreplay.cli.doctor import doctor
 from diskreplay.cli.du import du
 from diskreplay.cli.episodes import episodes
 from diskreplay.cli.evict import evict
@@ -42,40 +43,46 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo)
-app.command("inspect")(inspect)
-app.command("episodes")(episodes)
-app.command("show", context_settings={"ignore_unknown_options": True})(show)  # -1 is an episode, not an option
-app.command("plot")(plot)
-app.command("frames", context_settings={"ignore_unknown_options": True})(frames)
-app.command("watch")(watch)
-app.command("report")(report)
-app.command("du")(du)
-app.command("diff")(diff)
-app.command("verify")(verify)
-app.command("repair")(repair)
-app.command("evict")(evict)
-app.command("compact")(compact)
-app.command("backup")(backup)
-app.command("copy")(copy)
-app.command("merge")(merge)
-app.command("import")(import_store)
-app.command("export")(export_store)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        console.emit(f"diskreplay {dr.__version__}")
-        raise typer.Exit
+COMMANDS: Sequence[Callable[..., None]] = (
+    demo,
+    doctor,
+    inspect,
+    episodes,
+    show,
+    plot,
+    frames,
+    watch,
+    report,
+    du,
+    diff,
+    verify,
+    repair,
+    evict,
+    compact,
+    backup,
+    copy,
+    merge,
+    import_store,
+    export_store,
+)
+for _command in COMMANDS:
+    _settings = {"ignore_unknown_options": _command in (show, frames)}  # -1 is an episode, not an option
+    app.command(_command.__name__.removesuffix("_store"), context_settings=_settings)(_command)
 
 
 @app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --version: versions of all libraries, as JSON.")] = False,
 ) -> None:
+    if json and not version:
+        raise typer.BadParameter("goes with --version, or behind a command that takes it", param_hint="'--json'")
+    if version:
+        console.emit(
+            text.to_json(versions.of_this_process(versions.libraries())) if json else f"diskreplay {dr.__version__}"
+        )
+        raise typer.Exit
     if context.invoked_subcommand is None:
         console.emit(context.get_help())
 

@@ -1,9 +1,11 @@
 """`diskreplay plot`: what a store's episodes are like, in the terminal or as a picture."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,8 +34,8 @@ _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1
 class What(StrEnum):
     """What can be plotted."""
 
-    returns = "returns"
-    lengths = "lengths"
+    length = "length"
+    total_reward = "total_reward"
     rewards = "rewards"
     actions = "actions"
     priorities = "priorities"
@@ -43,7 +45,7 @@ class What(StrEnum):
 def plot(
     path: console.StorePath,
     what: Annotated[
-        What, typer.Argument(metavar="WHAT", help="returns, lengths, rewards, actions, priorities or ages.")
+        What, typer.Argument(metavar="WHAT", help="length, total_reward, rewards, actions, priorities or ages.")
     ],
     where: Where = None,
     field: Annotated[
@@ -59,10 +61,10 @@ def plot(
 ) -> None:
     """Plot what a store's episodes are like.
 
-    Returns and lengths: of each ended episode in the order in which they began, with a running mean. Rewards and
-    actions: how often each value is there, of all steps. Priorities: those that samplers have saved, |td| + eps, and
-    their logarithm where they differ a hundredfold. Ages: how long ago steps were published. Drawn in the terminal by
-    plotext, or saved by matplotlib: pip install "diskreplay[plot]".
+    length and total_reward: a point for each ended episode, in the order of their first steps, with a running mean.
+    Rewards and actions: how often each value is there, of all steps. Priorities: |td| + eps as samplers have saved it,
+    and its logarithm if the values differ a hundredfold. Ages: how long ago steps were published. Drawn in the terminal
+    by plotext, or saved by matplotlib: pip install "diskreplay[plot]".
     """
     if out is not None and out.suffix not in (".png", ".svg"):
         raise typer.BadParameter(f"--out is a file that ends in .png or .svg, not {out}")
@@ -97,22 +99,16 @@ def chart_of(
             progress(done + 1, len(episodes))
         return found
 
-    if what in (What.returns, What.lengths):
+    if what in (What.length, What.total_reward):
         episodes = [episode for episode in episodes if episode.ended != "open"]
-        values = each((lambda episode: episode.total_reward) if what is What.returns else len)
-        name = "return" if what is What.returns else "length"
-        return over_episodes(name, np.array(values, np.float64))
+        return over_episodes(what.value, np.array(each(attrgetter(what.value)), np.float64))
     _some(episodes)
     if what is What.ages:
         times = np.concatenate(each(lambda episode: episode.times))
         return distribution("ages of steps", *in_units(times.max() - times, "before the newest"))
     path = "reward" if what is What.rewards and field is None else chosen_leaves(store.schema, [field or "action"])[0]
     rows = each(lambda episode: episode.rows(path, 0, len(episode)))
-    steps, name = np.concatenate([array.reshape(len(array), -1) for array in rows]), text.clean(short(path))
-    if steps.shape[1] == 1:
-        return distribution(name, steps[:, 0], "value")
-    columns = {f"[{i}]": steps[:, i] for i in range(min(steps.shape[1], MOST_SERIES))}
-    return distributions(f"{name}, {len(columns)} of {steps.shape[1]} elements", columns, "value")
+    return of_elements(text.clean(short(path)), np.concatenate(rows))
 
 
 def over_episodes(name: str, values: NDArray[Any]) -> Chart:
@@ -134,8 +130,8 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
     Raises BadParameter where there are none, StoreNotFound where nothing is saved under a name.
     """
     saved = read_priorities(store, samplers)
-    columns = {name: values[_among(ids, steps)] for name, (ids, values) in saved.items()}
-    columns = {name: values for name, values in columns.items() if len(values)}
+    among = ((name, values if steps is None else values[np.isin(ids, steps)]) for name, (ids, values) in saved.items())
+    columns = {name: values for name, values in among if len(values)}
     if not columns:
         which = f"sampler {', '.join(map(text.clean, samplers))}" if samplers else "any sampler of this store"
         raise typer.BadParameter(f"there are no priorities of such steps, as saved by {which} (Sampler.save)")
@@ -149,13 +145,20 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
     return distributions(title, columns, label, "ids")
 
 
-def _among(ids: Ints, steps: Ints | None) -> NDArray[np.bool_]:
-    return np.ones(len(ids), np.bool_) if steps is None else np.isin(ids, steps)
-
-
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
     """Return the chart of how often values are there: each of a few whole numbers, else in equal bins."""
     return distributions(title, {"": values}, label)
+
+
+def of_elements(title: str, rows: NDArray[Any]) -> Chart:
+    """Return the chart of how often values of rows are there, of each element alone; of many, of the first ones."""
+    every = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    if every.shape[1] == 1:
+        return distribution(title, every[:, 0], "value")
+    if every.shape[1] > MOST_SERIES:
+        title += f", {MOST_SERIES} of {every.shape[1]} elements"
+    columns = every[:, :MOST_SERIES].T
+    return distributions(title, {f"[{at}]": column for at, column in enumerate(columns)}, "value")
 
 
 def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:

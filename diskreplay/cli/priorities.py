@@ -1,13 +1,13 @@
 """The priorities in what samplers have saved in a store."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from json import JSONDecodeError, loads
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
+from diskreplay.bounded_json import parse_json
 from diskreplay.cli import text
 from diskreplay.format.root import read_root
 from diskreplay.format.state_files import state_names
@@ -42,6 +42,6 @@ def _tables(tree: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _kind(key: str) -> str:
     try:
-        return " ".join(map(str, loads(key)))
-    except (JSONDecodeError, RecursionError, TypeError):
+        return " ".join(map(str, parse_json(key)))
+    except (ValueError, TypeError):
         return key

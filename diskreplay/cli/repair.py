@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,20 +74,17 @@ def repair(
 
     done = run(None if yes or dry_run else max_lost_steps)
     if not json:
-        _tell(done, dry_run)
-    actions = [action for action in done.actions if action.what != "refused"]
-    lost = done.steps_lost
+        console.emit("\n".join(report_lines(done, dry_run)))
+    actions, lost = done.actions, done.steps_lost
     refused = text.plural(done.steps_refused, "step")
     if done.steps_refused and console.ask(f"{refused} more would be set aside. Go on?"):
+        before = [action for action in actions if action.what != "refused"]
         done = run(None)
-        lost += done.steps_lost
         if not json:
-            _tell(done, dry_run)
-        actions += done.actions
-    elif done.steps_refused:
-        actions = done.actions
+            console.emit("\n".join(report_lines(done, dry_run)))
+        actions, lost = before + done.actions, lost + done.steps_lost
     if json:
-        _tell_json(actions, done, dry_run)
+        console.emit(text.to_json(record_of(actions, done, dry_run)))
     if done.left or lost or done.steps_refused or aside(done.quarantine):
         raise typer.Exit(console.PROBLEMS)
 
@@ -97,7 +94,8 @@ def aside(quarantine: Sequence[Quarantined]) -> list[Quarantined]:
     return [entry for entry in quarantine if entry.segment is not None and entry.steps != 0]
 
 
-def _tell(done: Repaired, dry_run: bool) -> None:
+def report_lines(done: Repaired, dry_run: bool) -> list[str]:
+    """List the actions done or planned, the damage left, and the quarantine."""
     lines = [action_line(action, dry_run) for action in done.actions] or ["nothing to repair"]
     if done.steps_refused:
         lines.append("to set them aside say --yes, or a higher --max-lost-steps")
@@ -112,36 +110,31 @@ def _tell(done: Repaired, dry_run: bool) -> None:
             "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:",
             *map(entry_line, entries),
         ]
-    console.emit("\n".join(lines))
+    return lines
 
 
-def _tell_json(actions: Sequence[Action], done: Repaired, dry_run: bool) -> None:
-    record = {
+def record_of(actions: Sequence[Action], done: Repaired, dry_run: bool) -> dict[str, Any]:
+    """Return the same for a program."""
+    return {
         "dry_run": dry_run,
         "actions": [asdict(action) for action in actions],
         "left": [asdict(problem) for problem in done.left],
         "quarantine": [asdict(entry) for entry in done.quarantine],
     }
-    console.emit(text.to_json(record))
 
 
 def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> None:
     entry = drop_segment(path, number, dry_run=True)
-    what = "would be deleted"
-    if not dry_run:
-        if not yes and not console.ask(f"Delete {entry_line(entry)} for good?"):
-            if json:
-                _tell_json([], Repaired(), dry_run)
-                console.complain("not deleted; to delete it say --yes")
-            else:
-                console.emit(f"not deleted  {entry_line(entry)}\nto delete it say --yes")
-            raise typer.Exit(console.PROBLEMS)
-        entry, what = drop_segment(path, number), "deleted"
-    if json:
-        action = Action("deleted", entry.where, entry.reason, entry.steps or 0)
-        _tell_json([action], Repaired(), dry_run)
+    actions, lines = [Action("deleted", entry.where, entry.reason, entry.steps or 0)], [f"deleted  {entry_line(entry)}"]
+    if dry_run:
+        lines = [f"would be {lines[0]}"]
+    elif yes or console.ask(f"Delete {entry_line(entry)} for good?"):
+        drop_segment(path, number)
     else:
-        console.emit(f"{what}  {entry_line(entry)}")
+        actions, lines = [], [f"not {lines[0]}", "to delete it say --yes"]
+        if json:
+            console.complain("not deleted; to delete it say --yes")
+    console.tell(record_of(actions, Repaired(), dry_run), lines, json=json, problems=not actions)
 
 
 def entry_line(entry: Quarantined) -> str:

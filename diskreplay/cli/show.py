@@ -50,10 +50,7 @@ def show(
             part = slice(None) if json else slice(STEPS_SHOWN)
         record = describe(found, index, store.schema, paths, part)
         total = store.num_episodes
-    if json:
-        console.emit(text.to_json(record))
-    else:
-        console.emit("\n".join(lines(record, total, len(found), paths)))
+    console.tell(record, [] if json else lines(record, total, paths), json=json)
 
 
 def as_slice(steps: str) -> slice:
@@ -85,7 +82,8 @@ def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str],
         "segment": episode.segment,
         "lane": episode.lane,
         "length": length,
-        "return": episode.total_reward,
+        "hidden_steps": episode.hidden_steps,
+        "total_reward": episode.total_reward,
         "ended": episode.ended,
         **{name: getattr(episode, name) for name in ("terminated", "truncated", "cut")},
         **episode_leaves(episode, schema),
@@ -97,12 +95,15 @@ def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str],
     }
 
 
-def lines(record: Mapping[str, Any], total: int, length: int, paths: Sequence[str]) -> list[str]:
+def lines(record: Mapping[str, Any], total: int, paths: Sequence[str]) -> list[str]:
     """Give an episode as lines of text: what is known of it, and the table of its steps."""
     steps, final = record["steps"], record["final_obs"]
+    length = text.plural(record["length"], "step")
+    if record["hidden_steps"]:
+        length += f" ({text.count(record['hidden_steps'])} hidden)"
     first = (
         f"episode {record['index']} of {text.count(total)}: id {record['id']}, segment {record['segment']}, lane "
-        f"{record['lane']}, {text.plural(length, 'step')}, return {text.number(record['return'])}, {record['ended']}"
+        f"{record['lane']}, {length}, total_reward {text.number(record['total_reward'])}, {record['ended']}"
     )
     values = [
         f"{text.clean(path)} {text.NOTHING if value is None else cell(value)}"
@@ -111,11 +112,11 @@ def lines(record: Mapping[str, Any], total: int, length: int, paths: Sequence[st
     ]
     if steps:
         values.append(f"from {text.moment(float(steps[0]['time']))}")
-    headers = ["step", "id", *(text.clean(short(path)) for path in paths)]
+    headers = [">step", ">id", *(f">{text.clean(short(path))}" for path in paths)]
     rows = [[str(step["step"]), str(step["id"]), *(cell(step[path]) for path in paths)] for step in steps]
     if final is not None:
         rows.append(["final", "", *(cell(final[path]) if path in final else "" for path in paths)])
     shown = [first, *([", ".join(values)] if values else []), "", console.columns(headers, rows)]
-    if len(steps) < length:
-        shown += ["", f"{text.plural(len(steps), 'step')} of {text.count(length)} shown (--steps : for all)"]
+    if len(steps) < record["length"]:
+        shown += ["", f"{text.plural(len(steps), 'step')} of {text.count(record['length'])} shown (--steps : for all)"]
     return shown

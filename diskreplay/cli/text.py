@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +26,12 @@ def csv_cell(value: object) -> str:
 def count(number: int | None) -> str:
     """Group the digits of a whole number: 1,234,567."""
     return NOTHING if number is None else f"{number:,}"
+
+
+def step_classes(counts: Mapping[str, int]) -> list[str]:
+    """Give the classes of the steps that are not visible, by their keys in `Store.info`: 49,369 hidden."""
+    names = {"hidden": "hidden", "evicted": "evicted", "discarded": "discarded", "lost": "lost to damage"}
+    return [f"{count(counts[f'steps_{key}'])} {name}" for key, name in names.items() if counts[f"steps_{key}"]]
 
 
 def size(number: int | None) -> str:
@@ -96,13 +102,20 @@ def plural(amount: int, thing: str) -> str:
     return f"{amount:,} {thing}" if amount == 1 else f"{amount:,} {thing}s"
 
 
-def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> str:
-    """Set rows in columns below their headers, to the right unless named in `left`; for tables too long for rich."""
-    columns = list(zip(headers, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    sides = ["<" if header in left else ">" for header in headers]
-    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    return "\n".join(form.format(*cells).rstrip() for cells in (headers, *rows))
+def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Set rows in columns below their headers, to the right where these begin with >; for tables too long for rich.
+
+    If a line is wider than `width`, each row becomes a line that names its cells.
+    """
+    names = [header.removeprefix(">") for header in headers]
+    sides = [">" if header != name else "<" for header, name in zip(headers, names, strict=True)]
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    form = "  ".join(f"{{:{side}{room}}}" for side, room in zip(sides, widths, strict=True))
+    lines = [form.format(*cells).rstrip() for cells in (names, *rows)]
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    named = (zip(names, row, strict=True) for row in rows)
+    return ["  ".join(f"{name} {cell}".strip() for name, cell in cells if cell) for cells in named]
 
 
 def space(bounds: Mapping[str, Any] | None) -> str:

@@ -1,6 +1,7 @@
 """`diskreplay verify`: what is wrong with a store, one line each."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -22,12 +23,8 @@ def verify(
     """
     with console.bar("Verifying segments", in_bytes=deep) as progress:
         problems = find_problems(path, deep=deep, progress=progress)
-    if json:
-        console.emit(text.to_json([{"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems]))
-    else:
-        console.emit("\n".join([*problem_lines(problems), summary(problems, text.clean(path))]))
-    if problems:
-        raise typer.Exit(console.PROBLEMS)
+    lines = [*problem_lines(problems), summary(problems, text.clean(path))]
+    console.tell([asdict(problem) for problem in problems], lines, json=json, problems=problems)
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:

@@ -5,9 +5,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import count as numbers
 from types import FrameType
 from typing import Annotated
 
@@ -24,7 +23,15 @@ from diskreplay.store.activity.activity import Activity, Look
 def watch(
     path: console.StorePath,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, max=86400, metavar="SECONDS", help="Seconds between two looks.")
+        float,
+        typer.Option(
+            "--interval",
+            min=0.1,
+            max=86400,
+            callback=console.not_nan,
+            metavar="SECONDS",
+            help="Seconds between two looks.",
+        ),
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look for one interval, print what is seen, and stop.")] = False,
     count: Annotated[int | None, typer.Option("--count", min=1, metavar="N", help="Stop after N looks.")] = None,
@@ -75,9 +82,8 @@ def read_limiter(given: str) -> dr.RateLimiter:
 def _print(activity: Activity, interval: float, looks: int | None, *, once: bool, json: bool) -> None:
     """Print looks as they come; the first is an interval after the start, so that each has rates."""
     activity.look()
-    done = 0
     next_at = time.monotonic()
-    while looks is None or done < looks:
+    for _ in numbers() if looks is None else range(looks):
         next_at = max(next_at + interval, time.monotonic())
         time.sleep(max(0.0, next_at - time.monotonic()))
         look = activity.look()
@@ -87,7 +93,6 @@ def _print(activity: Activity, interval: float, looks: int | None, *, once: bool
             console.show(view(look))
         else:
             console.emit(log_line(look))
-        done += 1
 
 
 def _draw(activity: Activity, interval: float, looks: int | None) -> None:
@@ -98,11 +103,13 @@ def _draw(activity: Activity, interval: float, looks: int | None) -> None:
     def drawn(look: Look) -> None:
         live.update(view(look, terminal.height), refresh=True)
 
+    resized = threading.Event()
+    # What ends the process ends the block, which gives the terminal back.
+    handlers = {signal.SIGWINCH: lambda *_: resized.set(), signal.SIGTERM: _end, signal.SIGHUP: _end}
     try:
-        with Live(console=terminal, screen=True, auto_refresh=False) as live, _signals() as resized:
+        with Live(console=terminal, screen=True, auto_refresh=False) as live, console.signals(handlers):
             drawn(look)
-            done = 1
-            while looks is None or done < looks:
+            for _ in numbers() if looks is None else range(1, looks):
                 until = time.monotonic() + interval
                 while (left := until - time.monotonic()) > 0:
                     if resized.wait(left):
@@ -110,27 +117,9 @@ def _draw(activity: Activity, interval: float, looks: int | None) -> None:
                         drawn(look)
                 look = activity.look()
                 drawn(look)
-                done += 1
     finally:
         console.show(view(look))
 
 
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Yield what is set when the terminal is resized; what ends the process ends the block, which gives it back."""
-    resized = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    handlers = {signal.SIGWINCH: lambda *_: resized.set(), signal.SIGTERM: end, signal.SIGHUP: end}
-    previous = {
-        number: signal.signal(number, handler)
-        for number, handler in handlers.items()
-        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup starts a process
-    }
-    try:
-        yield resized
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

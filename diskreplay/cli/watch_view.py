@@ -1,10 +1,10 @@
 """What `diskreplay watch` shows of one look at a store: tables for a terminal, and a line elsewhere."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from diskreplay.cli import console, text
@@ -20,49 +20,45 @@ _LEAST_ROWS = 3
 def view(look: Look, height: int | None = None) -> Group:
     """Build all that a look told, in no more rows a table than a terminal of this height has room for."""
     rows = None if height is None else max(_LEAST_ROWS, height - _LINES_BESIDE)
-    parts: list[RenderableType] = [Text(text.clean(look.path), style="bold", overflow="fold"), summary(look)]
+    parts: list[RenderableType] = [
+        Text(text.clean(look.path), style="bold", overflow="fold"),
+        console.facts(summary(look)),
+    ]
     parts += [Text(text.clean(problem), style="red") for problem in look.problems[:rows]]
-    if look.writers:
-        parts += [Text(), *_limited(writers_table(look.writers[:rows]), len(look.writers), rows)]
-    if look.limiters:
-        parts += [Text(), *_limited(limiters_table(look.limiters[:rows]), len(look.limiters), rows)]
-    if look.samplers:
-        parts += [Text(), *_limited(samplers_table(look.samplers[:rows]), len(look.samplers), rows)]
+    tables: list[tuple[str, Mapping[str, Callable[[Any], str]], Sequence[Any]]] = [
+        ("writers", WRITERS, look.writers),
+        ("rate limiters", LIMITERS, look.limiters),
+        ("saved samplers", SAMPLERS, look.samplers),
+    ]
+    for title, columns, shown in tables:
+        if shown:
+            parts += [Text(), console.TextTable(title, columns, shown, rows, hint="")]
     return Group(*parts)
 
 
-def _limited(table: Table, total: int, rows: int | None) -> Iterator[RenderableType]:
-    yield table
-    if rows is not None and total > rows:
-        yield Text(f"{text.count(total - rows)} more")
-
-
-def summary(look: Look) -> Table:
-    """Build the two columns at the top."""
-    lines = [
-        ("at", text.moment(look.time)),
-        (
-            "steps",
-            f"{text.count(look.steps)}, {text.count(look.inserted)} inserted, {text.rate(look.steps_per_second)}",
-        ),
-        ("episodes", episodes_line(look)),
-        ("on disk", disk_line(look.disk)),
-        ("retention", retention_line(look.retention)),
-    ]
+def summary(look: Look) -> Iterator[tuple[str, str]]:
+    """Give name and value of each line at the top."""
+    yield "at", text.moment(look.time)
+    yield "steps", steps_line(look)
+    yield "episodes", episodes_line(look)
+    yield "on disk", disk_line(look.disk)
+    yield "retention", retention_line(look.retention)
     if look.steps_in_quarantine:
-        lines.append(("quarantine", f"{text.plural(look.steps_in_quarantine, 'step')}, in no other count"))
-    table = Table.grid(padding=(0, 2))
-    for name, value in lines:
-        table.add_row(Text(name, style="dim"), Text(value))
-    return table
+        yield "quarantine", f"{text.plural(look.steps_in_quarantine, 'step')}, in no other class"
+
+
+def steps_line(look: Look) -> str:
+    """Give the visible steps, the inserted ones by their classes, and how fast they come."""
+    counts = [text.count(look.steps), f"{text.count(look.inserted)} inserted", *text.step_classes(vars(look))]
+    return ", ".join([*counts, text.rate(look.steps_per_second)])
 
 
 def episodes_line(look: Look) -> str:
-    """Give how many episodes ended, how fast, and the mean return of the newest."""
+    """Give how many episodes ended, how fast, and the mean total_reward of the newest."""
     line = f"{text.count(look.episodes)} ended, {text.count(look.episodes_open)} open"
     line += f", {text.rate(look.episodes_per_second)}"
     if look.newest_episodes:
-        line += f"; mean return of the newest {look.newest_episodes}: {text.number(look.mean_return)}"
+        line += f"; mean total_reward of the newest {look.newest_episodes}: {text.number(look.mean_total_reward)}"
     return line
 
 
@@ -95,25 +91,6 @@ def retention_line(retention: RetentionActivity) -> str:
     return line
 
 
-def writers_table(writers: Sequence[WriterActivity]) -> Table:
-    """Build the table of writers."""
-    headers = (">writer", "state", ">segment", ">lanes", ">steps/s", ">steps", ">appended", ">durable")
-    rows = [
-        (
-            str(one.writer),
-            one.state,
-            ", ".join(map(str, one.segments)) or text.NOTHING,
-            text.count(one.lanes),
-            text.rate(one.steps_per_second).removesuffix("/s"),
-            text.count(one.steps),
-            _ago(one.seconds_since_append),
-            _behind(one.durable_behind_s),
-        )
-        for one in writers
-    ]
-    return console.table("writers", headers, rows)
-
-
 def _ago(seconds: float | None) -> str:
     return text.NOTHING if seconds is None else f"{text.duration(seconds)} ago"
 
@@ -124,39 +101,41 @@ def _behind(seconds: float | None) -> str:
     return f"all but {text.duration(seconds)}" if seconds else "all"
 
 
-def limiters_table(limiters: Sequence[LimiterCounts]) -> Table:
-    """Build the table of rate limiters."""
-    headers = ("limiter", ">drawn", ">drawn/s", ">per insert", ">draws left", ">inserts left", "held")
-    rows = [
-        (
-            text.clean(one.name),
-            text.count(one.drawn),
-            text.rate(one.drawn_per_second).removesuffix("/s"),
-            text.number(None if one.samples_per_insert is None else round(one.samples_per_insert, 3)),
-            text.count(one.samples_until_held),
-            text.count(one.inserts_until_held),
-            one.held or text.NOTHING,
-        )
-        for one in limiters
-    ]
-    return console.table("rate limiters", headers, rows)
+def _a_second(rate: float | None) -> str:
+    return text.rate(rate).removesuffix("/s")
 
 
-def samplers_table(samplers: Sequence[SavedSampler]) -> Table:
-    """Build the table of what samplers have saved."""
-    headers = ("sampler", ">saved", ">batches", ">batches/s", ">steps", "draws")
-    rows = [
-        (
-            text.clean(one.name),
-            _ago(one.seconds_since_save),
-            text.count(one.batches),
-            text.rate(one.batches_per_second).removesuffix("/s"),
-            text.count(one.steps),
-            text.clean(f"{one.view or text.NOTHING} by {one.distribution or text.NOTHING}"),
-        )
-        for one in samplers
-    ]
-    return console.table("saved samplers", headers, rows)
+def _ratio(samples_per_insert: float | None) -> str:
+    return text.number(None if samples_per_insert is None else round(samples_per_insert, 3))
+
+
+WRITERS: Mapping[str, Callable[[WriterActivity], str]] = {
+    ">writer": lambda one: str(one.writer),
+    "state": lambda one: one.state,
+    ">segment": lambda one: ", ".join(map(str, one.segments)) or text.NOTHING,
+    ">lanes": lambda one: text.count(one.lanes),
+    ">steps/s": lambda one: _a_second(one.steps_per_second),
+    ">steps": lambda one: text.count(one.steps),
+    ">appended": lambda one: _ago(one.seconds_since_append),
+    ">durable": lambda one: _behind(one.durable_behind_s),
+}
+LIMITERS: Mapping[str, Callable[[LimiterCounts], str]] = {
+    "limiter": lambda one: text.clean(one.name),
+    ">drawn": lambda one: text.count(one.drawn),
+    ">drawn/s": lambda one: _a_second(one.drawn_per_second),
+    ">per insert": lambda one: _ratio(one.samples_per_insert),
+    ">draws left": lambda one: text.count(one.samples_until_held),
+    ">inserts left": lambda one: text.count(one.inserts_until_held),
+    "held": lambda one: one.held or text.NOTHING,
+}
+SAMPLERS: Mapping[str, Callable[[SavedSampler], str]] = {
+    "sampler": lambda one: text.clean(one.name),
+    ">saved": lambda one: _ago(one.seconds_since_save),
+    ">batches": lambda one: text.count(one.batches),
+    ">batches/s": lambda one: _a_second(one.batches_per_second),
+    ">steps": lambda one: text.count(one.steps),
+    "draws": lambda one: text.clean(f"{one.view or text.NOTHING} by {one.distribution or text.NOTHING}"),
+}
 
 
 def log_line(look: Look) -> str:
@@ -168,7 +147,7 @@ def log_line(look: Look) -> str:
         text.rate(look.steps_per_second),
         f"writing {writing}",
         f"episodes {text.count(look.episodes)}",
-        f"return {text.number(look.mean_return)}",
+        f"total_reward {text.number(look.mean_total_reward)}",
         f"on disk {text.size(look.disk.bytes)}",
         f"free {text.size(look.disk.free)}",
     ]

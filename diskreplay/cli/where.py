@@ -5,7 +5,9 @@ texts and the names below. There are no calls and no attributes.
 """
 
 import ast
+import keyword
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
@@ -32,20 +34,23 @@ Where = Annotated[str | None, _OPTION]
 Required = Annotated[str, _OPTION]
 """The option of commands that select nothing without it."""
 
+_ATTRIBUTES = "total_reward", "length", "hidden_steps", "continues", "continued", "terminated", "truncated", "cut"
 PROPERTIES: Mapping[str, tuple[type, Read]] = {
-    "total_reward": (float, lambda episode: episode.total_reward),
-    "length": (float, len),
-    "terminated": (float, lambda episode: episode.terminated),
-    "truncated": (float, lambda episode: episode.truncated),
-    "cut": (float, lambda episode: episode.cut),
+    **{name: (float, operator.attrgetter(name)) for name in _ATTRIBUTES},
     "open": (float, lambda episode: episode.ended == "open"),
-    "ended": (str, lambda episode: episode.ended),
+    "ended": (str, operator.attrgetter("ended")),
     "id": (float, lambda episode: int(episode.ids[0])),
-    "segment": (float, lambda episode: episode.segment),
-    "lane": (float, lambda episode: episode.lane),
+    "segment": (float, operator.attrgetter("segment")),
+    "lane": (float, operator.attrgetter("lane")),
     "start_time": (float, lambda episode: float(episode.times[0])),
     "end_time": (float, lambda episode: float(episode.times[-1])),
 }
+RIGHT_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
+    **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
+}
+"""What other names of properties are called here, for messages."""
+
 FIELDS = "episode"  # episode["length"] is the field where a property has its name
 
 _COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
@@ -81,7 +86,12 @@ def compile_where(expression: str, schema: Schema) -> Predicate:
         condition = _Compiler(expression, schema).condition(tree.body)
     except SyntaxError as error:
         column = error.offset or len(expression)
-        raise SchemaError(f"--where: {error.msg} (at column {column} of {expression!r})") from None
+        message, word = error.msg, "".join(re.findall(r"^\w+", (error.text or "")[column - 1 :]))
+        if word in schema.episode and keyword.iskeyword(word):
+            message = f'the field {word!r} is written {FIELDS}["{word}"]'
+        elif word in RIGHT_NAMES and word not in schema.episode:  # such as "return", which is a word of Python
+            message = f"{word!r} is {RIGHT_NAMES[word]}"
+        raise SchemaError(f"--where: {message} (at column {column} of {expression!r})") from None
     except (RecursionError, MemoryError):
         raise SchemaError(f"--where: {expression[:20]!r}... is nested too deep") from None
 
@@ -170,8 +180,10 @@ class _Compiler:
             return _Term(*PROPERTIES[base])
         name, *keys = keys if base == FIELDS and keys else [base, *keys]
         if name not in self._fields:
-            known = [*PROPERTIES, *self._fields]
-            raise self._error(node, f"unknown name {name!r}; known are {', '.join(known)}")
+            known = ", ".join([*PROPERTIES, *self._fields])
+            if name in RIGHT_NAMES:
+                raise self._error(node, f"{name!r} is {RIGHT_NAMES[name]}")
+            raise self._error(node, f"unknown name {name!r}; known are {known}")
         field: Any = self._fields[name]
         shape = field.shape if isinstance(field, Field) else None
         for key in keys:

@@ -28,7 +28,10 @@ def test_json_has_every_number(run: Callable, small: Path) -> None:
     told = json.loads(done.out)
     assert (done.code, done.err) == (0, "")
     assert told.pop("bytes") == told.pop("bytes_copied") > 0
-    assert told == {"path": str(to), "segments": 1, "steps": 80, "bytes_shared": 0, "problems": []}
+    assert (told.pop("steps"), told.pop("steps_inserted")) == (80, 80)
+    others = ("steps_hidden", "steps_evicted", "steps_discarded", "steps_lost", "steps_in_quarantine")
+    assert [told.pop(name) for name in others] == [0] * 5
+    assert told == {"path": str(to), "segments": 1, "bytes_shared": 0, "problems": []}
     assert {file.stat().st_nlink for file in to.rglob("*") if file.is_file()} == {1}
 
 

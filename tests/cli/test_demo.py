@@ -261,7 +261,7 @@ def wait_for(what: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_collectors_fill_the_store_stop_when_asked_and_a_dead_one_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "store"
     dr.create(path, demo_collector.schema()).close()
@@ -409,58 +409,47 @@ def nothing_is_left(folder: Path, leader: int) -> bool:
     return session_of(leader) == [] and left == []
 
 
-@pytest.mark.slow
-def test_it_gives_up_in_one_line_and_leaves_the_store_that_was_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with started_demo(tmp_path, "--max-seconds", 0, "--path", path) as process:
+@pytest.mark.slow(turns=2)
+@pytest.mark.parametrize("how", ["it gives up", "SIGINT", "SIGTERM", "a collector dies", "the trainer is killed"])
+def test_however_it_ends_nothing_runs_on_and_the_store_that_was_asked_for_is_left(tmp_path: Path, how: str) -> None:
+    path, gives_up = tmp_path / "store", how == "it gives up"
+    arguments = ["--max-seconds", 0] if gives_up else []
+    command = COMMAND if gives_up else ENDLESS
+    with started_demo(tmp_path, *arguments, "--path", path, command=command) as process:
+        if not gives_up:
+            wait_for(lambda: path.exists() and collected(path) >= 1000)
+        if how == "a collector dies":
+            os.kill(collectors_of(process.pid)[0], signal.SIGKILL)
+        elif how == "the trainer is killed":
+            process.kill()
+            wait_for(lambda: session_of(process.pid) == [])
+        elif not gives_up:
+            os.killpg(process.pid, signal.Signals[how])
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        if how != "the trainer is killed":  # who takes the temporary files along
+            assert "Traceback" not in err
+            wait_for(lambda: nothing_is_left(tmp_path, process.pid))
+    last = err.splitlines()[-1] if err else ""
+    if gives_up:
         assert (process.returncode, out) == (1, "")
-        last = err.splitlines()[-1]
         assert last.startswith("diskreplay: not learnt: a mean return of - over 20 episodes after ")
         assert last.endswith(f"; the store is kept at {path}")
-        wait_for(lambda: nothing_is_left(tmp_path, process.pid))
-    assert collected(path) >= 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_all_its_processes_leaves_nothing_running(tmp_path: Path, number: int) -> None:
-    path = tmp_path / "store"
-    with started_demo(tmp_path, "--path", path, command=ENDLESS) as process:
-        wait_for(lambda: path.exists() and collected(path) >= 1000)
-        os.killpg(process.pid, number)
-        _, err = process.communicate(timeout=PATIENCE_SECONDS)
-        assert process.returncode == 128 + number, err
-        assert "Traceback" not in err
-        wait_for(lambda: nothing_is_left(tmp_path, process.pid))
-    assert collected(path) >= 1000
-
-
-@pytest.mark.slow
-def test_collectors_end_by_themselves_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with started_demo(tmp_path, "--path", path, command=ENDLESS) as process:
-        wait_for(lambda: path.exists() and collected(path) >= 1000)
-        process.kill()
-        wait_for(lambda: session_of(process.pid) == [])
-    with dr.open(path) as store:
-        assert {writer["state"] for writer in store.info()["writers"]} == {"closed"}
-
-
-@pytest.mark.slow
-def test_a_collector_that_dies_ends_the_demo_with_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with started_demo(tmp_path, "--path", path, command=ENDLESS) as process:
-        wait_for(lambda: path.exists() and collected(path) >= 1000)
-        children = [
-            pid for pid in session_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        assert len(children) == demo_run.COLLECTORS
-        os.kill(children[0], signal.SIGKILL)
-        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    elif how == "a collector dies":
         assert process.returncode == 1
-        assert err.splitlines()[-1].endswith(f" died: exit code -9; the store is kept at {path}")
-        wait_for(lambda: nothing_is_left(tmp_path, process.pid))
+        assert last.endswith(f" died: exit code -9; the store is kept at {path}")
+    elif how != "the trainer is killed":
+        assert process.returncode == 128 + signal.Signals[how], err
+    assert collected(path) >= (0 if gives_up else 1000)
+    if how == "the trainer is killed":
+        with dr.open(path) as store:
+            assert {writer["state"] for writer in store.info()["writers"]} == {"closed"}
+
+
+def collectors_of(leader: int) -> list[int]:
+    """Return the processes of a session that collect."""
+    found = [pid for pid in session_of(leader) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(found) == demo_run.COLLECTORS
+    return found
 
 
 @pytest.mark.slow

@@ -9,10 +9,12 @@ import pytest
 
 import diskreplay
 from diskreplay.cli.main import app
-from diskreplay.cli.where import PROPERTIES
+from diskreplay.cli.plot import What
+from diskreplay.cli.where import PROPERTIES, RIGHT_NAMES
 from tests.cli.conftest import write_small
 
-PAGE = (Path(diskreplay.__file__).parents[1] / "docs/cli.md").read_text()
+ROOT = Path(diskreplay.__file__).parents[1]
+PAGE = (ROOT / "docs/cli.md").read_text()
 LINES = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
 ELSEWHERE = {"demo", "inspect", "verify", "repair"}  # in docs/look.md
 
@@ -36,3 +38,13 @@ def test_every_command_is_on_the_page() -> None:
 
 def test_every_name_of_an_expression_is_on_the_page() -> None:
     assert set(PROPERTIES) <= set(re.findall(r"`(\w+)`", PAGE))
+
+
+def test_what_is_sorted_by_or_plotted_on_any_page_is_known() -> None:
+    text = "\n".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+    sorts = set(re.findall(r"diskreplay episodes [^\n`]*--sort[ =](\w+)", text))
+    plots = set(re.findall(r"diskreplay plot [\w/.]+ (\w+)", text))
+    assert sorts, "no page sorts"
+    assert plots, "no page plots"
+    assert sorts.isdisjoint(RIGHT_NAMES)
+    assert plots <= set(What)

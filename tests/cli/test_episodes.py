@@ -1,11 +1,13 @@
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
 from diskreplay.cli import episodes, text
-from diskreplay.cli.episodes import Ended, Filter, SortBy
+from diskreplay.cli.episodes import Ended, SortBy
 
 FLAGS = ("terminated", "truncated", "cut", "open")
 
@@ -21,38 +23,34 @@ def columns() -> episodes.Columns:
         ((1 << 35) + 1, 1, 1, 0, 5, math.nan, "terminated"),
         ((1 << 35) + 200, 1, 0, 31, 1, 1.0, "open"),
     ]
-    names = ("id", "segment", "lane", "start", "length", "return")
+    names = ("id", "segment", "lane", "start", "length", "total_reward")
     table = {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
     flags = {flag: np.array([flag in row[6].split() for row in rows]) for flag in FLAGS}
-    return episodes.with_index(table | flags)
-
-
-def chosen(columns: episodes.Columns, where: Filter, sort: SortBy = SortBy.age, descending: bool = False) -> list[int]:
-    return episodes.choose(columns, where, sort, descending).tolist()
+    return episodes.with_index(table | {"hidden_steps": np.array([4, 0, 0, 0, 0, 0])} | flags)
 
 
 @pytest.mark.parametrize(
-    ("where", "expected"),
+    ("bounds", "ended", "expected"),
     [
-        (Filter(), [0, 1, 2, 3, 4, 5]),
-        (Filter(min_length=20), [1, 2, 3]),
-        (Filter(max_length=5), [4, 5]),
-        (Filter(min_length=10, max_length=10), [0]),
-        (Filter(min_return=2.5), [0, 2, 3]),
-        (Filter(max_return=2.5), [1, 2, 5]),
-        (Filter(min_return=100), []),
-        (Filter(ended=(Ended.terminated,)), [0, 3, 4]),
-        (Filter(ended=(Ended.truncated,)), [1, 3]),
-        (Filter(ended=(Ended.cut,)), [2]),
-        (Filter(ended=(Ended.open,)), [5]),
-        (Filter(ended=(Ended.cut, Ended.open)), [2, 5]),
-        (Filter(min_length=6, ended=(Ended.terminated,)), [0, 3]),
+        ({}, [], [0, 1, 2, 3, 4, 5]),
+        ({"length": (20, None)}, [], [1, 2, 3]),
+        ({"length": (None, 5)}, [], [4, 5]),
+        ({"length": (10, 10)}, [], [0]),
+        ({"total_reward": (2.5, None)}, [], [0, 2, 3]),
+        ({"total_reward": (None, 2.5)}, [], [1, 2, 5]),
+        ({"total_reward": (100, None)}, [], []),
+        ({}, [Ended.terminated], [0, 3, 4]),
+        ({}, [Ended.truncated], [1, 3]),
+        ({}, [Ended.cut], [2]),
+        ({}, [Ended.open], [5]),
+        ({}, [Ended.cut, Ended.open], [2, 5]),
+        ({"length": (6, None)}, [Ended.terminated], [0, 3]),
     ],
 )
-def test_a_filter_lets_through_what_meets_all_of_it(
-    columns: episodes.Columns, where: Filter, expected: list[int]
+def test_bounds_let_through_what_meets_all_of_them(
+    columns: episodes.Columns, bounds: episodes.Bounds, ended: list[Ended], expected: list[int]
 ) -> None:
-    assert chosen(columns, where) == expected
+    assert episodes.passing(columns, bounds, ended).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -62,8 +60,8 @@ def test_a_filter_lets_through_what_meets_all_of_it(
         (SortBy.age, True, [5, 4, 3, 2, 1, 0]),
         (SortBy.length, False, [5, 4, 0, 2, 1, 3]),
         (SortBy.length, True, [3, 1, 2, 0, 4, 5]),
-        (SortBy.return_, False, [1, 5, 2, 0, 3, 4]),
-        (SortBy.return_, True, [3, 0, 2, 5, 1, 4]),
+        (SortBy.total_reward, False, [1, 5, 2, 0, 3, 4]),
+        (SortBy.total_reward, True, [3, 0, 2, 5, 1, 4]),
         (SortBy.segment, True, [5, 4, 3, 2, 1, 0]),
         (SortBy.lane, False, [0, 1, 2, 3, 5, 4]),
     ],
@@ -71,13 +69,15 @@ def test_a_filter_lets_through_what_meets_all_of_it(
 def test_sorting_keeps_age_among_equals_and_what_is_no_number_last(
     columns: episodes.Columns, sort: SortBy, descending: bool, expected: list[int]
 ) -> None:
-    assert chosen(columns, Filter(), sort, descending) == expected
+    assert episodes.in_order(columns, np.arange(6), sort, descending).tolist() == expected
 
 
-def test_bounds_that_leave_nothing_between_them_are_named() -> None:
-    assert Filter(min_length=5, max_length=4).contradiction() == "--min-length 5 is more than --max-length 4"
-    assert Filter(min_return=0.5, max_return=-1).contradiction() == "--min-return 0.5 is more than --max-return -1"
-    assert Filter(min_length=5, max_length=5, max_return=0).contradiction() is None
+def test_bounds_that_leave_nothing_between_them_are_named(small: Path, run: Callable) -> None:
+    said = run("episodes", small, "--min-length", 5, "--max-length", 4)
+    assert (said.code, "--min-length 5 is more than --max-length 4" in said.err) == (2, True)
+    said = run("episodes", small, "--min-total-reward", 0.5, "--max-total-reward", -1)
+    assert (said.code, "--min-total-reward 0.5 is more than --max-total-reward -1.0" in said.err) == (2, True)
+    assert run("episodes", small, "--min-length", 5, "--max-length", 5, "--max-total-reward", 0).code == 0
 
 
 def test_records_are_plain_python_values(columns: episodes.Columns) -> None:
@@ -89,7 +89,8 @@ def test_records_are_plain_python_values(columns: episodes.Columns) -> None:
         "lane": 0,
         "start": 41,
         "length": 20,
-        "return": 2.5,
+        "hidden_steps": 0,
+        "total_reward": 2.5,
         "terminated": False,
         "truncated": True,
         "cut": True,
@@ -101,8 +102,8 @@ def test_records_are_plain_python_values(columns: episodes.Columns) -> None:
 
 def test_the_table_names_how_each_episode_ended(columns: episodes.Columns) -> None:
     lines = [line.split() for line in episodes.table(columns, np.arange(6)).splitlines()]
-    assert lines[0] == ["index", "id", "segment", "lane", "length", "return", "ended"]
-    assert [" ".join(line[6:]) for line in lines[1:]] == [
+    assert lines[0] == ["index", "id", "segment", "lane", "length", "hidden_steps", "total_reward", "ended"]
+    assert [" ".join(line[7:]) for line in lines[1:]] == [
         "terminated",
         "truncated",
         "cut",
@@ -110,15 +111,15 @@ def test_the_table_names_how_each_episode_ended(columns: episodes.Columns) -> No
         "terminated",
         "open",
     ]
-    assert lines[5][5] == "nan"
+    assert lines[5][6] == "nan"
 
 
 @pytest.mark.parametrize(
     ("found", "shown", "line"),
     [
-        ([0, 1, 2], [0, 1, 2], "3 episodes of 6; mean length 20, mean return 3.167"),
-        ([0, 1, 2], [0], "3 episodes of 6, 1 shown (--limit 0 for all); mean length 20, mean return 3.167"),
-        ([0], [0], "1 episode of 6; mean length 10, mean return 10"),
+        ([0, 1, 2], [0, 1, 2], "3 episodes of 6; mean length 20, mean total_reward 3.167"),
+        ([0, 1, 2], [0], "3 episodes of 6, 1 shown (--limit 0 for all); mean length 20, mean total_reward 3.167"),
+        ([0], [0], "1 episode of 6; mean length 10, mean total_reward 10"),
         ([], [], "0 episodes of 6"),
     ],
 )

@@ -45,8 +45,12 @@ def test_no_command_passes_on_what_a_terminal_or_a_browser_would_obey(
         *((["inspect"], 0), (["inspect", "--json"], 0), (["verify", "--deep"], 0), (["du"], 0)),
         *((["episodes", "--sort", HOSTILE], 0), (["episodes", "--csv"], 0), (["episodes", "--json"], 0)),
         *((["show", "0"], 0), (["show", "0", "--json"], 0), (["watch", "--once", "--interval", "0.1"], 0)),
-        *((["diff", hostile], 0), (["report", "--out", page], 0), (["plot", "returns", "--out", svg], 0)),
-        *((["plot", "returns"], 0), (["plot", "actions"], 0), (["frames", "0", "--out", tmp_path / "frames.png"], 0)),
+        *((["diff", hostile], 0), (["report", "--out", page], 0), (["plot", "total_reward", "--out", svg], 0)),
+        *(
+            (["plot", "total_reward"], 0),
+            (["plot", "actions"], 0),
+            (["frames", "0", "--out", tmp_path / "frames.png"], 0),
+        ),
         *((["episodes", "--sort", f"z{HOSTILE}"], 2), (["episodes", "--where", HOSTILE], 2)),
         *((["frames", "0", "--field", "none", "--out", tmp_path / "f.png"], 2), (["show", "0", "--id", HOSTILE], 2)),
     ]

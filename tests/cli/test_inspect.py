@@ -26,15 +26,16 @@ def test_the_summary_names_everything_that_is_counted(info: dict[str, Any]) -> N
 
 def test_a_store_without_capacity_and_one_that_evicted_say_so(info: dict[str, Any]) -> None:
     assert inspect.steps_line(info | {"capacity": None}) == "1,234,567, no capacity set"
-    evicting = info | {"steps": 100, "capacity": 100, "steps_evicted": 2_345}
-    assert inspect.steps_line(evicting) == "100 of a capacity of 100 (100%), 2,345 evicted"
+    evicting = info | {"steps": 100, "capacity": 100, "steps_evicted": 2_345, "steps_inserted": 2_445}
+    assert inspect.steps_line(evicting) == "100 of a capacity of 100 (100%), 2,345 evicted, 2,445 inserted"
     limited = info | {"capacity": None, "capacity_bytes": 3_200_000_000, "max_age_s": 86400.0}
     assert inspect.steps_line(limited) == "1,234,567"
     assert dict(inspect.summary(limited))["limits"] == "3.2 GB of segments, 86,400 s since a segment was sealed"
 
 
 def test_fields_are_listed_by_path_in_the_order_of_the_schema(info: dict[str, Any]) -> None:
-    assert [path for path, _ in inspect.leaves(info["schema"])] == [
+    lines = rendered(inspect.schema_table(info["schema"])).splitlines()
+    assert [line.split()[0] for line in lines[2:]] == [
         "obs/image",
         "obs/state/0",
         "obs/state/1",
@@ -55,7 +56,7 @@ def test_the_schema_is_shown_with_shapes_types_and_spaces(info: dict[str, Any]) 
 def test_statistics_cover_returns_and_lengths(info: dict[str, Any]) -> None:
     lines = [line.split() for line in rendered(inspect.statistics_table(info)).splitlines()]
     assert ["count", "mean", "std", "min", "median", "max"] in lines
-    assert ["return", "1,003", "101.2", "7.5", "-3", "99", "500"] in lines
+    assert ["total_reward", "1,003", "101.2", "7.5", "-3", "99", "500"] in lines
     assert ["length", "1,003", "1,230.5", "0", "9", "1,000", "12,345"] in lines
 
 
@@ -94,7 +95,14 @@ def test_a_long_table_is_cut_short_unless_all_is_asked_for(info: dict[str, Any],
 
 def test_the_report_of_an_empty_store_has_no_statistics(info: dict[str, Any]) -> None:
     nothing = dict.fromkeys(info["episodes"], 0)
-    empty = info | {"steps": 0, "episodes": nothing, "returns": None, "lengths": None, "segments": [], "writers": []}
+    empty = info | {
+        "steps": 0,
+        "episodes": nothing,
+        "total_reward": None,
+        "length": None,
+        "segments": [],
+        "writers": [],
+    }
     shown = rendered(inspect.report(empty))
     assert "ended episodes" not in shown
     assert "0 (0 terminated, 0 truncated, 0 cut, 0 open)" in shown
@@ -102,11 +110,11 @@ def test_the_report_of_an_empty_store_has_no_statistics(info: dict[str, Any]) ->
 
 def test_names_from_the_store_are_no_markup_and_no_escape_sequences(info: dict[str, Any]) -> None:
     info["schema"]["extra"] = {
-        "[red]x[/red]": {"shape": [], "dtype": "bool"},
+        "[red]x[red]": {"shape": [], "dtype": "bool"},
         "\x1b[2J": {"shape": [], "dtype": "bool"},
     }
     shown = rendered(inspect.report(info | {"path": "/tmp/\x1b]0;title\x07"}))
-    assert "extra/[red]x[/red]" in shown
+    assert "extra/[red]x[red]" in shown
     assert r"extra/\x1b[2J" in shown
     assert "\x1b" not in shown
     assert "\x07" not in shown

@@ -58,7 +58,8 @@ def write_episodes(writer: dr.Writer) -> list[dict[str, Any]]:
             {
                 "index": len(expected),
                 "length": steps,
-                "return": 1.5 * steps,
+                "hidden_steps": 0,
+                "total_reward": 1.5 * steps,
                 "terminated": how == "terminated",
                 "truncated": how.startswith("truncated") or how == "cut",
                 "cut": how == "cut",
@@ -107,7 +108,7 @@ def test_episodes_filters_sorts_and_limits(run: Callable, filled: tuple[Path, li
     assert [r["length"] for r in listed(run, path, "--ended", "truncated")] == [5, 7]
     assert [r["length"] for r in listed(run, path, "--ended", "cut", "--ended", "open")] == [4, 3]
     assert [r["length"] for r in listed(run, path, "--sort", "length", "--desc", "--limit", "2")] == [7, 5]
-    assert [r["length"] for r in listed(run, path, "--min-return", "6", "--max-length", "5")] == [5, 4]
+    assert [r["length"] for r in listed(run, path, "--min-total-reward", "6", "--max-length", "5")] == [5, 4]
     assert listed(run, path, "--min-length", "100") == []
 
 
@@ -116,9 +117,9 @@ def test_the_table_of_episodes_is_read_by_people(run: Callable, filled: tuple[Pa
     done = run("episodes", path, "--reverse", "--limit", "2")
     assert (done.code, done.err) == (0, "")
     lines = [line.split() for line in done.out.splitlines()]
-    assert lines[0] == ["index", "id", "segment", "lane", "length", "return", "ended"]
-    assert lines[1][4:] == ["3", "4.5", "open"]
-    assert lines[2][4:] == ["7", "10.5", "truncated"]
+    assert lines[0] == ["index", "id", "segment", "lane", "length", "hidden_steps", "total_reward", "ended"]
+    assert lines[1][4:] == ["3", "0", "4.5", "open"]
+    assert lines[2][4:] == ["7", "0", "10.5", "truncated"]
     assert done.out.splitlines()[-1].startswith("6 episodes, 2 shown (--limit 0 for all); mean length 3.833")
 
 
@@ -138,7 +139,7 @@ def test_episodes_shows_episode_fields_and_sorts_by_them(run: Callable, small: P
     for name in ("colour", "goal", "episode/length"):
         done = run("episodes", small, "--sort", name)
         assert (done.code, done.out) == (2, "")
-        assert f"{name!r} is not one of age, segment, lane, length, return, seed, lr" in done.err
+        assert f"{name!r} is not one of age, segment, lane, length, hidden_steps, total_reward, seed, lr" in done.err
 
 
 def test_episodes_takes_an_expression(run: Callable, small: Path) -> None:
@@ -157,7 +158,7 @@ def test_episodes_as_csv(run: Callable, small: Path) -> None:
     assert list(rows[0]) == list(records[0])
     assert len(rows) == len(records) == 6
     for row, record in zip(rows, records, strict=True):
-        assert float(row["return"]) == record["return"]
+        assert float(row["total_reward"]) == record["total_reward"]
         assert row["episode/seed"] == ("" if record["episode/seed"] is None else str(record["episode/seed"]))
         assert row["episode/goal"] == ("" if record["episode/goal"] is None else json.dumps(record["episode/goal"]))
         assert row["cut"] == str(record["cut"])
@@ -178,7 +179,7 @@ def test_inspect_prints_what_info_says(run: Callable, filled: tuple[Path, list])
     assert shown["episodes"]["total"] == 6
     assert shown["episodes"]["open"] == 1
     assert shown["episodes"]["cut"] == 1
-    assert shown["lengths"] == {
+    assert shown["length"] == {
         "count": 5,
         "mean": 4.0,
         "std": pytest.approx(2.0),
@@ -186,7 +187,7 @@ def test_inspect_prints_what_info_says(run: Callable, filled: tuple[Path, list])
         "median": 4.0,
         "max": 7,
     }
-    assert shown["returns"]["max"] == 10.5
+    assert shown["total_reward"]["max"] == 10.5
     assert [writer["state"] for writer in shown["writers"]] == ["alive"]
     assert [segment["state"] for segment in shown["segments"]] == ["writing"]
 
@@ -205,7 +206,7 @@ def test_an_empty_store_can_be_inspected(run: Callable, tmp_store: Path) -> None
     dr.create(tmp_store, SCHEMA).close()
     shown = inspected(run, tmp_store)
     assert shown["steps"] == 0
-    assert shown["returns"] is None
+    assert shown["total_reward"] is None
     assert run("inspect", tmp_store).code == 0
     assert listed(run, tmp_store) == []
     done = run("episodes", tmp_store)
@@ -227,13 +228,13 @@ def test_rewards_that_are_no_numbers_become_null(run: Callable, tmp_store: Path,
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         for reward in rewards:
             writer.append(observation(0), 0, float(reward), True, next_obs=observation(1), log_prob=0.0)
-    assert [record["return"] for record in listed(run, tmp_store)] == [None] * (len(rewards) - 1) + [3.0]
-    returns = inspected(run, tmp_store)["returns"]
+    assert [record["total_reward"] for record in listed(run, tmp_store)] == [None] * (len(rewards) - 1) + [3.0]
+    returns = inspected(run, tmp_store)["total_reward"]
     assert (returns["count"], returns["mean"]) == (len(rewards), None)
     assert run("inspect", tmp_store).code == 0
-    done = run("episodes", tmp_store, "--sort", "return")
+    done = run("episodes", tmp_store, "--sort", "total_reward")
     assert (done.code, done.err) == (0, "")
-    assert done.out.endswith("mean return nan\n")
+    assert done.out.endswith("mean total_reward nan\n")
 
 
 def test_inspecting_writes_nothing(run: Callable, filled: tuple[Path, list]) -> None:
@@ -323,7 +324,7 @@ ARGUMENTS = {
     "backup": ["backup-of-nothing"],
     "merge": ["b", "merged"],
     "diff": ["b"],
-    "plot": ["returns"],
+    "plot": ["total_reward"],
     "frames": [0, "--out", "strip.png"],
 }
 

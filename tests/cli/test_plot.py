@@ -27,10 +27,10 @@ def every(name: str) -> np.ndarray:
 
 
 def test_returns_and_lengths_are_those_of_the_episodes_in_order(store: dr.Store) -> None:
-    (returns,) = chart(store, "returns").series
+    (returns,) = chart(store, "total_reward").series
     np.testing.assert_array_equal(returns.x, np.arange(6))
     np.testing.assert_allclose(returns.y, RETURNS)
-    (lengths,) = chart(store, "lengths").series
+    (lengths,) = chart(store, "length").series
     assert lengths.y.tolist() == [steps for steps, *_ in EPISODES]
 
 
@@ -114,7 +114,7 @@ def test_priorities_are_drawn_and_saved(run: Callable, learned: Path) -> None:
         (["priorities", "--sampler", "nobody"], "has no sampler state named 'nobody'; it has both, one, uniform"),
         (["priorities", "--sampler", "uniform"], "there are no priorities of such steps, as saved by sampler uniform"),
         (["priorities", "--where", "length > 100"], "there are no priorities of such steps, as saved by any sampler"),
-        (["returns", "--sampler", "one"], "--sampler is for priorities, not returns"),
+        (["total_reward", "--sampler", "one"], "--sampler is for priorities, not total_reward"),
     ):
         done = run("plot", learned, *arguments)
         assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
@@ -154,7 +154,11 @@ def test_it_is_drawn_in_a_terminal_or_a_pipe(run: Callable, small: Path, what: W
     lines = done.out.splitlines()
     assert 20 < len(lines) < 25
     assert max(map(len, lines)) <= 80
-    title = {"returns": "return of 6 episodes", "lengths": "length of 6", "actions": "action, 2 of 2 elements"}
+    title = {
+        "total_reward": "total_reward of 6 episodes",
+        "length": "length of 6",
+        "actions": "action",
+    }
     assert title.get(what.value, {"rewards": "reward", "ages": "ages of steps"}.get(what.value, "")) in lines[0]
 
 
@@ -196,7 +200,7 @@ def test_several_series_are_named_in_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["returns", "--where", "length > 100"], "there is no episode to plot"),
+        (["total_reward", "--where", "length > 100"], "there is no episode to plot"),
         (["rewards", "--where", "length > 100"], "there is no episode to plot"),
         (["actions", "--field", "colour"], "no field 'colour' in this store"),
     ],

@@ -21,7 +21,7 @@ def test_every_value_of_every_step_is_in_the_json(run: Callable, small: Path, nu
     given, (steps, how, seed, has_final) = small_episode(number), EPISODES[number]
     record = shown(run, small, number)
     assert (record["index"], record["length"], record["ended"]) == (number, steps, how)
-    assert record["return"] == pytest.approx(RETURNS[number])
+    assert record["total_reward"] == pytest.approx(RETURNS[number])
     assert record["episode/seed"] == seed
     assert record["episode/goal"] == (None if seed is None else [number, -number])
     assert [step["step"] for step in record["steps"]] == list(range(steps))
@@ -71,7 +71,7 @@ def test_the_table_is_read_by_people(run: Callable, small: Path) -> None:
     done = run("show", small, 0)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert lines[0] == "episode 0 of 6: id 0, segment 0, lane 0, 3 steps, return 3.375, terminated"
+    assert lines[0] == "episode 0 of 6: id 0, segment 0, lane 0, 3 steps, total_reward 3.375, terminated"
     assert lines[1].startswith("episode/seed 7, episode/lr 0, episode/goal [0 0], from 20")
     assert lines[3].split() == ["step", "id", "obs/image", "obs/state/0", "obs/state/1", "action", "reward", "log_prob"]
     assert [line.split()[0] for line in lines[4:]] == ["0", "1", "2", "final"]
@@ -94,7 +94,7 @@ def test_a_long_episode_is_cut_short_unless_all_is_asked_for(run: Callable, smal
     [
         ([6], "no episode 6: the store has 6 episodes"),
         ([-7], "no episode -7: the store has 6 episodes"),
-        ([10**9, "--id"], "no visible step has the id 1000000000"),
+        ([10**9, "--id"], "no episode has a step of the id 1000000000"),
         ([0, "--field", "colour"], "no field 'colour' in this store; it has obs/image, obs/state/0"),
     ],
 )

@@ -106,12 +106,14 @@ def test_an_error_takes_one_line() -> None:
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     rows = [("1", "open"), ("12,345", "cut")]
-    assert text.aligned(("id", "ended"), rows, left=("ended",)).splitlines() == [
+    assert text.aligned((">id", "ended"), rows) == [
         "    id  ended",
         "     1  open",
         "12,345  cut",
     ]
-    assert text.aligned(("id", "ended"), []) == "id  ended"
+    assert text.aligned((">id", "ended"), rows, width=13) == text.aligned((">id", "ended"), rows)
+    assert text.aligned((">id", "ended"), rows, width=12) == ["id 1  ended open", "id 12,345  ended cut"]
+    assert text.aligned((">id", "ended"), []) == ["id  ended"]
 
 
 @pytest.mark.parametrize(

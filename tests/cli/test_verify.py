@@ -264,7 +264,7 @@ def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: 
 
 def test_what_cannot_be_mended_is_told(run: Callable, filled: Path) -> None:
     flip(filled / "zarr.json")
-    flip(filled / "hidden/document")
+    flip(filled / "evictions/document")
     done = run("repair", filled)
     assert done.code == 1
     assert done.out.splitlines()[1] == "not repaired; restore it from a backup:"

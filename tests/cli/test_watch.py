@@ -30,13 +30,18 @@ LOOK = Look(
     path="/data/runs/a",
     time=1767225600.0,
     steps=1_234_567,
+    steps_hidden=700_000,
+    steps_evicted=65_421,
+    steps_discarded=0,
+    steps_lost=0,
+    steps_in_quarantine=12,
     inserted=2_000_000,
     steps_per_second=1234.567,
     episodes=5_000,
     episodes_open=4,
     episodes_per_second=3.5,
     newest_episodes=100,
-    mean_return=31.25,
+    mean_total_reward=31.25,
     writers=[
         WriterActivity(7, "dead", (12,), 1, 40, 0.0, 600.0, None),
         WriterActivity(8, "writing", (13, 14), 512, 4_000_000, 51_200.0, 0.01, 2.5),
@@ -52,7 +57,6 @@ LOOK = Look(
     ],
     disk=Disk(12_345_678_901, 99_000_000_000, 3_600_000_000.0, 99_000.0),
     retention=RetentionActivity(2_000_000, 10**11, 86_400.0, 0.617, 620.0, 765_433, 12.5, 7_000.0),
-    steps_in_quarantine=12,
     problems=["writer 7 died; the next process that opens the store for writing, or repair, seals segment 12"],
 )
 AT_FIRST = replace(
@@ -60,7 +64,7 @@ AT_FIRST = replace(
     steps_per_second=None,
     episodes_per_second=None,
     newest_episodes=0,
-    mean_return=None,
+    mean_total_reward=None,
     writers=[],
     samplers=[],
     limiters=[],
@@ -82,12 +86,12 @@ def test_everything_that_a_look_tells_is_shown() -> None:
     words = " ".join(shown(LOOK, 200).split())
     for expected in (
         "/data/runs/a",
-        "1,234,567, 2,000,000 inserted, 1,235/s",
-        "5,000 ended, 4 open, 3.5/s; mean return of the newest 100: 31.25",
+        "1,234,567, 2,000,000 inserted, 700,000 hidden, 65,421 evicted, 1,235/s",
+        "5,000 ended, 4 open, 3.5/s; mean total_reward of the newest 100: 31.25",
         "12.3 GB, 99.0 GB free, +3.6 GB an hour; the disk is full in 28 h",
         "keeps 2,000,000 steps, 100.0 GB, 24 h: 62% used, all in 10 min; 12.5/s leave, the oldest first; the oldest "
         "step is 117 min old",
-        "12 steps, in no other count",
+        "12 steps, in no other class",
         "writer 7 died",
         "7 dead 12 1 0 40 10 min ago -",
         "8 writing 13, 14 512 51,200 4,000,000 0.0 s ago all but 2.5 s",
@@ -102,7 +106,7 @@ def test_everything_that_a_look_tells_is_shown() -> None:
 
 def test_the_first_look_at_an_idle_store_is_short() -> None:
     words = " ".join(shown(AT_FIRST, 80).split())
-    assert "1,234,567, 2,000,000 inserted, -" in words
+    assert "1,234,567, 2,000,000 inserted, 700,000 hidden, 65,421 evicted, -" in words
     assert "on disk 0 B, 10 B free retention keeps everything" in words
     assert "writers" not in words
 
@@ -123,9 +127,9 @@ def test_a_small_terminal_leaves_rows_out_and_says_how_many() -> None:
 
 def test_a_line_tells_the_most_important() -> None:
     got = log_line(LOOK)
-    assert re.match(r"\d\d:\d\d:\d\d  steps 1,234,567  1,235/s  writing 1  episodes 5,000  return 31.25", got)
+    assert re.match(r"\d\d:\d\d:\d\d  steps 1,234,567  1,235/s  writing 1  episodes 5,000  total_reward 31.25", got)
     assert got.endswith("on disk 12.3 GB  free 99.0 GB  leaving 12.5/s  held writers (default)  problems 1")
-    assert log_line(AT_FIRST).endswith("return -  on disk 0 B  free 10 B")
+    assert log_line(AT_FIRST).endswith("total_reward -  on disk 0 B  free 10 B")
 
 
 def test_nothing_in_a_store_is_obeyed_by_the_terminal() -> None:
@@ -149,7 +153,7 @@ def test_without_a_terminal_each_look_is_a_line(run: Callable, small: Path) -> N
     done = run("watch", small, "--count", 3)
     assert (done.code, done.err) == (0, "")
     assert len(done.out.splitlines()) == 3
-    assert all("  steps 80  0/s  writing 0  episodes 6  return " in row for row in done.out.splitlines())
+    assert all("  steps 80  0/s  writing 0  episodes 6  total_reward " in row for row in done.out.splitlines())
 
 
 @pytest.mark.usefixtures("quick")

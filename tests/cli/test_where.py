@@ -67,6 +67,12 @@ def test_an_expression_chooses_episodes(store: dr.Store, expression: str, expect
         ("lenght > 3", "unknown name 'lenght'; known are total_reward, length, .*, seed, lr, goal (at column 1 of"),
         ("1 < 2 and sed", "unknown name 'sed'; known are .* (at column 11 of '1 < 2 and sed')"),
         ("'é' == ended and sed", "unknown name 'sed'; known are .* (at column 18 of"),
+        ("return > 20", "'return' is called total_reward (at column 1 of 'return > 20')"),
+        ("length > 3 and return > 20", "'return' is called total_reward (at column 16 of"),
+        ("ret > 20", "'ret' is called total_reward (at column 1 of"),
+        ("not returns", "'returns' is called total_reward (at column 5 of"),
+        ("steps < 3 or len > 5", "'steps' is called length (at column 1 of"),
+        ("seed > 1 and len > 5", "'len' is called length (at column 14 of"),
         ("episode['length'] > 3", "unknown name 'length'; known are"),
         ("seed.real", "seed.real is not part of these expressions (at column 1 of 'seed.real')"),
         ("abs(seed)", "abs(seed) is not part of these expressions (at column 1 of"),
@@ -181,3 +187,18 @@ def test_an_expression_that_is_none_takes_one_line(run: Callable, small: Path) -
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("diskreplay: --where: unknown name 'sed'; known are ")
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("return > 2", """the field 'return' is written episode["return"] (at column 1 of"""),
+        ("length > 3 score > 2", "invalid syntax (at column 12 of"),
+        ("length > 3 reward > 2", "'reward' is called total_reward (at column 12 of"),
+    ],
+)
+def test_a_field_is_never_taken_for_a_wrong_name(expression: str, message: str) -> None:
+    schema = dr.Schema.from_example(obs=0.0, action=0, episode={"return": 0.0, "score": 0.0})
+    compile_where('episode["return"] > 2 and score > 2', schema)
+    with pytest.raises(dr.SchemaError, match=re.escape(message)):
+        compile_where(expression, schema)

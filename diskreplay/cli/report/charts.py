@@ -1,8 +1,6 @@
 """The charts of a report."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -13,9 +11,10 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli import text
 from diskreplay.cli.chart import Chart, Series
-from diskreplay.cli.plot import MOST_SERIES, distribution, distributions, in_units, over_episodes
-from diskreplay.cli.report.sample import STEPS, Episodes, Steps
-from diskreplay.errors import ReplayError, SegmentGone
+from diskreplay.cli.plot import MOST_SERIES, distribution, in_units, of_elements, over_episodes
+from diskreplay.cli.priorities import read_priorities
+from diskreplay.cli.report.sample import Episodes, Steps
+from diskreplay.errors import ReplayError
 from diskreplay.format import layout
 from diskreplay.format.root import read_root
 from diskreplay.format.state_files import state_names
@@ -30,12 +29,13 @@ STATE_BYTES = 64 << 20  # most that is read of what a sampler has saved
 def charts_of(store: dr.Store, info: Mapping[str, Any], steps: Steps, episodes: Episodes) -> Iterator[Chart]:
     """Yield what there is to draw of a store."""
     ended = episodes.ended != "open"
-    for name, values in (("return", episodes.returns[ended]), ("length", episodes.lengths[ended].astype(np.float64))):
+    for name in ("total_reward", "length"):
+        values = getattr(episodes, name)[ended].astype(np.float64)
         if np.count_nonzero(np.isfinite(values)) > 1:
             yield thinned(over_episodes(name, values))
     yield from _of_fields(store, steps)
     yield from _of_times(info, steps)
-    yield from _of_priorities(store, episodes)
+    yield from _of_priorities(store, steps)
 
 
 def thinned(chart: Chart) -> Chart:
@@ -51,16 +51,9 @@ def _thinned(series: Series) -> Series:
 def _of_fields(store: dr.Store, steps: Steps) -> Iterator[Chart]:
     actions = [path for path in store.schema.step_leaves if path.split("/")[0] == "action"]
     for path in ["reward", *actions[:ACTIONS]]:
-        rows, width = steps.read(path)[1], math.prod(store.schema.leaves[path].shape)
-        columns = rows.reshape(len(rows), width)[:, :MOST_SERIES]
-        if not np.isfinite(columns).any():
-            continue
-        name = text.clean(path)
-        if columns.shape[1] == 1:
-            yield distribution(f"{name}: how often", columns[:, 0], "value")
-        else:
-            title = f"{name}: how often" + (f", {columns.shape[1]} of {width} elements" if width > MOST_SERIES else "")
-            yield distributions(title, {f"[{at}]": column for at, column in enumerate(columns.T)}, "value")
+        rows = steps.read(path)[1]
+        if np.isfinite(rows).any():
+            yield of_elements(f"{text.clean(path)}: how often", rows)
 
 
 def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
@@ -92,35 +85,17 @@ def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.boo
         yield f"{len(most) - len(alone)} others", ~np.isin(writers, alone)
 
 
-def _of_priorities(store: dr.Store, episodes: Episodes) -> Iterator[Chart]:
-    if store.snapshot.has_priorities:
-        rows = [np.zeros(0)]
-        for at in episodes.at[np.cumsum(episodes.lengths) <= STEPS].tolist():
-            with suppress(SegmentGone):
-                rows.append(store.episodes[at]["priority"])
-        priorities = np.concatenate(rows)
-        if np.isfinite(priorities).any():
-            yield distribution("initial priorities, |TD error|", priorities, "priority")
+def _of_priorities(store: dr.Store, steps: Steps) -> Iterator[Chart]:
+    priorities = steps.snapshot.priorities(np.ascontiguousarray(steps.ids))
+    if np.isfinite(priorities).any():
+        yield distribution("initial priorities, |TD error|", priorities, "priority")
     root = read_root(store.path)
     for name in islice(state_names(root), STATES):
         if disk_usage(root.folder / layout.SAMPLERS / name)[0] <= STATE_BYTES:
             try:
-                tables = list(priority_tables(store.load_sampler_state(name)))
-            except ReplayError:
+                tables = read_priorities(store, [name]).values()
+            except (ReplayError, ValueError):
                 continue  # deleted or replaced meanwhile, or damaged: `verify` says so
-            for values in tables:
-                yield distribution(f"priorities of the sampler {name}", values, "|TD error|")
-
-
-def priority_tables(state: Any) -> Iterator[NDArray[np.float64]]:
-    """Yield the priorities in what a sampler has saved, of each kind of ids."""
-    below: Sequence[Any] = ()
-    if isinstance(state, dict):
-        if {"page", "known", "values"} <= state.keys() and len(state["values"]):
-            yield state["values"]
-            return
-        below = [*state.values()]
-    elif isinstance(state, list):
-        below = state
-    for each in below:
-        yield from priority_tables(each)
+            for _, values in tables:
+                if len(values):
+                    yield distribution(f"priorities of the sampler {name}", values, "|TD error|")

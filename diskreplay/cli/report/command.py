@@ -44,7 +44,7 @@ def report(
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
     with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
-        info = store.info(returns=False)
+        info = store.info(total_reward=False)
         with console.bar("Measuring segments", in_bytes=True) as progress:
             usage = usage_of(store, info, progress)
         with console.bar("Reading episodes") as progress:
@@ -93,8 +93,8 @@ def sample_notes(where: str | None, episodes: Episodes, steps: Steps) -> Iterato
         read.append(f"{text.count(len(steps.ids))} of {text.plural(steps.total, 'step')}")
     if read:
         yield f"A random sample was read, the same each time: {' and '.join(read)}."
-    if unread := int(np.count_nonzero(np.isnan(episodes.returns))):
-        yield f"{text.plural(unread, 'episode')} without a return: too long to be read, or with rewards of NaN."
+    if unread := int(np.count_nonzero(np.isnan(episodes.total_reward))):
+        yield f"{text.plural(unread, 'episode')} without a total_reward: too long to be read, or with rewards of NaN."
 
 
 def _damage(info: Mapping[str, Any]) -> Iterator[Html]:

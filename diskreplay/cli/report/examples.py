@@ -1,21 +1,23 @@
 """Example episodes of a report: which ones, and what is shown of each."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 import diskreplay as dr
 from diskreplay.cli import text
 from diskreplay.cli.chart import Chart, Series
-from diskreplay.cli.episode_leaves import cell, episode_leaves, short
+from diskreplay.cli.episode_leaves import cell, episode_leaves, row_count, short
 from diskreplay.cli.plot import MOST_SERIES
 from diskreplay.cli.report.page import known, wide
-from diskreplay.cli.report.sample import Episodes, observations, rows_of
+from diskreplay.cli.report.sample import Episodes, began_at
 from diskreplay.cli.report.svg import figure
 from diskreplay.errors import SegmentGone
+from diskreplay.format.schema import Field, Schema
 from diskreplay.markup import NOTHING, Html, element, image, joined, table, text as escaped
 from diskreplay.pictures import as_images, gif, is_image, png, smaller, strip
+from diskreplay.store.reading.episodes import Episode
 
 FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation, a second, and pixels of a frame
 STRIP = 8  # frames side by side
@@ -25,7 +27,7 @@ ROW_BYTES = 1 << 22  # most of a row that is read
 
 
 class Example(NamedTuple):
-    """An episode by its place in `Store.episodes`, its return, and why it is an example: "best, newest"."""
+    """An episode by its place in `Store.episodes`, its total reward, and why it is an example: "best, newest"."""
 
     at: int
     total_reward: float
@@ -34,8 +36,8 @@ class Example(NamedTuple):
 
 def choose_examples(episodes: Episodes, most: int) -> list[Example]:
     """Return the best, worst, median and newest episodes, and then others at equal distances of their ranks."""
-    finite = np.flatnonzero(np.isfinite(episodes.returns) & (episodes.ended != "open"))
-    ranked = finite[np.argsort(episodes.returns[finite], kind="stable")]
+    finite = np.flatnonzero(np.isfinite(episodes.total_reward) & (episodes.ended != "open"))
+    ranked = finite[np.argsort(episodes.total_reward[finite], kind="stable")]
     named, between = {}, {}
     if len(ranked):
         last = len(ranked) - 1
@@ -52,7 +54,7 @@ def choose_examples(episodes: Episodes, most: int) -> list[Example]:
         if place not in reasons and len(reasons) < most:
             reasons[int(place)] = [name]
     return [
-        Example(int(episodes.at[place]), float(episodes.returns[place]), ", ".join(names))
+        Example(int(episodes.at[place]), float(episodes.total_reward[place]), ", ".join(names))
         for place, names in reasons.items()
     ]
 
@@ -67,15 +69,15 @@ def example_section(store: dr.Store, example: Example) -> Html:
 
 def _section(store: dr.Store, example: Example) -> Html:
     episode, at = store.episodes[example.at], example.at
-    first = store.snapshot.episodes.first[at : at + 1]
     said = {
-        "id": str(first[0]),
+        "id": str(episode.ids[0]),
         "segment": str(episode.segment),
         "lane": str(episode.lane),
-        "steps": text.count(len(episode)),
-        "return": text.NOTHING if np.isnan(example.total_reward) else text.number(example.total_reward),
+        "length": text.count(len(episode)),
+        **({"hidden_steps": text.count(hidden)} if (hidden := episode.hidden_steps) else {}),
+        "total_reward": text.NOTHING if np.isnan(example.total_reward) else text.number(example.total_reward),
         "ended": episode.ended,
-        "began": text.moment(float(store.snapshot.times(first)[0] / 1e9)),
+        "began": text.moment(began_at(store, at)),
     }
     for path, value in [*episode_leaves(episode, store.schema).items()][:COLUMNS]:
         said[short(path)] = text.NOTHING if value is None else cell(value)
@@ -83,28 +85,24 @@ def _section(store: dr.Store, example: Example) -> Html:
         "section",
         element("h3", escaped(f"{example.why[:1].upper()}{example.why[1:]}: episode {at}")),
         known(said),
-        *_pictures(store, at),
-        element("div", *(figure(chart) for chart in charts(store, at)), class_="figures"),
-        element("details", element("summary", escaped("Steps")), wide(steps_table(store, at))),
+        *_pictures(episode, store.schema),
+        element("div", *(figure(chart) for chart in charts(episode, store.schema)), class_="figures"),
+        element("details", element("summary", escaped("Steps")), wide(steps_table(episode, store.schema))),
         class_="episode",
     )
 
 
-def _readable(store: dr.Store) -> dict[str, Any]:
-    return {path: leaf for path, leaf in store.schema.step_leaves.items() if leaf.row_bytes <= ROW_BYTES}
+def _readable(schema: Schema) -> dict[str, Field]:
+    return {path: leaf for path, leaf in schema.step_leaves.items() if leaf.row_bytes <= ROW_BYTES}
 
 
-def _rows(store: dr.Store, at: int, path: str) -> int:
-    return observations(store, at) if path.split("/")[0] == "obs" else len(store.episodes[at])
-
-
-def _pictures(store: dr.Store, at: int) -> Iterator[Html]:
+def _pictures(episode: Episode, schema: Schema) -> Iterator[Html]:
     """Yield an animation and a strip of each field that has images."""
-    paths = [path for path, leaf in _readable(store).items() if is_image(leaf)]
+    paths = [path for path, leaf in _readable(schema).items() if is_image(leaf)]
     for path in paths[:IMAGES]:
-        rows = _rows(store, at, path)
+        rows = row_count(episode, path)
         places = np.unique(np.linspace(0, rows - 1, min(FRAMES, rows)).round().astype(int))
-        frames = np.concatenate([rows_of(store, at, path, place, place + 1) for place in places.tolist()])
+        frames = np.concatenate([episode.rows(path, place, place + 1) for place in places.tolist()])
         images = smaller(as_images(frames), WIDEST)
         some = np.unique(np.linspace(0, len(images) - 1, min(STRIP, len(images))).round().astype(int))
         name, steps = text.clean(short(path)), ", ".join(map(str, places[some].tolist()))
@@ -121,13 +119,13 @@ def _pictures(store: dr.Store, at: int) -> Iterator[Html]:
         yield element("figure", moving, still, element("figcaption", escaped(said)), class_="frames")
 
 
-def charts(store: dr.Store, at: int) -> Iterator[Chart]:
+def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
     """Yield a chart of each small field over the first steps."""
-    leaves = {path: leaf for path, leaf in _readable(store).items() if not is_image(leaf)}
+    leaves = {path: leaf for path, leaf in _readable(schema).items() if not is_image(leaf)}
     ordered = sorted(leaves, key=lambda path: (path != "reward", path.split("/")[0] != "action"))
     for path in ordered[:CHARTS]:
-        rows = _rows(store, at, path)
-        values = rows_of(store, at, path, 0, min(rows, STEPS_DRAWN))
+        rows = row_count(episode, path)
+        values = episode.rows(path, 0, min(rows, STEPS_DRAWN))
         columns = values.reshape(len(values), -1)
         shown = columns[:, :MOST_SERIES].astype(np.float64)
         if not np.isfinite(shown).any():
@@ -144,17 +142,17 @@ def charts(store: dr.Store, at: int) -> Iterator[Chart]:
         yield Chart(title, label, title, series, bars=False, lines=True)
 
 
-def steps_table(store: dr.Store, at: int) -> Html:
+def steps_table(episode: Episode, schema: Schema) -> Html:
     """Return the table of the first steps and the last ones, with the final observation."""
-    episode, paths = store.episodes[at], [*_readable(store)]
+    paths = [*_readable(schema)]
     numbers = [
         *range(len(episode))[:STEPS_LISTED],
         *range(max(STEPS_LISTED, len(episode) - STEPS_LISTED), len(episode)),
     ]
     shown = paths[:COLUMNS]
-    rows = [[escaped(t), *_cells(store, at, shown, t)] for t in numbers]
-    if observations(store, at) > len(episode):
-        rows.append([escaped("final"), *_cells(store, at, shown, len(episode))])
+    rows = [[escaped(t), *_cells(episode, shown, t)] for t in numbers]
+    if episode.has_final_obs:
+        rows.append([escaped("final"), *_cells(episode, shown, len(episode))])
     headers = [">step", *(f">{short(path)}" for path in shown)]
     parts = [table(headers, rows, len(episode) + len(rows) - len(numbers))]
     if len(paths) > len(shown):
@@ -162,7 +160,7 @@ def steps_table(store: dr.Store, at: int) -> Html:
     return joined(parts)
 
 
-def _cells(store: dr.Store, at: int, paths: Sequence[str], step: int) -> Iterator[Html]:
+def _cells(episode: Episode, paths: Sequence[str], step: int) -> Iterator[Html]:
     for path in paths:
-        there = step < _rows(store, at, path)
-        yield escaped(cell(rows_of(store, at, path, step, step + 1)[0])) if there else NOTHING
+        there = step < row_count(episode, path)
+        yield escaped(cell(episode.rows(path, step, step + 1)[0])) if there else NOTHING

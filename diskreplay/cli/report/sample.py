@@ -31,12 +31,13 @@ class Episodes:
     """Episodes that were read, in the order in which they began.
 
     ``at`` are their places in `Store.episodes`, ``began`` when their first steps were published, in seconds, and
-    ``returns`` NaN where there is none. ``matching`` of ``asked`` meet the condition; ``total`` are in the store.
+    ``total_reward`` NaN for an episode that was not read. ``matching`` of ``asked`` meet the condition; ``total`` are
+    in the store.
     """
 
     at: Ints
-    lengths: Ints
-    returns: NDArray[np.float64]
+    length: Ints
+    total_reward: NDArray[np.float64]
     began: NDArray[np.float64]
     ended: NDArray[np.str_]
     matching: int
@@ -61,20 +62,13 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
         read = len(episode) <= LONGEST and steps + len(episode) <= REWARDS
         steps += len(episode) * read
         with suppress(SegmentGone), np.errstate(invalid="ignore"):  # rewards may be infinite both ways
-            found.append((at, len(episode), episode.total_reward if read else np.nan, _began(store, at), episode.ended))
+            total_reward = episode.total_reward if read else np.nan
+            found.append((at, len(episode), total_reward, began_at(store, at), episode.ended))
         progress(done + 1, min(matches, EPISODES))
     found.sort(key=lambda row: row[3])
-    at, lengths, returns, began, ended = zip(*found, strict=True) if found else ((),) * 5
-    return Episodes(
-        np.array(at, np.int64),
-        np.array(lengths, np.int64),
-        np.array(returns, np.float64),
-        np.array(began, np.float64),
-        np.array(ended, np.str_),
-        matches,
-        asked,
-        total,
-    )
+    rows = np.array(found, [("at", "i8"), ("length", "i8"), ("total_reward", "f8"), ("began", "f8"), ("ended", "U10")])
+    columns = {name: rows[name] for name in rows.dtype.names or ()}
+    return Episodes(**columns, matching=matches, asked=asked, total=total)
 
 
 def newest_episode(store: dr.Store) -> int:
@@ -94,7 +88,8 @@ def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints,
     return order[np.array(matching((store.episodes[at] for at in order.tolist()), where), np.bool_)], len(order)
 
 
-def _began(store: dr.Store, at: int) -> float:
+def began_at(store: dr.Store, at: int) -> float:
+    """Return when the first step of an episode was published, in seconds since the epoch."""
     return float(store.snapshot.times(store.snapshot.episodes.first[at : at + 1])[0] / 1e9)
 
 
@@ -151,15 +146,3 @@ def ids_of(table: EpisodeTable, at: Ints) -> Ints:
     episode = np.searchsorted(stop, at, "right")
     ids: Ints = table.first[episode] + (at - stop[episode] + table.steps[episode]) * table.stride[episode]
     return ids
-
-
-def rows_of(store: dr.Store, at: int, path: str, start: int, stop: int) -> NDArray[Any]:
-    """Return some rows of a leaf of an episode, and no others: also of one that is longer than memory."""
-    table = store.snapshot.episodes
-    first, stride = int(table.first[at]), int(table.stride[at])
-    return store.snapshot.rows(path, first + start * stride, stop - start)
-
-
-def observations(store: dr.Store, at: int) -> int:
-    """Return how many observations an episode has: one more than steps where there is a final one."""
-    return int(store.snapshot.episodes.obs_rows[at])

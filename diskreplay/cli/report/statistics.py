@@ -1,7 +1,7 @@
 """What the values of each field are like."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli import text
 from diskreplay.cli.chart import Series
-from diskreplay.cli.inspect import leaves
 from diskreplay.cli.plot import distribution
 from diskreplay.cli.report.sample import STEPS, Episodes, Steps
 from diskreplay.cli.report.svg import sparkline
@@ -59,9 +58,9 @@ def statistics_of(values: NDArray[Any]) -> Statistics:
 
 def fields_table(store: dr.Store, steps: Steps, episodes: Episodes) -> Html:
     """Return the table of the fields, with what their values are like."""
-    schema = dict(leaves(store.schema.to_json()))
-    rows = [_row(path, schema[path], statistics_of(values)) for path, values in _values(store, steps, episodes)]
-    return table(HEADERS, rows, len(schema))
+    leaves = store.schema.leaves
+    rows = [_row(path, leaves[path], statistics_of(values)) for path, values in _values(store, steps, episodes)]
+    return table(HEADERS, rows, len(leaves))
 
 
 def _values(store: dr.Store, steps: Steps, episodes: Episodes) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -85,9 +84,8 @@ def _given(store: dr.Store, path: str, firsts: NDArray[np.int64]) -> NDArray[Any
     return found
 
 
-def _row(path: str, node: Mapping[str, Any], found: Statistics) -> list[Html]:
-    shape = "×".join(str(length) for length in node["shape"]) or "scalar"
-    said = [path, node["dtype"], shape, text.space(node.get("space"))]
+def _row(path: str, leaf: dr.Field, found: Statistics) -> list[Html]:
+    said = [path, leaf.dtype.name, "×".join(map(str, leaf.shape)) or "scalar", text.space(leaf.space)]
     said += [text.number(value) for value in (found.least, found.mean, found.greatest, found.deviation)]
     said += [_percent(share) if found.count else text.NOTHING for share in (found.zeros, found.not_finite)]
     histogram = escaped(text.NOTHING) if found.histogram is None else sparkline(found.histogram)

@@ -52,7 +52,7 @@ def test_images_lie_in_the_page_and_names_are_escaped(run: Callable, images: Pat
     assert [str(image["src"])[:14] for image in page.all("img")] == ["data:image/gif", "data:image/png"] * 2
     assert f"extra/{HOSTILE}" in page.words
     assert "extra/flag\\u202e" in page.words
-    assert any("episodes without a return" in word for word in page.words)
+    assert any("episodes without a total_reward" in word for word in page.words)
 
 
 def test_a_condition_is_named_and_chooses(run: Callable, vectors: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_condition_is_named_and_chooses(run: Callable, vectors: Path) -> None:
     assert [word for word in page.words if ": episode " in word] == [
         *("Best, newest: episode 3", "Worst: episode 1", "Median: episode 2"),
     ]
-    assert "return of 3 episodes" in page.words
+    assert "total_reward of 3 episodes" in page.words
     assert after(page, "terminated") == "1"
     empty = written(run, vectors, "--where", "policy > 100")
     assert "No episodes." in empty.words

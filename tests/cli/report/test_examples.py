@@ -71,7 +71,7 @@ def test_the_steps_are_the_first_and_last_with_the_final_observation(
 ) -> None:
     monkeypatch.setattr(examples, "COLUMNS", 2)
     with dr.open(vectors) as store:
-        page = Page(steps_table(store, 3))
+        page = Page(steps_table(store.episodes[3], store.schema))
         rows = [word for word in page.words if word.isdigit() or word == "final"]
     assert rows == [*map(str, [*range(10), *range(20, 30)]), "final"]
     assert page.words[:4] == ["10 more are not shown", "step", "obs", "action"]
@@ -80,19 +80,19 @@ def test_the_steps_are_the_first_and_last_with_the_final_observation(
 
 def test_a_chart_holds_what_is_chosen_until_the_next_step(images: Path, vectors: Path) -> None:
     with dr.open(images) as store:
-        drawn = {chart.title: chart for chart in charts(store, 0)}
+        drawn = {chart.title: chart for chart in charts(store.episodes[0], store.schema)}
         action, episode = drawn["action"].series[0], store.episodes[0]
         np.testing.assert_array_equal(action.y, episode.action.repeat(2))
         np.testing.assert_array_equal(action.x[:5], [0, 1, 1, 2, 2])
     with dr.open(vectors) as store:
-        obs = {chart.title: chart for chart in charts(store, 0)}["obs"]
+        obs = {chart.title: chart for chart in charts(store.episodes[0], store.schema)}["obs"]
         np.testing.assert_array_equal([series.y for series in obs.series], store.episodes[0].obs.T)
 
 
 def test_of_a_long_episode_the_first_steps_are_drawn(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "STEPS_DRAWN", 8)
     with dr.open(vectors) as store:
-        found = list(charts(store, 0))
+        found = list(charts(store.episodes[0], store.schema))
     assert [len(chart.series[0].x) for chart in found] == [8, 8, 8]
     assert found[-1].x_label == "step, the first 8 of 31"
 

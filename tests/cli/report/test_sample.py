@@ -6,7 +6,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.cli.report import sample
-from diskreplay.cli.report.sample import newest_episode, places, read_episodes, rows_of, sample_steps
+from diskreplay.cli.report.sample import newest_episode, places, read_episodes, sample_steps
 from tests.cli.report.conftest import write_vectors
 
 
@@ -24,8 +24,8 @@ def test_all_of_a_small_store_is_read(store: dr.Store) -> None:
     episodes = read_episodes(store, None, nothing)
     assert (episodes.matching, episodes.asked, episodes.total) == (20, 20, 20)
     assert episodes.at.tolist() == [*range(20)]
-    assert episodes.returns.tolist() == [30.0 * e for e in range(20)]
-    assert episodes.lengths.tolist() == [30] * 20
+    assert episodes.total_reward.tolist() == [30.0 * e for e in range(20)]
+    assert episodes.length.tolist() == [30] * 20
     assert episodes.ended.tolist() == ["terminated", "truncated"] * 10
     assert episodes.began.tolist() == [episode.times[0] for episode in store.episodes]
     steps = sample_steps(store, None)
@@ -74,9 +74,9 @@ def test_rewards_of_long_episodes_and_of_too_many_are_not_summed(
     store: dr.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sample, "REWARDS", 100)
-    assert np.count_nonzero(np.isfinite(read_episodes(store, None, nothing).returns)) == 3
+    assert np.count_nonzero(np.isfinite(read_episodes(store, None, nothing).total_reward)) == 3
     monkeypatch.setattr(sample, "LONGEST", 29)
-    assert np.isnan(read_episodes(store, None, nothing).returns).all()
+    assert np.isnan(read_episodes(store, None, nothing).total_reward).all()
 
 
 def test_steps_are_drawn_in_pieces_with_equal_chances(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,11 +121,6 @@ def test_steps_that_have_left_are_not_read(tmp_store: Path) -> None:
             assert 0 < len(ids) == len(values) < steps.total == 40
             episodes = read_episodes(store, None, nothing)
             assert 0 < len(episodes) < 10
-
-
-def test_only_the_rows_that_are_asked_for_are_read(store: dr.Store) -> None:
-    np.testing.assert_array_equal(rows_of(store, 13, "obs", 28, 31), store.episodes[13].obs[28:])
-    np.testing.assert_array_equal(rows_of(store, 0, "action", 0, 1), store.episodes[0].action[:1])
 
 
 def test_an_empty_store_has_no_sample(tmp_store: Path) -> None:
