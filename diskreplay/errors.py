@@ -100,15 +100,53 @@ class MissingExtra(ReplayError, ImportError):
     @classmethod
     @contextmanager
     def raised_for(cls, what: str, extra: str) -> Iterator[None]:
-        """Raise this for an ImportError of the block: ``what`` needs the libraries of ``extra``."""
+        """Raise this for an import of the block that fails: ``what`` needs the libraries of ``extra``.
+
+        A library may fail by any error, such as a ValueError where another version of NumPy built it.
+        """
         try:
             yield
-        except cls:
+        except (cls, Warning):
             raise
-        except ImportError as error:
-            raise cls(
-                f'{what} needs a library that cannot be imported ({error}): pip install "diskreplay[{extra}]"'
-            ) from error
+        except Exception as error:
+            library = _fails_to_import(error)
+            if library is not None:
+                version = _version(library)
+                problem = f"another version of {library} than {version}, which is installed and cannot be imported"
+                said, command = f"{type(error).__name__}: {error}", "pip install --upgrade"
+            elif isinstance(error, ImportError):
+                problem, said, command = "a library that cannot be imported", str(error), "pip install"
+            else:
+                raise
+            raise cls(f'{what} needs {problem} ({said}): {command} "diskreplay[{extra}]"') from error
+
+
+def _fails_to_import(error: Exception) -> str | None:
+    """Return the name of the library, which is installed, whose import raised an error; None if it is not there."""
+    top, _, inside = (getattr(error, "name", None) or "").partition(".")
+    library, at = None, error.__traceback__
+    while at is not None and library is None:
+        module = str(at.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if at.tb_frame.f_code.co_name == "<module>" and module != __name__.partition(".")[0]:
+            library = module
+        at = at.tb_next
+    if isinstance(error, ModuleNotFoundError):
+        # The parts of a namespace, such as google.protobuf, are installed one by one.
+        whole = library == top or getattr(sys.modules.get(top), "__file__", None) is not None
+        return top if inside and whole else None
+    return library or (isinstance(error, ImportError) and top) or None
+
+
+def _version(library: str) -> str:
+    """Return the version of a library; a question mark if its distribution is unknown."""
+    from importlib import metadata  # slow, and needed for this message alone
+
+    for name in (library, *metadata.packages_distributions().get(library, ())):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "?"
 
 
 class DamagedSegmentWarning(RuntimeWarning):

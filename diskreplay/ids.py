@@ -24,13 +24,17 @@ OBSERVATION_ONLY = 8
 CUT = 16
 END_MARKER = 32
 EPISODE_VALUES = 64
-KNOWN_FLAGS = 127
+DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
+# The only rows with DISCARDED. The first is the end marker of an episode that its writer discarded. The second stands
+# for a part without a step, behind a cut for the episode's length.
+DISCARD = END_MARKER | DISCARDED
+DISCARD_BEFORE = FIRST | CUT | DISCARD
 
-# Bits of how an episode ends, beside TERMINATED, TRUNCATED, OBSERVATION_ONLY (the final observation is there), CUT and
-# EPISODE_VALUES: it continues one that was cut for its length; it has not ended.
+# Bits of how an episode ends, beside TERMINATED, TRUNCATED, OBSERVATION_ONLY (the final observation is there), CUT,
+# EPISODE_VALUES and DISCARDED: it continues one that was cut for its length; it has not ended.
 CONTINUES = FIRST
-OPEN = 128
+OPEN = 256
 
 # Columns of an `EpisodeTable`.
 FIRST_ID, STRIDE, STEPS, OBS_ROWS, END, TIME = range(6)
@@ -79,6 +83,11 @@ class EpisodeTable:
     def select(self, which: Any) -> "EpisodeTable":
         """Return the episodes at ``which``: a slice, a mask or positions."""
         return EpisodeTable(self.lines[which])
+
+    def without_discarded(self) -> "EpisodeTable":
+        """Return the episodes that their writers have not discarded."""
+        discarded = self.end & DISCARDED != 0
+        return self.select(~discarded) if discarded.any() else self
 
     @property
     def first(self) -> Ints:

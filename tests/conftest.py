@@ -6,15 +6,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from diskreplay.kernels import table
+from diskreplay.errors import MissingExtra
+from diskreplay.format import layout
 from tests.tiers import NIGHTLY, part_of_cases
-
-table.CHECK = True  # a kernel refuses an argument of another type, also where nobody looks in use
 
 # The machine may be busy with other tests: time says nothing about the code, so no deadline and no health check of it.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,8 +28,12 @@ settings.load_profile(
 )
 
 FAILED = pytest.StashKey[bool]()
-LEFT_OUT = pytest.StashKey[int]()  # how many modules there were when what is imported was left out of searches last
-MANY_MODULES = 100  # more than these since: then it is done again
+# How many modules there were when what is imported was left out of searches last, and how many tests have run since.
+LEFT_OUT = pytest.StashKey[tuple[int, int]]()
+MANY_MODULES, MANY_TESTS = 100, 100  # more than these since: then it is done again
+TESTS = Path(__file__).parent
+# Modules that are left out of the environment: tests that need one of them skip.
+WITHOUT = os.environ.get("DISKREPLAY_WITHOUT", "").split()
 GRACE_SECONDS = 20.0  # sealing in the background and exiting processes get this long to finish
 
 
@@ -106,7 +110,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part",
         type=int,
         metavar="NUMBER",
-        help="run a sixth of the cases of each slow test, with NUMBER + 1 the next sixth",
+        help="run a sixteenth of the cases of each slow test; NUMBER + 1 is the next",
     )
 
 
@@ -115,8 +119,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the cases of slow tests that are not in the part that was asked for."""
     number = config.getoption("part")
     if number is not None:
-        slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
-        left_out = slow - part_of_cases(slow, number)
+        markers = {item.nodeid: item.get_closest_marker("slow") for item in items}
+        slow = {case: marker.kwargs.get("turns", 1) for case, marker in markers.items() if marker is not None}
+        left_out = slow.keys() - part_of_cases(slow, number)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
 
@@ -124,12 +129,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def leave_out_imported(config: pytest.Config) -> None:
     """Leave what is imported by now out of searches for cycles: 20 ms each, not 200. Many tests and `no_leaks` search.
 
-    What a test imports late, such as torch and numba, is left out from the next test on.
+    What a test imports late, such as torch and numba, is left out from the next test on, and what pytest and libraries
+    keep of each test a little later.
     """
-    if len(sys.modules) > config.stash.get(LEFT_OUT, 0) + MANY_MODULES:
-        config.stash[LEFT_OUT] = len(sys.modules)
+    modules, tests = config.stash.get(LEFT_OUT, (0, 0))
+    if len(sys.modules) > modules + MANY_MODULES or tests >= MANY_TESTS:
+        modules, tests = len(sys.modules), 0
         gc.collect()
         gc.freeze()
+    config.stash[LEFT_OUT] = modules, tests + 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -141,8 +149,56 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Remember whether the test failed: its traceback keeps its variables alive, which would look like a leak."""
     report = yield
-    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    # So does that of one that a missing module ends.
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed or bool(WITHOUT and report.skipped)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Skip a file that imports a module of WITHOUT."""
+    report = yield
+    missing = [name for name in WITHOUT if f"No module named '{name}" in str(report.longrepr)]
+    if report.failed and missing:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: needs {missing[0]}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Skip a test whose fixtures need a module of WITHOUT."""
+    with skipped_without():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip a test that needs a module of WITHOUT."""
+    with skipped_without():
+        yield
+
+
+@contextmanager
+def skipped_without() -> Iterator[None]:
+    """Skip where a module of WITHOUT cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        missing = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        # A library that fails without another one, which is not declared, is no such case.
+        of_tests = at is not None and Path(at.tb_frame.f_code.co_filename).is_relative_to(TESTS)
+        if not (isinstance(error, MissingExtra) or of_tests) or (missing.name or "").split(".")[0] not in WITHOUT:
+            raise
+        pytest.skip(f"needs {missing.name}")
+
+
+@pytest.fixture
+def tables_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every segment that this process seals keep a table of its episodes, however few rows it has."""
+    monkeypatch.setattr(layout, "LEAST_TABLE_ROWS", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -190,7 +190,7 @@ def test_apex_counts_the_cells_from_which_the_greedy_policy_comes_to_the_reward(
     assert apex_dqn.evaluate(torch.nn.Embedding.from_pretrained(policy)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_apex_learns_while_four_processes_append_with_priorities(tmp_store, monkeypatch, capsys) -> None:
     losses = results_of(monkeypatch, apex_dqn.Learner, "update")
     skipped = results_of(monkeypatch, dr.Sampler, "update_priorities")
@@ -566,7 +566,7 @@ def test_a_full_run_that_has_not_learnt_says_no(monkeypatch, capsys) -> None:
     assert last_line(capsys).startswith("not learnt: ")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_an_example_runs_as_a_script_without_warnings_and_removes_its_buffer(tmp_path, tmp_path_factory) -> None:
     torch_cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("torch"))}  # a folder of torch's own
     done = subprocess.run(

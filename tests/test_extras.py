@@ -6,6 +6,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterable
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from packaging.requirements import Requirement
 import diskreplay as dr
 from tests.test_architecture import MODULES, imports_of
 from tests.testing.without import STORE, run_without
+from tools import environments
 from tools.environments import CORE, TRIED, VERSIONS, WITH_EACH, closure
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +187,7 @@ def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
 @pytest.mark.parametrize(
     ("library", "arguments", "what"),
     [
-        ("plotext", ["plot", "returns"], "a plot in the terminal"),
+        ("plotext", ["plot", "total_reward"], "a plot in the terminal"),
         ("matplotlib", ["plot", "rewards", "--out", "x.png"], "a picture of a plot"),
         ("PIL", ["frames", "0", "--out", "x.png"], "a picture of frames"),
         ("av", ["frames", "0", "--out", "x.mp4"], "a film of frames"),
@@ -223,6 +225,48 @@ except ImportError as error:
     assert run_without([], code) == (
         "ModuleNotFoundError sampling needs a library that cannot be imported "
         '(import of torch halted; None in sys.modules): pip install "diskreplay[torch]"'
+    )
+
+
+BROKEN = """
+sys.path.insert(0, sys.argv[1])
+import diskreplay as dr
+try:
+    import diskreplay.interop.d4rl
+except dr.MissingExtra as error:
+    print(type(error.__cause__).__name__, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "kind", "said"),
+    [
+        ("raise ValueError('numpy.dtype size changed')", "ValueError", "numpy.dtype size changed"),
+        ("raise ImportError('numpy.core failed')", "ImportError", "numpy.core failed"),
+        ("import h5py._gone", "ModuleNotFoundError", "No module named 'h5py._gone'"),
+        ("from types import gone", "ImportError", "cannot import name 'gone' from 'types' \\(.*\\)"),
+    ],
+)
+def test_a_library_that_is_there_and_cannot_be_imported_is_named_with_its_version(
+    tmp_path: Path, source: str, kind: str, said: str
+) -> None:
+    (tmp_path / "h5py").mkdir()
+    (tmp_path / "h5py/__init__.py").write_text(source)
+    (tmp_path / "h5py-3.9.7.dist-info").mkdir()
+    (tmp_path / "h5py-3.9.7.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: h5py\nVersion: 3.9.7\n")
+    assert re.fullmatch(
+        f"{kind} a data set of D4RL needs another version of h5py than 3.9.7, which is installed and cannot be "
+        rf'imported \({kind}: {said}\): pip install --upgrade "diskreplay\[d4rl\]"',
+        run_without([], BROKEN, tmp_path),
+    )
+
+
+def test_a_library_that_lacks_what_it_needs_itself_is_missing_that(tmp_path: Path) -> None:
+    (tmp_path / "h5py.py").write_text("import a_library_that_is_not_there")
+    assert run_without([], BROKEN, tmp_path) == (
+        "ModuleNotFoundError a data set of D4RL needs a library that cannot be imported "
+        "(No module named 'a_library_that_is_not_there'): pip install \"diskreplay[d4rl]\""
     )
 
 
@@ -299,3 +343,36 @@ def test_what_a_collector_installs_takes_less_than_165_megabytes() -> None:
         waiting |= {r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})} - seen
     own = sum(path.stat().st_size for path in (ROOT / "diskreplay").rglob("*.py"))
     assert nbytes + 3 * own < 165_000_000  # with the package's own files, source and compiled
+
+
+def test_one_extra_that_fails_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(extra: str, *_: object) -> None:
+        if extra == "sb3":
+            sys.exit("its tests fail")
+
+    monkeypatch.setattr(environments, "build", lambda scratch: (scratch, scratch))
+    monkeypatch.setattr(environments, "attempt", attempt)
+    for names, fails in [(["core", "torch"], False), (["core", "sb3", "torch"], True)]:
+        monkeypatch.setattr(sys, "argv", ["tools/extras", *names])
+        with pytest.raises(SystemExit, match="its tests fail") if fails else nullcontext():
+            environments.main()
+
+
+def test_the_version_that_tools_test_tries_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[tuple[object, ...]] = []
+    installed = metadata.version("packaging")
+    for version in (installed, "0.1"):
+
+        def run(*command: object, version: str = version, **_: object) -> None:
+            commands.append(command)
+            if "--target" in command:
+                folder = Path(str(command[command.index("--target") + 1])) / "packaging.dist-info"
+                folder.mkdir()
+                (folder / "METADATA").write_text(f"Name: packaging\nVersion: {version}\n")
+
+        monkeypatch.setattr(environments, "run", run)
+        environments.attempt_version("gym", "packaging", tmp_path)
+    assert ["pytest" in command for command in commands] == [False, False, True]
+    assert "the version of .venv, which tools/test tries" in capsys.readouterr().out

@@ -152,7 +152,7 @@ def test_the_package_is_marked_as_typed() -> None:
     assert (Path(diskreplay.__file__).parent / "py.typed").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_star_import_leaves_out_names_whose_libraries_are_missing() -> None:
     code = "from diskreplay import *; print(Store.__name__, 'Sampler' in dir(), 'RecordEpisodes' in dir())"
     assert run_without(("torch",), code) == "Store False True"

@@ -13,7 +13,7 @@ from tests.testing.support import said
 ROOT = Path(diskreplay.__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_the_usage_script_runs_and_its_buffers_leave_no_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:diskreplay", str(ROOT / "tests" / "usage.py")],

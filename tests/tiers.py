@@ -2,11 +2,17 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from hashlib import sha256
 
+import pytest
+
 NIGHTLY = os.environ.get("DISKREPLAY_NIGHTLY") == "1"
-PARTS = 8  # of the cases of a test; each number that follows another selects the next part
+PARTS = 16  # of the cases of a test; each number that follows another selects the next part
+SHARES = 8  # the cases of a test that tries many points, by `each_share`
+
+each_share = pytest.mark.parametrize("share", range(SHARES))
+"""Makes cases of a slow test, each of which tries every eighth point, ``points[share::SHARES]``."""
 
 
 def whole_or_part(whole: int, part: int) -> int:
@@ -14,15 +20,17 @@ def whole_or_part(whole: int, part: int) -> int:
     return whole if NIGHTLY else part
 
 
-def part_of_cases(cases: Iterable[str], number: int) -> set[str]:
-    """Return a part of the cases of each test, at least one; consecutive numbers return all in turn.
+def part_of_cases(cases: Mapping[str, int], number: int) -> set[str]:
+    """Return a part of the cases of each test; consecutive numbers return all in turn.
 
-    Cases are shuffled, or a parameter with as many values as there are parts would have the same one in a whole part.
+    A part has a case of each test, or of a test with many turns none. Cases are shuffled, or a parameter with as many
+    values as there are parts would have the same one in a whole part.
 
     Parameters
     ----------
     cases
-        Node ids of pytest, such as ``"tests/test_a.py::test_b[case]"``.
+        Node ids of pytest, such as ``"tests/test_a.py::test_b[case]"``, each with the turns of its test: a test of one
+        case is in one of so many consecutive parts.
     number
         Any integer; the same one returns the same cases.
     """
@@ -30,8 +38,9 @@ def part_of_cases(cases: Iterable[str], number: int) -> set[str]:
     for case in cases:
         tests[case.partition("[")[0]].append(case)
     chosen = set[str]()
-    for of_test in tests.values():
+    for test, of_test in tests.items():
         of_test.sort(key=lambda case: sha256(case.encode()).digest())
-        parts = min(PARTS, len(of_test))
-        chosen.update(of_test[number % parts :: parts])
+        parts = min(PARTS, len(of_test) * cases[of_test[0]])
+        first = sha256(test.encode()).digest()[0]  # else all tests of one case would be in the same parts
+        chosen.update(of_test[(number + first) % parts :: parts])
     return chosen

@@ -3,7 +3,7 @@
 `diskreplay.testing.strategies` needs hypothesis (the extra "test") and is imported by its own name.
 """
 
-from diskreplay.testing.checks import check_episode, check_store, check_transitions
+from diskreplay.testing.checks import check_account, check_episode, check_store, check_transitions
 from diskreplay.testing.model import ModelEpisode, ModelLane, ModelStep, ModelStore, ModelWriter
 from diskreplay.testing.reference import transition
 
@@ -13,6 +13,7 @@ __all__ = [
     "ModelStep",
     "ModelStore",
     "ModelWriter",
+    "check_account",
     "check_episode",
     "check_store",
     "check_transitions",

@@ -21,7 +21,7 @@ COMPUTED = ("reward", "discount")
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
-    """Compare every episode of a store's snapshot with the model's.
+    """Compare every episode of a store's snapshot with the model's: each is whole, with the steps that are hidden.
 
     `key` names the integer extra field that tells a step from every other. With `length_cuts`, a model's episode that
     goes on in a later segment of the store is split there, and one left open in an earlier segment may be cut: which
@@ -30,7 +30,7 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
     Returns
     -------
     dict of int to int
-        The id of every step by its `key`.
+        The id of every visible step by its `key`.
     """
     ids: dict[int, int] = {}
     real = {int(np.asarray(episode[key])[-1]): episode for episode in store.episodes}
@@ -50,11 +50,40 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
-        ids.update(zip(serials, real[last].ids.tolist(), strict=True))
+        ids.update(zip(serials, real[last].ids[episode.hidden :].tolist(), strict=True))
     _equal("len(store)", len(store), len(model))
     check_times(real.values())
     _equal("distinct ids", len(set(ids.values())), len(model))
     return ids
+
+
+def check_account(store: Any, inserted: int | None = None) -> None:
+    """Check that each step that was ever inserted into a store is in one class, in total and segment by segment.
+
+    It refreshes the store. `inserted` is how many steps that has to be, if that is known.
+    """
+    info = store.info(total_reward=False)
+    aside = info["quarantine"]["steps"]
+    _equal("inserted steps", _in_classes(info) + aside, info["steps_inserted"])
+    for segment in info["segments"]:
+        _equal(f"steps of segment {segment['number']}", _in_classes(segment), segment["steps_inserted"])
+    for key in ("steps", "steps_hidden", "steps_discarded", "steps_lost"):
+        _equal(key, sum(segment[key] for segment in info["segments"]), info[key])
+    _equal("steps of writers", sum(writer["steps"] for writer in info["writers"]), info["steps"])
+    deleted = info["steps_evicted"] - sum(segment["steps_evicted"] for segment in info["segments"])
+    of_segments = sum(segment["steps_inserted"] for segment in info["segments"])
+    _equal("steps of segments", of_segments + deleted + aside, info["steps_inserted"])
+    if min(deleted, *(info[key] for key in _CLASSES)) < 0:
+        raise AssertionError(f"less than no steps: {info}")
+    if inserted is not None and info["steps_inserted"] != inserted:
+        raise AssertionError(f"{info['steps_inserted']} steps were inserted, and not {inserted}")
+
+
+_CLASSES = ("steps", "steps_hidden", "steps_evicted", "steps_discarded", "steps_lost")
+
+
+def _in_classes(counts: Mapping[str, Any]) -> int:
+    return sum(int(counts[key]) for key in _CLASSES)
 
 
 def check_times(episodes: Iterable[Any]) -> None:
@@ -73,9 +102,8 @@ def check_times(episodes: Iterable[Any]) -> None:
 
 def check_episode(real: Any, expected: ModelEpisode) -> None:
     """Compare every attribute of one episode."""
-    steps = expected.steps[expected.hidden :]
-    frames = [expected.frame(t) for t in range(expected.hidden, expected.num_frames)]
-    _equal("len", len(real), len(steps))
+    steps, frames = expected.steps, [expected.frame(t) for t in range(expected.num_frames)]
+    _equal("len", (len(real), real.length, real.hidden_steps), (len(steps), len(steps), expected.hidden))
     _equal("ends", (real.terminated, real.truncated, real.cut), (expected.terminated, expected.truncated, expected.cut))
     _same("obs", flat(real.obs, "obs"), _stacked(frames))
     _same("action", flat(real.action, "action"), _stacked([step.action for step in steps]))
@@ -144,7 +172,7 @@ def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> N
                 waiting.append((episode, found))
     for episode, found in waiting:
         if _segment(found, -1) < newest[episode.writer]:
-            episode.derived = episode.final is None
+            episode.derived, episode.left_behind = episode.final is None, True
             episode.end(cut=True)
 
 

@@ -32,8 +32,9 @@ class ModelEpisode:
 
     `final` is the observation behind the last step where it is known, also while the episode is open.
     `derived` is set where the end leaves no row of its own: readers see it when something follows in the lane, or when
-    the segment is sealed. `hidden` counts the oldest steps that a capacity has taken away; of an `evicted` episode none
-    are left.
+    the segment is sealed. `hidden` counts the oldest steps that a capacity hides; of an `evicted` episode none
+    are left, nor of a `discarded` one. `before` is the part that it continues, after a cut for its length;
+    `left_behind` is set where the next part has no step yet. `shows_before`: the rows of the part before are there.
     """
 
     writer: int = 0
@@ -48,10 +49,14 @@ class ModelEpisode:
     values: Flat = field(default_factory=dict)
     hidden: int = 0
     evicted: bool = False
+    discarded: bool = False
+    before: ModelEpisode | None = None
+    shows_before: bool = False
+    left_behind: bool = False
 
     def __len__(self) -> int:
-        """Count the steps that are left."""
-        return 0 if self.evicted else len(self.steps) - self.hidden
+        """Count the visible steps."""
+        return 0 if self.evicted or self.discarded else len(self.steps) - self.hidden
 
     @property
     def num_frames(self) -> int:
@@ -59,7 +64,10 @@ class ModelEpisode:
         return len(self.steps) + (self.final is not None)
 
     def frame(self, t: int) -> Flat:
-        """Return the observation of step `t`, or the final one."""
+        """Return the observation of step `t`, or the final one; below 0 that of the part before, or the first."""
+        if t < 0 and self.before is not None and self.shows_before:
+            return self.before.frame(t + len(self.before.steps))
+        t = max(t, 0)
         if t == len(self.steps) and self.final is not None:
             return self.final
         return self.steps[t].obs
@@ -81,7 +89,7 @@ class ModelEpisode:
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
         """Cut off the steps from `at` on, as a length cut of the writer does; returns the continuation."""
-        rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:]})
+        rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:], "before": self})
         self.final = self.steps[at].obs if final else None
         self.steps, self.values, self.derived = self.steps[:at], {}, not final
         self.end(cut=True)
@@ -136,7 +144,10 @@ class ModelLane:
                 current.end(cut=True)
                 current = None
         if current is None:
-            current = ModelEpisode(self.writer, self.lane)
+            last = self.episodes[-1] if self.episodes else None
+            continues = last is not None and last.left_behind and (last.final is None or same_values(last.final, seen))
+            self._forget_left_behind()
+            current = ModelEpisode(self.writer, self.lane, before=last if continues else None)
             self.episodes.append(current)
             self.show_ends()
         given = None if priority is None or np.isnan(priority) else abs(float(priority))
@@ -188,6 +199,20 @@ class ModelLane:
             current.values = _by_name(episode or {})
             current.end(cut=True)
             self.show_ends()
+        self._forget_left_behind()
+
+    def discard_episode(self) -> None:
+        """Discard the open episode, and the parts before it."""
+        current = self.open
+        if current is None and self.episodes and self.episodes[-1].left_behind:
+            current = self.episodes[-1]
+        self.end_episode()
+        while current is not None:
+            current.discarded, current = True, current.before
+
+    def _forget_left_behind(self) -> None:
+        for episode in self.episodes[-1:]:
+            episode.left_behind = False
 
     def close(self) -> None:
         """Cut what is open, and let every end be seen."""
@@ -251,6 +276,12 @@ class ModelWriter:
                 final, values = (None if x is None else pick(x, i) for x in (final_obs, episode))
                 lane.end_episode(final, values)
 
+    def discard_episode(self, mask: Any = None) -> None:
+        """Discard the open episodes of all lanes that `mask` does not skip."""
+        for i, lane in enumerate(self.lanes):
+            if mask is None or mask[i]:
+                lane.discard_episode()
+
     def flush(self) -> None:
         """Change nothing: durability is not visible."""
 
@@ -279,12 +310,17 @@ class ModelStore:
 
     @property
     def episodes(self) -> list[ModelEpisode]:
-        """The episodes that have a step left, writer by writer and lane by lane."""
+        """The episodes that have a visible step, writer by writer and lane by lane."""
         return [episode for writer in self.writers for episode in writer.episodes if len(episode)]
 
     def __len__(self) -> int:
-        """Count the steps that are left."""
+        """Count the visible steps."""
         return sum(len(episode) for episode in self.episodes)
+
+    @property
+    def inserted(self) -> int:
+        """How many steps were ever appended."""
+        return sum(len(episode.steps) for lane in self.lanes() for episode in lane.episodes)
 
     def trim(self, capacity: int, order: Mapping[int, int], key: str = "serial") -> None:
         """Hide the oldest steps until `capacity` are left.
@@ -300,12 +336,11 @@ class ModelStore:
             episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
 
     def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
-        """Evict the episodes for which `chosen` is true, and return how many steps that were left of them."""
+        """Evict the episodes for which `chosen` is true, and return how many steps they had, hidden ones too."""
         leaving = [episode for episode in self.episodes if chosen(episode)]
-        steps = sum(map(len, leaving))
         for episode in leaving:
             episode.evicted = True
-        return steps
+        return sum(len(episode.steps) for episode in leaving)
 
 
 def _by_name(values: Mapping[str, Any]) -> Flat:

@@ -47,10 +47,10 @@ def transition(
 
 
 def _stack(episode: ModelEpisode, t: int, depth: int) -> Flat:
-    """Stack the last `depth` frames, oldest first; the first frame that is left repeats."""
+    """Stack the last `depth` frames, oldest first."""
     if depth == 1:
         return episode.frame(t)
-    rows = [episode.frame(max(t - back, episode.hidden)) for back in reversed(range(depth))]
+    rows = [episode.frame(t - back) for back in reversed(range(depth))]
     return {leaf: np.stack([row[leaf] for row in rows]) for leaf in rows[0]}
 
 
@@ -179,7 +179,7 @@ def _padded_stack(episode: ModelEpisode, t: int, depth: int, frames: int) -> Fla
     """Stack the last `depth` frames; those from number `frames` on are zeros."""
     rows = []
     for back in reversed(range(depth)):
-        at = max(t - back, episode.hidden)
+        at = t - back
         row = episode.frame(min(at, frames - 1))
         rows.append(row if at < frames else {leaf: np.zeros_like(x) for leaf, x in row.items()})
     return rows[0] if depth == 1 else {leaf: np.stack([row[leaf] for row in rows]) for leaf in rows[0]}

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.kernels import jit
 from tools.bench import __main__ as command, data, harness, limits
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +80,7 @@ print(report.markdown("", Path(sys.argv[2])))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("name", WITH_TORCHRL)
 def test_a_bench_runs_beside_its_peer(name, tmp_path):
     if importlib.util.find_spec("torchrl") is None:
@@ -221,10 +220,10 @@ def test_the_limit_copies_the_rows_that_ours_gathers(n, stack, tmp_path):
         windows = limits.windows_of(snapshot, episode.ids[2:4], n, stack)
         runs = limits.runs(snapshot, "obs", windows, [(windows.floor, windows.after)])
         copied = np.zeros(runs.nbytes, np.uint8)
-        jit.ready(limits._copy)(*runs, copied.ctypes.data, 0)
+        limits.copy_kernel()(*runs, copied.ctypes.data, 0)
         expected = np.concatenate([episode.obs[max(t - stack + 1, 0) : t + n + 1] for t in (2, 3)])
         np.testing.assert_array_equal(copied.reshape(expected.shape), expected)
-        jit.ready(limits._copy)(*runs, copied.ctypes.data, 1)
+        limits.copy_kernel()(*runs, copied.ctypes.data, 1)
         np.testing.assert_array_equal(copied.reshape(expected.shape), expected)
 
 

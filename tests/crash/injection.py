@@ -340,6 +340,21 @@ def interrupted_at(line: int) -> Iterator[None]:
         sys.settrace(traced)
 
 
+def is_interrupted(work: Callable[[], object], line: int) -> bool:
+    """Interrupt a call at its nth line; tell whether it has so many."""
+    try:
+        with interrupted_at(line):
+            work()
+    except Interrupt:
+        return True
+    except RuntimeError as error:
+        # `Condition.wait` releases the lock before the block that takes it again.
+        if not (str(error) == "cannot release un-acquired lock" and isinstance(error.__context__, Interrupt)):
+            raise
+        return True
+    return False
+
+
 def _finalizes(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code is not weakref.finalize.__call__.__code__:
         frame = frame.f_back

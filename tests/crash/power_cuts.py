@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 import diskreplay as dr
+from diskreplay.testing import check_account
 from tests.crash.power import another_boot
 from tests.testing.filesystems import Disk, mounted
 
@@ -127,6 +128,7 @@ def _count(path: Path, times: np.ndarray, at: float) -> Cut:
         with dr.open(path) as store:
             shown = np.sort(store.to_numpy()["action"])
             assert (np.diff(shown) > 0).all(), "a step is there twice"
+            check_account(store)
             kinds = {problem.kind for problem in store.verify(deep=True)}
             assert kinds <= {"unproven", "quarantine"}, kinds
     writer, step = np.nonzero((times > 0) & (times < at))

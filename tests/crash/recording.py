@@ -130,8 +130,8 @@ class Recording:
             self._moved(*(os.path.abspath(path) for path in point.args[:2]))
         elif name in ("open", "mkdir", "unlink", "remove", "rmdir") and not isinstance(point.args[0], int):
             path = os.fspath(point.args[0])
-            above = os.readlink(f"/proc/self/fd/{folder}") if folder is not None else os.path.dirname(path)
-            above = os.path.abspath(above or ".")
+            inside = os.readlink(f"/proc/self/fd/{folder}") if folder is not None else "."
+            above = os.path.abspath(os.path.join(inside, os.path.dirname(path)))
             if name in ("open", "mkdir"):
                 self._see(above, os.path.basename(path), is_folder=name == "mkdir")
             else:

@@ -55,7 +55,7 @@ def check(path: Path, shown: dict) -> None:
         assert backup.read_note("source") == "here"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("link", [True, False])
 def test_a_backup_that_is_killed_at_any_point_is_resumed(tmp_store: Path, tmp_path: Path, link: bool) -> None:
     to = tmp_path / "backups" / "b"
@@ -138,7 +138,7 @@ class Busy:
         os.waitpid(self.pid, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("capacity", [CAPACITY, 400])
 def test_a_backup_of_a_busy_store_is_a_prefix_of_each_lane(tmp_store: Path, tmp_path: Path, capacity: int) -> None:
     create(tmp_store, capacity=capacity, segment_steps=capacity // 3).close()

@@ -12,13 +12,14 @@ import pytest
 import diskreplay as dr
 from diskreplay.format.limiters import StepCounter
 from diskreplay.format.root import read_root
+from diskreplay.testing import check_account
 from tests.crash.injection import die_at, points_of
 from tests.crash.power import Recording, another_boot, states
 from tests.crash.workloads import Single, Vector, create
 from tests.testing.coded import check_coded_store
 from tests.testing.merged import contents, folders, ignore
 from tests.testing.support import scratch
-from tests.tiers import whole_or_part
+from tests.tiers import SHARES, each_share, whole_or_part
 
 # How many points, or states, are tried. 0: all of them.
 MOST = int(os.environ.get("DISKREPLAY_CRASH_COMPACTIONS", whole_or_part(0, 12)))
@@ -67,6 +68,7 @@ def check(path: Path, shown: list[Any], ever: int, follower: dr.Store, still: dr
     assert contents(follower) == shown
     with dr.open(path) as fresh:
         assert contents(fresh) == shown
+        check_account(fresh, ever)
     assert steps_ever(path) == ever
     with dr.open(path, "a") as store:
         assert contents(store) == shown
@@ -75,21 +77,26 @@ def check(path: Path, shown: list[Any], ever: int, follower: dr.Store, still: dr
     with dr.open(path) as fresh:
         assert contents(fresh) == shown
         assert sorted(segment["number"] for segment in fresh.info()["segments"]) == folders(path)
+        check_account(fresh, ever)
     follower.refresh()
     assert contents(follower) == contents(still) == shown
     assert steps_ever(path) == ever
+    check_account(follower, ever)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_compaction_that_is_killed_at_any_point_loses_and_doubles_nothing(source: Path, tmp_path: Path) -> None:
+@each_share
+def test_a_compaction_that_is_killed_at_any_point_loses_and_doubles_nothing(
+    source: Path, tmp_path: Path, share: int
+) -> None:
     with dr.open(source) as store:
         shown = contents(store)
-    ever, count = steps_ever(source), 0
-    whole = tmp_path / "whole"
+    ever, whole = steps_ever(source), tmp_path / "whole"
     shutil.copytree(source, whole)
     points = points_of(lambda: compact(whole))
-    for point in some(len(points)):
+    assert len(points) > 10
+    for point in some(len(points))[share::SHARES]:
         path = tmp_path / f"at-{point}"
         shutil.copytree(source, path)
         with dr.open(path) as follower, dr.open(path) as still:
@@ -102,16 +109,15 @@ def test_a_compaction_that_is_killed_at_any_point_loses_and_doubles_nothing(sour
             except BaseException as error:
                 raise AssertionError(f"after the death at {points[point]}, number {point}: {error!r}") from error
         shutil.rmtree(path)
-        count += 1
-    assert count > 10
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.timeout(3600)
-def test_a_compaction_that_loses_its_power_at_any_point_loses_and_doubles_nothing(source: Path) -> None:
+@each_share
+def test_a_compaction_that_loses_its_power_at_any_point_loses_and_doubles_nothing(source: Path, share: int) -> None:
     with dr.open(source) as store:
         shown = contents(store)
-    ever, count = steps_ever(source), 0
+    ever = steps_ever(source)
     with scratch() as folder:
         run = Path(folder) / "run"
         run.mkdir()
@@ -123,7 +129,8 @@ def test_a_compaction_that_loses_its_power_at_any_point_loses_and_doubles_nothin
         # Always those where nothing but the counters is lost, if there are any that differ from all others: no other
         # file is changed in place.
         without_counters = [i for i, state in enumerate(found) if f"without unit ({counters}, " in state.why]
-        for number in sorted({*some(len(found)), *without_counters}):
+        assert len(found) > 10
+        for number in sorted({*some(len(found)), *without_counters})[share::SHARES]:
             with TemporaryDirectory(dir=folder) as disk, another_boot():
                 found[number].write(disk)
                 path = Path(disk) / "store"
@@ -134,8 +141,6 @@ def test_a_compaction_that_loses_its_power_at_any_point_loses_and_doubles_nothin
                         check(path, shown, ever, follower, still)
                 except BaseException as error:
                     raise AssertionError(f"state {number}, {found[number].why}: {error!r}") from error
-            count += 1
-    assert count > 10
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import diskreplay as dr
 from diskreplay.store.repair.repair import repair
 from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
-from tests.tiers import whole_or_part
+from tests.tiers import SHARES, each_share, whole_or_part
 
 SEGMENT = Path("segments/00000000")
 STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))
@@ -50,7 +50,11 @@ def check(path: Path, copied: dict[Path, bytes]) -> None:
     assert sorted(os.listdir(path / "counters")) == ["c.0", "lock", "quarantine", "zarr.json"]
 
 
-def check_points(lacking: Path, tmp_path: Path, step: int) -> None:
+@pytest.mark.slow
+@each_share
+def test_a_copy_that_lacks_a_file_loses_nothing_to_an_opener_that_is_killed(
+    lacking: Path, tmp_path: Path, share: int
+) -> None:
     before = shown(lacking)
     copied = {file.relative_to(lacking / SEGMENT): file.read_bytes() for file in (lacking / SEGMENT).rglob("c.*")}
     assert before == list(range(10))
@@ -58,19 +62,9 @@ def check_points(lacking: Path, tmp_path: Path, step: int) -> None:
     points = points_of(lambda: open_to_write(tmp_path / "done")(None))
     check(tmp_path / "done", copied)
     assert len(points) > 20
-    for point in range(0, len(points), step):
+    for point in range(0, len(points), STRIDE or whole_or_part(1, 2))[share::SHARES]:
         shutil.copytree(lacking, tmp_path / "killed")
         assert die_at(open_to_write(tmp_path / "killed"), point).died
         assert shown(tmp_path / "killed") == before
         check(tmp_path / "killed", copied)
         shutil.rmtree(tmp_path / "killed")
-
-
-@pytest.mark.slow
-def test_a_copy_that_lacks_a_file_loses_nothing_to_an_opener_that_is_killed(lacking: Path, tmp_path: Path) -> None:
-    check_points(lacking, tmp_path, 7)
-
-
-@pytest.mark.slow
-def test_nor_at_any_operation(lacking: Path, tmp_path: Path) -> None:
-    check_points(lacking, tmp_path, STRIDE or whole_or_part(1, 4))

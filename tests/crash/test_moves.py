@@ -4,6 +4,7 @@ At most what was appended since the last mark is not shown (of copies also what 
 nothing torn is, and nothing is deleted.
 """
 
+import itertools
 import os
 import random
 import shutil
@@ -113,7 +114,7 @@ class Round:
         return float(self._lanes[key][missing].min(initial=np.inf))
 
 
-def play(disk: Disk, elsewhere: Path, seed: Any, end: str, durability: float = INTERVAL_S, most: int = 5) -> Round:
+def play(disk: Disk, elsewhere: Path, seed: Any, end: str, durability: float, most: int) -> Round:
     """Play one round: copies of the store while it is written, then copies of what SIGKILL left, then its end.
 
     At most so many ways to copy are tried. The ends: it stays where it is; another boot; it is moved to another file
@@ -187,31 +188,19 @@ def play(disk: Disk, elsewhere: Path, seed: Any, end: str, durability: float = I
     return played
 
 
-def play_rounds(kind: str, folder: Path, end: str, durability: float = INTERVAL_S, most: int = 5) -> None:
-    with mounted(kind, MEGABYTES[kind], folder=folder) as disk:
-        for number in range(ROUNDS):
-            play(disk, folder, f"{kind} {end} {number}", end, durability, most)
+ROUNDS_OF = [
+    *itertools.product(MEGABYTES, [*ENDS, "power"], [INTERVAL_S], [MOST_COPIES]),
+    *itertools.product(["ext4"], ["reboot", "mv", "power"], [INTERVAL_S], [0]),
+    *itertools.product(["ext4"], ["reboot", "mv live"], [DEFAULT_DURABILITY_S], [2]),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + 120 * ROUNDS)
-@pytest.mark.parametrize("end", ["reboot", "mv", "power"])
-def test_after_a_reboot_a_move_or_a_loss_of_power_the_last_interval_at_most_is_not_shown(
-    tmp_path: Path, end: str
+@pytest.mark.parametrize(("kind", "end", "durability", "most"), ROUNDS_OF)
+def test_copies_moves_and_reboots_lose_the_last_interval_at_most(
+    tmp_path: Path, kind: str, end: str, durability: float, most: int
 ) -> None:
-    play_rounds("ext4", tmp_path, end, most=0)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300 + 120 * ROUNDS)
-@pytest.mark.parametrize("end", [*ENDS, "power"])
-@pytest.mark.parametrize("kind", MEGABYTES)
-def test_copies_moves_and_reboots_lose_the_last_interval_at_most(tmp_path: Path, kind: str, end: str) -> None:
-    play_rounds(kind, tmp_path, end, most=MOST_COPIES)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300 + 120 * ROUNDS)
-@pytest.mark.parametrize("end", ["reboot", "mv live"])
-def test_the_same_holds_for_the_interval_that_is_the_default(tmp_path: Path, end: str) -> None:
-    play_rounds("ext4", tmp_path, end, DEFAULT_DURABILITY_S, most=2)
+    with mounted(kind, MEGABYTES[kind], folder=tmp_path) as disk:
+        for number in range(ROUNDS):
+            play(disk, tmp_path, f"{kind} {end} {number}", end, durability, most)

@@ -1,6 +1,5 @@
 """A repair that is killed while it replaces a damaged segment leaves one or the other, or the next one ends it."""
 
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -11,9 +10,10 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.repair.repair import repair
+from diskreplay.testing import check_account
 from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema
-from tests.tiers import whole_or_part
+from tests.tiers import SHARES, each_share, whole_or_part
 
 pytestmark = pytest.mark.usefixtures("no_patience")
 
@@ -51,12 +51,16 @@ def check_killed(path: Path, before: dict, after: dict) -> bool:
     """Check what a repair that was killed left, and what the next users of the store make of it."""
     partly = {ids: episode for ids, episode in before.items() if ids[0] >> 35 != 1}
     assert shown(path) in (before, after, partly)
+    with dr.open(path) as store:
+        check_account(store)
     with dr.open(path, "a"):
         pass
     now = shown(path)
     assert now in (before, after)
     repair(path)
     assert shown(path) == after
+    with dr.open(path) as store:
+        check_account(store)
     assert repair(path).actions == []
     assert sorted(os.listdir(path / "counters")) == ["c.0", "lock", "quarantine", "zarr.json"]
     aside = {name for name in os.listdir(path / "counters/quarantine/segments") if not name.startswith(".")}
@@ -76,35 +80,31 @@ def check_points(damaged: Path, tmp_path: Path, points: Any) -> set[bool]:
     found = set()
     for point in points:
         shutil.copytree(damaged, tmp_path / "killed")
-        death = die_at(work(tmp_path / "killed"), point)
+        die_at(work(tmp_path / "killed"), point)
         found.add(check_killed(tmp_path / "killed", before, after))
         shutil.rmtree(tmp_path / "killed")
-        if not death.died:
-            break
     return found
 
 
-@pytest.mark.slow
-def test_a_repair_that_is_killed_around_the_replacement_leaves_a_segment(damaged: Path, tmp_path: Path) -> None:
+@pytest.mark.slow(turns=2)
+@pytest.mark.timeout(3600)
+@each_share
+def test_a_repair_that_is_killed_anywhere_leaves_a_segment(damaged: Path, tmp_path: Path, share: int) -> None:
     shutil.copytree(damaged, tmp_path / "counted")
     names = [point.name for point in points_of(lambda: repair(tmp_path / "counted"))]
     first = names.index("rename")
     assert names.count("rename") == 3
-    points = [0, first // 2, *range(first - 1, len(names) + 1, whole_or_part(1, 3))]
-    assert check_points(damaged, tmp_path, points) == {False, True}
+    every = len(names)
+    around = range(first - 1, every, whole_or_part(1, 3))
+    points = sorted({*range(0, every, STRIDE or whole_or_part(7, 31)), *around})
+    assert check_points(damaged, tmp_path, [0, *points[share::SHARES], every]) == {False, True}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=2)
 @pytest.mark.timeout(3600)
-def test_a_repair_that_is_killed_anywhere_leaves_a_segment(damaged: Path, tmp_path: Path) -> None:
-    points = itertools.count(0, STRIDE or whole_or_part(7, 31))
-    assert check_points(damaged, tmp_path, points) == {False, True}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
+@each_share
 def test_a_process_that_is_killed_while_it_rebuilds_a_copy_costs_no_more_than_the_damage(
-    damaged: Path, tmp_path: Path
+    damaged: Path, tmp_path: Path, share: int
 ) -> None:
     copy, done, killed = (tmp_path / name for name in ("copy", "done", "killed"))
     shutil.copytree(damaged, copy, copy_function=shutil.copyfile)
@@ -115,10 +115,12 @@ def test_a_process_that_is_killed_while_it_rebuilds_a_copy_costs_no_more_than_th
     assert len(shown(damaged)) - len(before) == 2
     first = names.index("rename")
     assert names.count("rename") >= 3  # as in repair: built, set aside, put in place
+    points = [*range(0, first - 1, whole_or_part(1, 9)), *range(first - 1, len(names), whole_or_part(1, 3))]
+    assert len(points) > 20
     died = 0
-    for point in [*range(0, first - 1, whole_or_part(1, 9)), *range(first - 1, len(names), whole_or_part(1, 3))]:
+    for point in points[share::SHARES]:
         shutil.copytree(copy, killed)
         died += die_at(work(killed), point).died
         assert check_killed(killed, before, before)
         shutil.rmtree(killed)
-    assert died > 20
+    assert died

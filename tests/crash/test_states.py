@@ -21,7 +21,7 @@ from diskreplay.format.root import read_root
 from diskreplay.format.state_files import read_state, write_state
 from tests.crash.injection import die_at
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
-from tests.tiers import whole_or_part
+from tests.tiers import SHARES, each_share, whole_or_part
 
 SAVE = """
 import sys
@@ -120,16 +120,10 @@ def check_rounds(path: Path, rounds: int) -> None:
     assert killed_inside
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_process_that_is_killed_at_a_random_instant_leaves_one_whole_state(tmp_store: Path) -> None:
-    check_rounds(tmp_store, 4)
-
-
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.timeout(900)
-def test_a_process_that_is_killed_at_many_random_instants_leaves_one_whole_state(tmp_store: Path) -> None:
-    check_rounds(tmp_store, whole_or_part(40, 8))
+def test_a_process_that_is_killed_at_random_instants_leaves_one_whole_state(tmp_store: Path) -> None:
+    check_rounds(tmp_store, whole_or_part(40, 4))
 
 
 def save(path: Path, number: int, _: Any) -> None:
@@ -138,12 +132,15 @@ def save(path: Path, number: int, _: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
-def test_a_process_that_dies_before_any_file_operation_leaves_one_whole_state(tmp_store: Path, first: bool) -> None:
+@each_share
+def test_a_process_that_dies_before_any_file_operation_leaves_one_whole_state(
+    tmp_store: Path, first: bool, share: int
+) -> None:
     dr.create(tmp_store, serial_schema()).close()
     root = read_root(tmp_store)
     old = 1
     seen = set()
-    for operation in range(1000):
+    for operation in range(share, 1000, SHARES):
         if first:
             shutil.rmtree(tmp_store / "samplers" / "run", ignore_errors=True)
         else:

@@ -13,7 +13,7 @@ import diskreplay as dr
 from tests.crash import workloads
 from tests.crash.injection import STORE, die_at, points_of
 from tests.testing.coded import check_coded_store, coded_obs, coded_step, make_codes
-from tests.tiers import whole_or_part
+from tests.tiers import SHARES, each_share, whole_or_part
 
 # How many points lie between two that are tried. 1 tries all of them, which takes minutes.
 STRIDE = int(os.environ.get("DISKREPLAY_CRASH_STRIDE", 0))
@@ -106,21 +106,20 @@ PUBLISHING = ("set", "restore_complements", "publish", "append")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_writer_that_is_killed_where_it_publishes_something_loses_nothing(tmp_path: Path, kind: str) -> None:
+@each_share
+def test_a_writer_that_is_killed_where_it_publishes_something_loses_nothing(
+    tmp_path: Path, kind: str, share: int
+) -> None:
     points = places(tmp_path / "whole", kind)
     assert len(points) > 10
-    run(tmp_path, kind, points)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_writer_that_is_killed_at_some_points_loses_nothing(tmp_path: Path, kind: str) -> None:
-    last = run(tmp_path, kind, itertools.count(5, STRIDE or 801))
-    assert last > 1000
+    run(tmp_path, kind, points[share::SHARES])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_writer_that_is_killed_at_any_point_loses_nothing(tmp_path: Path, kind: str) -> None:
-    last = run(tmp_path, kind, itertools.count(0, STRIDE or whole_or_part(53, 307)))
+@each_share
+def test_a_writer_that_is_killed_at_any_point_loses_nothing(tmp_path: Path, kind: str, share: int) -> None:
+    stride = STRIDE or whole_or_part(53, 203)
+    last = run(tmp_path, kind, itertools.count(share * stride, SHARES * stride))
     assert last > 1000

@@ -42,7 +42,10 @@ def views(draw: st.DrawFn) -> Sequences:
 def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
     """Make some episodes continuations of ones cut for their length; return the ids that these begin at."""
     rng = np.random.default_rng(seed)
-    chosen = {i for i, (_, t) in snapshot.model.items() if t == 0 and rng.random() < 0.4}
+    width = 1 << POSITION_BITS
+    # The first row of a lane would continue its last episode in the segment before, which the model does not know.
+    in_lane = {i for i in snapshot.model if i % width >= snapshot.lanes[i // width - snapshot.origin]}
+    chosen = {i for i, (_, t) in snapshot.model.items() if t == 0 and rng.random() < 0.4 and i in in_lane}
     done = snapshot.leaf("done")
     for step_id in chosen:
         slot = (step_id >> POSITION_BITS) - snapshot.origin
@@ -175,7 +178,7 @@ def test_a_window_over_many_chunks_is_gathered_whole() -> None:
         compare(batch, item, expected(view, *windows[step_id], False))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_windows_of_random_stores_equal_the_reference() -> None:
     counts = []
 

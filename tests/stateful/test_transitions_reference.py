@@ -61,15 +61,10 @@ def check_random_stores(number, examples, max_steps):
 
 
 @pytest.mark.slow
-def test_random_transitions_equal_the_reference_loop():
-    assert check_random_stores(0, examples=15, max_steps=60) > 0
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_very_many_random_transitions_equal_the_reference_loop():
+def test_random_transitions_equal_the_reference_loop():
     # How many a store has depends on what hypothesis makes of a seed, which is another thing in each of its versions.
-    wanted, compared, number = whole_or_part(100_000, 8_000), 0, 0
+    wanted, compared, number = whole_or_part(100_000, 2_000), 0, 0
     while compared < wanted:
         number += 1
-        compared += check_random_stores(number, examples=40, max_steps=200)
+        compared += check_random_stores(number, examples=whole_or_part(40, 10), max_steps=200)

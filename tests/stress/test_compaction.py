@@ -60,7 +60,7 @@ def read(path: str, number: int, seconds: float, _: bool, gate: Any, result: str
     Path(result).write_text(json.dumps(looks))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.timeout(600)
 def test_a_store_that_is_compacted_all_the_time_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store"

@@ -62,7 +62,7 @@ print(json.dumps(answer))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("count", [5_000, 100_000])
 def test_a_reader_of_many_short_episodes_needs_few_descriptors_and_mappings(tmp_store, count):
     with dr.create(tmp_store, CARTPOLE) as store, store.writer() as writer:
@@ -110,7 +110,7 @@ with open("/proc/self/maps") as maps:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_five_thousand_chunks_under_a_limit_of_256_descriptors():
     with scratch() as folder:
         path = f"{folder}/store"
@@ -121,7 +121,7 @@ def test_five_thousand_chunks_under_a_limit_of_256_descriptors():
         assert run_python(READ_MANY_CHUNKS, path).strip().isdecimal()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("groups", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_groups_of_one_episode_take_less_than_three_times_the_bytes_of_their_rows(tmp_store, groups):
     steps = 200
@@ -160,7 +160,7 @@ def unsealed(path):
     return sorted(name for name, document in documents.items() if not document["attributes"]["sealed"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("capacity", [None, 40_000])
 def test_uneven_lanes_one_of_them_endless_keep_two_segments_open_and_the_disk_small(tmp_store, capacity):
     # 1, 2, 4, ..., and some that end once in hundreds of steps; the first lane never does.

@@ -24,7 +24,11 @@ def run_all(path, duration, wide):
     return counts, answers[WRITERS:]
 
 
-def check_all(path, duration, wide):
+@pytest.mark.slow(turns=4)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("wide", [False, True])
+def test_every_step_is_found_once_and_no_unpublished_one_is_sampled(tmp_store, wide):
+    path, duration = tmp_store, seconds(whole_or_part(30, 3))
     dr.create(path, coded_schema(wide), segment_steps=5000, chunk_bytes=1 << 16).close()
     counts, samplers = run_all(path, duration, wide)
     with dr.open(path) as store:
@@ -33,14 +37,3 @@ def check_all(path, duration, wide):
         assert seen["batches"] > 0
         for key, newest in seen["newest"].items():
             assert newest < counts[tuple(map(int, key.split()))]
-
-
-@pytest.mark.slow
-def test_every_step_is_found_once_and_no_unpublished_one_is_sampled(tmp_store):
-    check_all(tmp_store, seconds(3), wide=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_step_is_found_once_and_no_unpublished_one_is_sampled_for_longer(tmp_store):
-    check_all(tmp_store, seconds(whole_or_part(30, 8)), wide=False)

@@ -15,6 +15,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.format.locks import is_locked, try_lock
+from diskreplay.testing import check_account
 from tests.testing.support import REPOSITORY, append_numbered, mapped_files, serial_schema, wait_until
 
 STEPS = 500
@@ -184,7 +185,7 @@ time.sleep(600)
         parent.stdin.close()  # the child ends
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_forks_in_the_middle_of_other_threads_work_leave_children_that_can_go_on(store):
     """Locks of threads that a child has not would be held there for ever."""
     stop = threading.Event()
@@ -257,9 +258,8 @@ class _Fields:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_of_a_loader_share_the_steps_without_overlap(store, context):
-    batches = load(Batches(store), context)
+def test_workers_of_a_loader_share_the_steps_without_overlap(store):
+    batches = load(Batches(store), "fork")
     assert len(batches) == 10
     by_rank = [set(), set()]
     for number, batch in enumerate(batches):
@@ -291,7 +291,7 @@ def _read_in_child(store, answer):
     store.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_a_store_travels_to_a_spawned_process(store):
     context = multiprocessing.get_context("spawn")
     answer = context.SimpleQueue()
@@ -350,7 +350,7 @@ def test_threads_share_a_sampler_while_another_updates_priorities_and_steps_are_
     sampler.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_threads_evict_and_write_at_once(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity=400, segment_steps=20, chunk_bytes=1024) as store:
 
@@ -376,10 +376,7 @@ def test_threads_evict_and_write_at_once(tmp_store):
         assert 0 < evicted <= 200
         assert not [serial for serial in visible(store) if serial % 50 < 5]
         assert len(store) <= 400
-        info = store.info()
-        on_disk = sum(segment["steps"] + segment["steps_evicted"] for segment in info["segments"])
-        deleted = int(store._counters.read()[3])
-        assert on_disk + deleted == 2000
+        check_account(store, 2000)
         assert store.verify(deep=True) == []
 
 
@@ -430,7 +427,7 @@ for i, batch in enumerate(sampler):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_training_loop_that_ends_badly_leaves_nothing_hanging(tmp_store, end):
     dr.create(tmp_store, serial_schema(), segment_steps=500, chunk_bytes=4096).close()

@@ -13,6 +13,7 @@ from diskreplay.store.repair.repair import repair
 from diskreplay.verify.check_states import verify_states
 from tests.store.repair.test_quarantine import flip, serials
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema, wait_until
+from tests.tiers import whole_or_part
 
 WRITER = """
 import sys, threading
@@ -117,9 +118,9 @@ def oldest(store):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
-    rounds, drawn = 4, store_path.parent / "drawn"
+    rounds, drawn = whole_or_part(4, 2), store_path.parent / "drawn"
     with (
         running(WRITER, store_path, 1_000_000, 0.1) as stop_one,
         running(WRITER, store_path, 2_000_000, 0.1) as stop_other,
@@ -159,7 +160,7 @@ def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
         assert store.verify(deep=True) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 def test_states_that_are_saved_without_a_pause_are_never_taken_for_damaged(store_path):
     uuid = dr.open(store_path).uuid
     with running(SAVER, store_path) as stop:

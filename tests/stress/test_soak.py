@@ -11,25 +11,27 @@ import pytest
 import diskreplay as dr
 from tests.testing.coded import coded_step, make_codes, split_codes
 from tests.testing.support import REPOSITORY
+from tests.tiers import whole_or_part
 from tools.soaks.__main__ import page
 from tools.soaks.account import Plan, Soak
 from tools.soaks.jobs import growth, write
 
 
-@pytest.mark.slow
+@pytest.mark.slow(turns=4)
 @pytest.mark.timeout(900)
 def test_a_short_soak_ends_in_an_exact_account(tmp_path):
-    arguments = ["--kills", "12", "--writers", "3", "--samplers", "1", "--kill-every", "0.05", "--check-every", "4"]
-    arguments += ["--move-every", "0.2", "--stop-every", "0.2", "--stop-s", "0.5"]
+    kills = whole_or_part(12, 4)
+    arguments = f"--kills {kills} --writers 3 --samplers 1 --kill-every 0.05 --check-every 4"
+    arguments += " --move-every 0.2 --stop-every 0.2 --stop-s 0.5 --capacity 2000"
     done = subprocess.run(
-        [sys.executable, "-m", "tools.soaks", *arguments, "--capacity", "2000", "--folder", str(tmp_path)],
+        [sys.executable, "-m", "tools.soaks", *arguments.split(), "--folder", str(tmp_path)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| processes killed by SIGKILL | 12 |" in done.stdout
+    assert f"| processes killed by SIGKILL | {kills} |" in done.stdout
     assert "| 0 |\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -50,7 +52,7 @@ def test_a_step_that_was_committed_and_is_not_there_is_told(idle):
     idle._ends[0, 0] = 3
     idle._settle()
     assert idle.account.problems == [
-        "3 steps were committed; 0 are held and 0 deleted",
+        "3 steps were committed, and 0 inserted",
         "0 of 3 steps are visible",
     ]
 

@@ -92,7 +92,7 @@ def tables(path: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the two tables of a pack."""
     folder = path / "segments" / f"{number:08}"
     members = np.fromfile(folder / "members" / "c.0.0", "<i8").reshape(-1, 4)
-    return members, np.fromfile(folder / "runs" / "c.0.0", "<i8").reshape(-1, 3)
+    return members, np.fromfile(folder / "runs" / "c.0.0", "<i8").reshape(-1, 5)
 
 
 def change(path: Path, number: int, files: dict[str, bytes], attributes: dict | None = None) -> None:

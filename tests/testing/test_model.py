@@ -106,11 +106,11 @@ def test_stacks_repeat_the_first_frame():
     assert row["next_obs"].tolist() == [[0.0], [1.0], [2.0], [3.0]]
 
 
-def test_stacks_repeat_the_first_frame_that_a_capacity_left():
+def test_stacks_show_frames_that_a_capacity_hides():
     (episode,) = lane_of(1.0, 2.0, 3.0, terminated=True).episodes
     episode.hidden = 1
 
-    assert transition(episode, 2, frame_stack=3)["obs"].tolist() == [[1.0], [1.0], [2.0]]
+    assert transition(episode, 2, frame_stack=4)["obs"].tolist() == [[0.0], [0.0], [1.0], [2.0]]
     assert episode.sampleable(1) == [1, 2]
 
 

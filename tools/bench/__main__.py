@@ -26,6 +26,7 @@ BENCHES = {
     "episode_layout": "episode_layout",
     "import": "import_time",
     "compile": "compile_time",
+    "processors": "processors",
     "save": "save_time",
     "write_path": "write_path",
     "durability": "durability",
@@ -37,6 +38,7 @@ BENCHES = {
     "exchange": "exchange",
     "sharded": "sharded",
     "scale": "scale",
+    "thousands": "thousands",
 }
 
 

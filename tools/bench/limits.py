@@ -3,16 +3,17 @@
 With as many threads as a sampler has: two where it may use two processors.
 """
 
+import functools
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import cycle
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels import jit
-from diskreplay.kernels.jit import copy_bytes, fence
-from diskreplay.kernels.stream import stream_apart
+from diskreplay.kernels import cache
 from diskreplay.views.parallel_copy import copy_threads
 from diskreplay.views.windows import Windows
 from tests.kernels.plain.find_windows import row_address
@@ -37,14 +38,23 @@ class Runs(NamedTuple):
         return int(self.counts.sum())
 
 
-@jit.kernel("none", "ints", "ints", "ints", "int", "int")
-def _copy(sources: Ints, counts: Ints, places: Ints, target: int, streamed: int) -> None:
-    for i in range(sources.size):
-        if streamed:
-            stream_apart(target + places[i], sources[i], counts[i])
-        else:
-            copy_bytes(target + places[i], sources[i], counts[i])
-    fence()
+@functools.cache
+def copy_kernel() -> Callable[..., None]:
+    """Return what copies runs to places of a target: sources, counts, places, the target's address, past the caches."""
+    package = cache.import_kernels(cache.folder())
+    jit, copies = import_module(f"{package}.jit"), import_module(f"{package}.stream")
+    copy_bytes, stream, fence = jit.copy_bytes, copies.stream, jit.fence
+
+    @numba.njit(nogil=True)
+    def copy(sources: Ints, counts: Ints, places: Ints, target: int, streamed: int) -> None:
+        for i in range(sources.size):
+            if streamed:
+                stream(target + places[i], sources[i], counts[i])
+            else:
+                copy_bytes(target + places[i], sources[i], counts[i])
+        fence()
+
+    return copy
 
 
 def windows_of(snapshot: Any, ids: Ints, n: int, stack: int = 1) -> Windows:
@@ -83,7 +93,7 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
         zip(batches, cycle([target.ctypes.data + -target.ctypes.data % 64 for target in targets]), strict=False)
     )
 
-    threads, kernel = copy_threads(beside=0), jit.ready(_copy)
+    threads, kernel = copy_threads(beside=0), copy_kernel()
 
     def copy(keep: object = targets) -> None:
         batch, target = next(pairs)

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
+    LazyTensorStorage,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     ReplayBuffer,
@@ -44,6 +45,11 @@ def buffer(kind: str, folder: Path, capacity: int, batch_size: int, sampler: Any
     folder.mkdir()
     storage = LazyMemmapStorage(capacity, scratch_dir=str(folder))
     return KINDS[kind](storage=storage, batch_size=batch_size, **({} if sampler is None else {"sampler": sampler}))
+
+
+def rollouts(steps: int) -> Any:
+    """Return an empty buffer of `steps` steps in memory."""
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(steps), batch_size=steps)
 
 
 def prioritized(folder: Path, capacity: int, batch_size: int, alpha: float, beta: float) -> Any:

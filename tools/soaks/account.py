@@ -288,14 +288,11 @@ class Soak:
             account.problems += [f"verify: {problem}" for problem in store.verify(deep=True)]
             info = store.info()
             account.kept = len(store)
-        held = sum(segment["steps"] for segment in info["segments"])
         account.committed = sum(self._ends.values())
         account.evicted = account.committed - account.kept
         account.evicted_by_hand = sum(map(len, self._evicted_by_hand().values()))
-        if not 0 <= held + info["steps_evicted"] - account.committed <= self._unseen:
-            account.problems.append(
-                f"{account.committed} steps were committed; {held} are held and {info['steps_evicted']} deleted"
-            )
+        if not 0 <= info["steps_inserted"] - account.committed <= self._unseen:
+            account.problems.append(f"{account.committed} steps were committed, and {info['steps_inserted']} inserted")
         most = min(self._plan.capacity, account.committed)
         if not most - account.evicted_by_hand <= account.kept <= most:
             account.problems.append(f"{account.kept} of {account.committed} steps are visible")
