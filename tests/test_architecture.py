@@ -18,6 +18,7 @@ ROOT = PACKAGE.parent
 LAYERS = {
     "bounded_json": set(),
     "closing": {"errors"},
+    "device_tensors": set(),
     "folders": set(),
     "ids": set(),
     "markup": set(),
@@ -27,16 +28,20 @@ LAYERS = {
     "workers": set(),
     "format": {"bounded_json", "errors", "folders", "ids", "markup", "workers"},
     "verify": {"errors", "folders", "format", "ids"},
-    "store": {"errors", "folders", "format", "ids", "kernels", "markup", "pictures", "verify", "workers"},
+    "store": {
+        *("device_tensors", "errors", "folders", "format", "ids", "kernels", "markup", "pictures", "verify", "workers"),
+    },
     "sampling": {"bounded_json", "errors", "ids", "kernels"},
     "views": {"errors", "format.schema", "ids", "kernels", "sampling", "store", "workers"},
     "loading": {
-        *("bounded_json", "errors", "folders", "format.schema", "ids", "kernels.table"),
+        *("bounded_json", "device_tensors", "errors", "folders", "format.schema", "ids", "kernels.table"),
         *("markup", "sampling", "store", "views", "workers"),
     },
-    "buffers": {"closing", "errors", "ids", "format", "loading", "sampling", "store", "views", "workers"},
+    "buffers": {
+        *("closing", "device_tensors", "errors", "ids", "format", "loading", "sampling", "store", "views", "workers"),
+    },
     "testing": {"format.schema", "ids"},
-    "interop": {"bounded_json", "closing", "errors", "workers"},
+    "interop": {"bounded_json", "closing", "device_tensors", "errors", "workers"},
     "__main__": {"cli"},
     "cli": {
         *(
@@ -72,7 +77,7 @@ SHARED_WITH_VERIFY = {
 PUBLIC_NAMES_ONLY = {"interop"}
 
 # what these share with others all the same: modules that know nothing of a store
-KNOWS_NO_STORE = {"bounded_json", "closing", "workers"}
+KNOWS_NO_STORE = {"bounded_json", "closing", "device_tensors", "workers"}
 
 # library -> the parts and modules that may import it; a library that is not named here is free
 LIBRARIES = {
@@ -82,7 +87,8 @@ LIBRARIES = {
     "crc32c": {"format", "interop.rlds.records", "verify", "store.repair.repair_documents"},
     "numba": {"kernels"},
     "torch": {
-        *("loading", "buffers", "cli", "interop.sb3", "interop.torch", "interop.torchrl", "interop.tianshou"),
+        *("device_tensors", "loading", "buffers", "cli"),
+        *("interop.sb3", "interop.torch", "interop.torchrl", "interop.tianshou"),
         *("interop.ray.batch_form", "interop.ray.sharded_sampler"),
     },
     "ray": {

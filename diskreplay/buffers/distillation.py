@@ -9,6 +9,7 @@ import torch
 from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows
 from diskreplay.buffers.values import Given, checked, shapes_of
+from diskreplay.device_tensors import fetched
 from diskreplay.errors import NotEnoughData, SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.loading.sampler import Sampler
@@ -81,6 +82,8 @@ class DistillationBuffer(Backed):
             A value does not fit those that came first; nothing was added.
         """
         self._check_open()
+        if self._path is not None:
+            obs, action = fetched(obs, action)
         count = self._count(obs, action)
         schema = self._fields
         if schema is None:

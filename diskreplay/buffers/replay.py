@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.values import Given, checked, flags_of, plain, renamed
+from diskreplay.device_tensors import fetched
 from diskreplay.errors import NotEnoughData, StoreNotFound
 from diskreplay.loading.batch import Batch, map_tree
 from diskreplay.loading.sampler import Sampler
@@ -256,6 +257,10 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             `next_obs` is None where a step is not done.
         """
         self._check_open()
+        if self._num_envs > 1:  # of one it is little, and so is an add
+            obs, action, reward, next_obs, done, truncated, mask = fetched(
+                obs, action, reward, next_obs, done, truncated, mask
+            )
         mask = None if mask is None else self._flags(mask, "mask")
         lanes = None if mask is None else np.flatnonzero(mask)
         flags = self._flags(done, "done", lanes, reward), self._flags(truncated, "truncated", lanes, reward)

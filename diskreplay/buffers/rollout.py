@@ -16,6 +16,7 @@ from diskreplay.errors import BufferFull, NotEnoughData, ReplayError, SchemaErro
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.batch import Batch, map_tree, sequences_of, torch_values
+from diskreplay.loading.cuda import HostCopy
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.episode_writer import DISCONTINUITY, same_rows
@@ -66,6 +67,9 @@ class RolloutBuffer(Backed):
     With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
     or `store` waits for that thread. An error of the store is raised by the next call. Then the store lacks the steps
     that were waiting, and the buffer has all of them.
+
+    On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless it has final
+    observations. With a `path`, the thread copies the steps to the processor, on a stream of its own.
 
     Concurrency: one thread.
 
@@ -128,6 +132,7 @@ class RolloutBuffer(Backed):
             raise ValueError(f"extra names {taken[0]!r}, which a batch has already: choose another name")
         steps = max(self._num_envs * self._num_steps, LEAST_SEGMENT_STEPS)
         super().__init__(path, device, Given(obs_shape, action_shape), KEPT * steps, steps, {**fields, **extra})
+        self._host_copy = HostCopy(self._device)
 
     def _begin(self, store: Store) -> None:
         """Ignore the steps in the store: a buffer begins empty."""
@@ -319,16 +324,10 @@ class RolloutBuffer(Backed):
         self._warn("cut", DISCONTINUITY)
 
     def _record(self, recorder: Recorder, schema: Schema, behind: Behind | None) -> None:
-        """Have the new step appended to the store."""
+        """Have the new step appended to the store; the thread copies it from the device."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
-        ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
-
-        def step(writer: VectorWriter) -> None:
-            if ready is not None:
-                ready.synchronize()
-            _write(writer, schema, rows, behind)
-
-        recorder.append(step, lambda: self._new_writer(schema))
+        step = self._host_copy.later(rows, None if behind is None else behind[1:])
+        recorder.append(lambda writer: _write(writer, schema, *step()), lambda: self._new_writer(schema))
 
     def _new_writer(self, schema: Schema) -> VectorWriter:
         self._writer = None
@@ -643,8 +642,8 @@ class RolloutBuffer(Backed):
             self._forget()
 
 
-def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: Behind | None) -> None:
-    """Append a step of all environments, of which some may have a final observation."""
+def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: tuple[torch.Tensor, Columns] | None) -> None:
+    """Append a step of all environments, and the observations behind it of some lanes."""
     arrays = {path: row.cpu().numpy() for path, row in rows.items()}
     values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
     values |= schema.unflatten("extra", arrays)
@@ -652,9 +651,9 @@ def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: Behind |
     if behind is None:
         writer.append(**values)
         return
-    lanes = behind.lanes.cpu().numpy()
-    following = {path: arrays[path].copy() for path in behind.rows}
-    for path, obs in behind.rows.items():
+    lanes, final = behind[0].cpu().numpy(), behind[1]
+    following = {path: arrays[path].copy() for path in final}
+    for path, obs in final.items():
         following[path][lanes] = obs.cpu().numpy()
     mask = np.zeros(writer.num_envs, np.bool_)
     mask[lanes] = True

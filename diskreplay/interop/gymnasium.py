@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diskreplay import MissingExtra, WriterClosed
+from diskreplay.device_tensors import fetched
 from diskreplay.interop.step_values import StepValues, as_numpy
 
 with MissingExtra.raised_for("recording an environment", "gym"):
@@ -388,7 +389,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self, writer: "VectorWriter", actions: dict[str, np.ndarray], result: tuple[Any, ...], extra: dict[str, Any]
     ) -> None:
         assert self._obs is not None
-        obs, reward, terminated, truncated, info = result
+        obs, reward, terminated, truncated = fetched(*result[:4])
+        info = result[4]
         terminated, truncated = as_numpy(terminated), as_numpy(truncated)
         ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses other values
         values, after = self._values, self._values.own("obs", obs)

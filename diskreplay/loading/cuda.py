@@ -1,9 +1,11 @@
-"""Batches on their way to a CUDA device: one copy each, on a stream of its own, out of pinned memory."""
+"""Batches on their way to a CUDA device and steps on their way from one: through pinned memory, on own streams."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
+from diskreplay.device_tensors import fetched
 from diskreplay.loading.buffer_pool import Memory, Slot
 
 
@@ -61,3 +63,32 @@ class DeviceCopy:
             slot.event = torch.cuda.Event()
             slot.event.record(current)
         return tensors
+
+
+class HostCopy:
+    """Copies tensors of a device to the processor, in a thread and next to the trainer's kernels.
+
+    One thread notes tensors; any thread copies them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
+        """Return a call that returns values as `fetched` does, behind the operations so far of the current stream.
+
+        The tensors must not change before it returns. Without a CUDA device it returns the values.
+        """
+        stream = self._stream
+        if stream is None:
+            return lambda: values
+        ready = torch.cuda.Event()
+        ready.record(torch.cuda.current_stream(self._device))
+
+        def copy() -> tuple[Any, ...]:
+            with torch.cuda.stream(stream):
+                stream.wait_event(ready)
+                return fetched(*values)
+
+        return copy

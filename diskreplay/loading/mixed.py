@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from diskreplay.bounded_json import parse_json
+from diskreplay.device_tensors import fetched
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import TupleRecord
 from diskreplay.loading.arguments import errors_argument, ids_argument, kind_argument
@@ -140,6 +141,8 @@ class MixedSampler(IterableDataset[Batch]):
             How many ids were skipped: evicted meanwhile, unknown to their view, or of another kind.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
+        if getattr(td_error, "is_cuda", False):
+            index, td_error = fetched(index, td_error)
         kinds = self._kind[1:] if kind is None else kind[1:]
         if kind is not None and (kind[:1] != ("mixed",) or len(kinds) != len(self._samplers)):
             return len(ids_argument(index))

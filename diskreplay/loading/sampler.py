@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
+from diskreplay.device_tensors import fetched
 from diskreplay.errors import Closed, RateLimited, ReplayError, SegmentGone
 from diskreplay.kernels.table import of_sampler
 from diskreplay.loading.arguments import (
@@ -527,9 +528,11 @@ class Sampler(IterableDataset[Batch]):
         ValueError
             Another shape, a value that is not finite, or no `Prioritized` was ever the sampler's distribution.
         """
+        kind = kind_of(index) if kind is None else kind_argument(kind)
+        if getattr(td_error, "is_cuda", False):
+            index, td_error = fetched(index, td_error)
         ids = ids_argument(index)
         errors = errors_argument(td_error, len(ids))
-        kind = kind_of(index) if kind is None else kind_argument(kind)
         with self._lock:
             self._check_open()
             return self._planner.update(ids, errors, kind)

@@ -1,5 +1,7 @@
 """Buffers whose tensors are on a CUDA device: they hold what those on the CPU hold."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -92,3 +94,35 @@ def test_a_buffer_of_stable_baselines3_has_tensors_on_the_device() -> None:
         found.append(buffer.sample(32))
         buffer.close()
     assert all(same(left, right) for left, right in zip(*found, strict=True) if isinstance(left, torch.Tensor))
+
+
+def test_the_store_of_a_rollout_buffer_has_what_one_on_the_cpu_writes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = torch.randn(4096, 4096, device="cuda")
+    with (
+        dr.RolloutBuffer(3, 16, path=tmp_path / "cpu") as cpu,
+        dr.RolloutBuffer(3, 16, path=tmp_path / "cuda", device="cuda") as cuda,
+    ):
+        for _ in range(3):
+            for _ in range(16):
+                obs, final = torch.from_numpy(rng.standard_normal((2, 3, 4)).astype("f4"))
+                done, truncated = torch.from_numpy((rng.random((2, 3)) < 0.2).astype("f4"))
+                reward, value, log_prob = torch.from_numpy(rng.standard_normal((3, 3)).astype("f4"))
+                step = (obs, obs[:, :2], reward, done, value, log_prob, None, truncated, final)
+                cpu.add(*step)
+                weights = torch.tanh(weights @ weights)  # the stream is behind
+                moved = [None if tensor is None else tensor.cuda() + 0 * weights[0, 0] for tensor in step]
+                cuda.add(*moved)
+                for tensor in moved:
+                    if tensor is not None:
+                        tensor.zero_()  # the caller may change them
+            cpu.clear()
+            cuda.clear()
+        found = []
+        for buffer in (cpu, cuda):
+            store = buffer.store
+            assert store is not None
+            store.refresh()
+            found.append([(e.obs.tolist(), e.reward.tolist(), e.terminated, e.truncated) for e in store.episodes])
+        assert len(found[0]) > 20
+        assert found[0] == found[1]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import diskreplay as dr
+from tests.testing.device import Device
 
 
 def pairs(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,3 +133,14 @@ def test_what_was_drawn_is_a_copy() -> None:
     assert torch.equal(drawn, before)
     with pytest.raises(dr.Closed):
         len(buffer)
+
+
+def test_pairs_of_a_device_for_a_store_are_waited_for_once(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current)
+    obs = torch.arange(2.0, 14.0).reshape(4, 3)
+    with dr.DistillationBuffer(4, path=tmp_store, seed=0) as buffer:
+        buffer.add(device.tensor(obs), device.tensor(torch.arange(4)))
+        assert device.stream.waits == 1
+        drawn, action = buffer.sample(4)
+        assert torch.equal(drawn, obs[action])

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import diskreplay as dr
+from tests.testing.device import Device
 
 
 class Vector:
@@ -204,3 +205,20 @@ def test_a_vector_of_tuple_actions_comes_as_a_tuple_of_arrays() -> None:
         kind, force = buffer.sample(12).actions
         assert (kind.shape, force.shape) == ((12, 1), (12, 2))
         assert sorted(force[:, 0].tolist()) == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_step_of_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current)
+    with dr.ReplayBuffer(100, num_envs=3, seed=0) as buffer, dr.ReplayBuffer(100, num_envs=3, seed=0) as expected:
+        vector = Vector(3, 0)
+        for count in range(1, 20):
+            step = vector.step()
+            expected.add(**step)
+            tensors = {name: device.tensor(value) for name, value in step.items()}
+            buffer.add(**tensors)
+            assert device.stream.waits == count
+            for tensor in tensors.values():
+                tensor.zero_()  # the caller may change them
+        left, right = buffer.sample(40), expected.sample(40)
+        assert all(torch.equal(left[name], right[name]) for name in left)

@@ -10,11 +10,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 import diskreplay as dr
+from tests.testing.device import Device
 
 SEED, LANES, CALLS = 40, 3, 23
 INFO_FIELDS = ("phase", "won")
@@ -838,3 +840,33 @@ def test_an_environment_is_recorded_into_a_store_once(tmp_path):
             record(env, again)
         env.close()
     one.close(), other.close()
+
+
+def test_a_step_of_environments_on_a_device_is_waited_for_once(store, monkeypatch):
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current)
+
+    class OnDevice(Own):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return self.moved(obs), info
+
+        def step(self, actions):
+            obs, reward, terminated, truncated, info = super().step(actions)
+            return self.moved(obs), *map(device.tensor, (reward, terminated, truncated)), info
+
+        @staticmethod
+        def moved(obs):
+            return {key: device.tensor(rows) for key, rows in obs.items()}
+
+    envs = dr.RecordVectorEpisodes(OnDevice(lambda rows: rows), store, info_fields=INFO_FIELDS)
+    obs, _ = envs.reset(seed=SEED)
+    for _ in range(CALLS):
+        seen = {key: rows.cpu().numpy() for key, rows in obs.items()}
+        envs.set_extra(given=given(seen))
+        before = device.stream.waits
+        obs, *_ = envs.step(policy(seen))
+        assert device.stream.waits == before + 1
+    envs.close()
+    for lane in range(LANES):
+        assert_same(store, SEED + lane, plain_loop(SEED + lane, CALLS))

@@ -11,8 +11,9 @@ import torch
 
 import diskreplay as dr
 from diskreplay.loading.buffer_pool import BufferPool
-from diskreplay.loading.cuda import DeviceCopy
+from diskreplay.loading.cuda import DeviceCopy, HostCopy
 from diskreplay.views.base import Leaf
+from tests.testing.device import Device
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 
@@ -42,7 +43,7 @@ class Event:
         self.happened = False
 
     def record(self, stream: Any) -> None:
-        pass
+        self.stream = stream
 
     def query(self) -> bool:
         return self.happened
@@ -103,6 +104,24 @@ def test_a_slot_is_free_when_the_device_has_it(current: Stream) -> None:
     assert not slot.free  # the weights are on their way
     ring.clear()
     assert slot.free
+
+
+def test_a_copy_to_the_processor_begins_when_it_is_made_behind_the_noted_operations(
+    current: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, own = Device(), Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: own)
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current)
+    copy = HostCopy(torch.device("cuda", 0)).later({"a": device.tensor([2.0, 3.0])}, None)
+    assert device.stream.begun == []
+    found, nothing = copy()
+    assert [event.stream for event in own.waited] == [device.stream]
+    assert (found["a"].tolist(), nothing, device.stream.waits) == ([2.0, 3.0], None, 1)
+
+
+def test_tensors_of_the_cpu_are_not_copied_to_it() -> None:
+    values = {"a": torch.zeros(3)}
+    assert HostCopy(torch.device("cpu")).later(values)() == (values,)
 
 
 @pytest.fixture

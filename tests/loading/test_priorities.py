@@ -13,6 +13,7 @@ import torch
 import diskreplay as dr
 from diskreplay.loading.batch import kind_of
 from diskreplay.views import parallel_copy
+from tests.testing.device import Device
 
 SCHEMA = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
 
@@ -244,3 +245,18 @@ def test_no_thread_that_copies_outlives_its_sampler(tmp_store: Path, monkeypatch
             sampler.update_priorities(batch.index, np.ones((8, 5)))
         names = [thread.name for thread in threading.enumerate()]
         assert not [name for name in names if name.startswith("diskreplay-copy")]
+
+
+def test_ids_and_errors_of_a_device_are_waited_for_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current)
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=1.0), batch_size=130, seed=0)
+    ids = sampler.ids()
+    errors = np.where(ids == ids[7], 3.0, 1e-9)
+    assert sampler.update_priorities(device.tensor(ids), device.tensor(errors)) == 0
+    assert device.stream.waits == 1
+    assert shares(sampler)[int(ids[7])] > 0.99
+    mixed = dr.MixedSampler([(sampler, 1)], batch_size=8, seed=0)
+    assert mixed.update_priorities(device.tensor(ids), device.tensor(errors[::-1].copy())) == 0
+    assert device.stream.waits == 2
+    assert shares(sampler)[int(ids[-8])] > 0.99

@@ -1,4 +1,4 @@
-"""Bring batches of stacked frames to a CUDA device, beside the bare copy of as many pinned bytes."""
+"""Bring batches of stacked frames to a CUDA device, beside the bare copy of as many pinned bytes, and steps from it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,20 +10,25 @@ import torch
 
 import diskreplay as dr
 from tools.bench.data import FRAME_SCHEMA
-from tools.bench.harness import Contestant, Report, Table, Target, in_turn, number, timing_table
+from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number, timing_table
+from tools.bench.thousands import SCHEMA, Steps
 
 OURS, BARE, GATHERED = "sampler, prefetch=4", "bare pinned copy", "sampler to the CPU"
+APPEND, ADD = "VectorWriter.append", "RolloutBuffer(path=...).add"
+APPEND_EACH = "VectorWriter.append, tensor.cpu() of each field"
 
 
 class Size(NamedTuple):
-    """Episodes of frames, their steps, and batches a round."""
+    """Episodes of frames, their steps, and batches a round; environments, and calls a round that take a step of all."""
 
     episodes: int
     steps: int
     batches: int
+    envs: int
+    calls: int
 
 
-FULL, TINY = Size(200, 500, 100), Size(3, 20, 2)
+FULL, TINY = Size(200, 500, 100, 4096, 24), Size(3, 20, 2, 8, 4)
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
@@ -45,6 +50,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         if device == "cuda":
             contestants.append(_contestant(BARE, size.batches, _bare_copy(nbytes)))
         seconds = in_turn(contestants, rounds)
+    from_device = _steps_from(device, size, rounds, folder)
     targets = []
     rates = [[name, number(nbytes / np.concatenate(taken).mean() / 1e9)] for name, taken in seconds.items()]
     if device == "cuda":
@@ -55,12 +61,17 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         f"{size.episodes * size.steps:,} steps of (84, 84) uint8 frames, obs and next_obs stacked by 4; a batch "
         f"is 256 of them, {nbytes / 1e6:.1f} MB.",
         "Times are those of whole batches on the device, one after the other, with nothing computed between them.",
+        f"A step is that of {size.envs:,} environments, with observations of 48 and actions of 12 float32 on the "
+        f"device. {size.calls} calls come one after the other. RolloutBuffer writes in the background, and its calls "
+        "wait where the disk is slower.",
     ]
     if device == "cuda":
         caveats.append(f"The device is one {torch.cuda.get_device_name()}.")
     else:
-        caveats.append("There was no CUDA device: batches stay on the CPU, and there is no bare copy to compare with.")
-    tables = [timing_table(seconds, "a batch"), Table(["rate", "GB/s"], rates)]
+        caveats.append(
+            "There was no CUDA device: batches and steps stay on the CPU, and there is no bare copy to compare with."
+        )
+    tables = [timing_table(seconds, "a batch"), Table(["rate", "GB/s"], rates), timing_table(from_device, "a step")]
     return Report("Bring batches to a device", tables, targets, caveats)
 
 
@@ -69,6 +80,29 @@ def _fill(path: Path, size: Size) -> None:
     with dr.create(path, FRAME_SCHEMA) as store, store.writer() as writer:
         for _ in range(size.episodes):
             writer.append_episode(images, np.zeros(size.steps, int), np.ones(size.steps, np.float32), terminated=True)
+
+
+def _steps_from(device: str, size: Size, rounds: int, folder: Path) -> dict[str, list[Seconds]]:
+    """Return the times of calls that take a step of many environments from a device."""
+    step = Steps(*(tensor.to(device) for tensor in Steps.random(size.envs)))
+    fields = {name: tensor for name, tensor in step._asdict().items() if name not in ("done", "log_prob")}
+    fields["terminated"] = step.done > 0
+    with (
+        dr.create(folder / "vector", SCHEMA, capacity=64 * size.envs) as store,
+        store.writer(size.envs) as writer,
+        dr.RolloutBuffer(size.envs, size.calls, path=folder / "rollouts", device=device) as buffer,
+    ):
+
+        def append_each() -> None:
+            writer.append(**{name: tensor.cpu().numpy() for name, tensor in fields.items()})
+
+        def add() -> None:
+            if len(buffer) == size.envs * size.calls:
+                buffer.clear()
+            buffer.add(*step)
+
+        calls = {APPEND: lambda: writer.append(**fields), APPEND_EACH: append_each, ADD: add}
+        return in_turn([_contestant(name, size.calls, call) for name, call in calls.items()], rounds)
 
 
 def _nbytes(batch: Any) -> int:

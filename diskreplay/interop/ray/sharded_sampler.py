@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 import diskreplay as dr
+from diskreplay.device_tensors import fetched
 from diskreplay.interop.ray.batch_form import put_together
 from diskreplay.interop.ray.draw_rounds import Drawn, DrawRounds, Round
 from diskreplay.interop.ray.mass_draw import chances, importance_weights
@@ -324,7 +325,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             How many ids of earlier updates were skipped, as far as shards have said so since the last call: they were
             evicted meanwhile, are unknown to the view, or their shard is missing.
         """
-        ids, errors = self._index(index), _errors(td_error)
+        ids, errors = fetched(index, td_error)
+        ids, errors = self._index(ids), _errors(errors)
         if len(errors) != len(ids):
             raise ValueError(f"td_error must have one row for each of {len(ids)} ids, not shape {list(errors.shape)}")
         if not np.isfinite(errors).all():

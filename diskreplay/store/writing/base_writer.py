@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.device_tensors import fetched
 from diskreplay.errors import SchemaError, StorageFull, StoreLocked, WriterClosed
 from diskreplay.folders import shown_paths
 from diskreplay.format.schema import Schema
@@ -169,6 +170,9 @@ class BaseWriter:
         extra: dict[str, Any],
     ) -> None:
         """Check, cast and append a whole episode to a lane."""
+        obs, action, reward, terminated, truncated, episode, priority, extra = fetched(
+            obs, action, reward, terminated, truncated, episode, priority, extra
+        )
         terminated = as_flag(terminated, "terminated", reward)
         truncated = as_flag(truncated, "truncated", reward)
         steps = length(reward, "reward")

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.device_tensors import fetched
 from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.store.writing.base_writer import BaseWriter
@@ -50,6 +51,10 @@ class VectorWriter(BaseWriter):
     ) -> None:
         """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
 
+        Tensors of a CUDA device are copied to pinned memory behind the operations of the current stream, and the call
+        waits once. It cannot return earlier, since it checks their values before it writes, and the step can be sampled
+        when it returns. The caller may then change the tensors.
+
         Parameters
         ----------
         obs, action, reward, next_obs, **extra
@@ -76,6 +81,9 @@ class VectorWriter(BaseWriter):
             The writer is closed.
         """
         count = self.num_envs
+        obs, action, reward, terminated, truncated, next_obs, mask, episode, priority, extra = fetched(
+            obs, action, reward, terminated, truncated, next_obs, mask, episode, priority, extra
+        )
         lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
         ends = as_flags(terminated, "terminated", count, lanes, reward)
         if truncated is None:

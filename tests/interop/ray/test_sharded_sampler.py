@@ -14,6 +14,7 @@ from diskreplay.interop.ray.shard_group import Lost
 from diskreplay.interop.ray.sharded_sampler import ShardedSampler
 from tests.interop.ray.in_process import SCHEMA, InProcess, append, make_stores
 from tests.loading.test_interrupts import learn, loads_wholly_or_not
+from tests.testing.device import Device
 from tests.tiers import whole_or_part
 
 STEPS = (30, 12, 50)
@@ -213,6 +214,15 @@ def test_a_uniform_sampler_may_become_prioritized(shards: InProcess) -> None:
         sampler.distribution = dr.Prioritized()
         batch = sampler.sample()
         assert sampler.update_priorities(batch.index, torch.ones(16, 1, requires_grad=True)) == 0
+
+
+def test_an_update_of_a_device_is_waited_for_once(shards: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current)
+    with made(shards, distribution=dr.Prioritized()) as sampler:
+        index = sampler.sample().index
+        assert sampler.update_priorities(device.tensor(index), device.tensor(torch.zeros(16))) == 0
+        assert device.stream.waits == 1
 
 
 def test_errors_of_sequences_count_by_their_loss_mask(tmp_path: Path) -> None:

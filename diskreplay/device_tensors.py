@@ -1,0 +1,57 @@
+"""Tensors of CUDA devices on their way to the processor: the copies of a call begin together, and it waits once."""
+
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+# Torch keeps the pinned memory of a copy for later ones. A larger tensor goes to memory that is given back.
+MOST_PINNED_BYTES = 256 << 20
+
+_NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
+
+
+def fetched(*values: Any) -> tuple[Any, ...]:
+    """Return values, nested in dicts and tuples, with tensors of the CPU in place of those of CUDA devices.
+
+    The copies begin behind the operations of each device's current stream, and are complete when this returns. If no
+    tensor is on a device, the values are returned as they are.
+    """
+    if not _are_on_device(values):
+        return values
+    import torch  # loaded with the tensors; a writer of arrays needs none
+
+    devices = set()
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: copied(item) for key, item in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(copied, value))
+        if not (isinstance(value, torch.Tensor) and value.is_cuda):
+            return value
+        devices.add(value.device)
+        # Torch allocates pinned memory for a copy without a wait, and reuses it when copy and tensor are done with.
+        return value.detach().to("cpu", non_blocking=value.numel() * value.element_size() <= MOST_PINNED_BYTES)
+
+    copies = tuple(map(copied, values))
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def _are_on_device(values: Iterable[Any]) -> bool:
+    """Tell whether a tensor is on a device; it takes little of the time of an append."""
+    for value in values:
+        if type(value) in _NEVER_ON_DEVICE:
+            continue
+        if isinstance(value, dict):
+            if _are_on_device(value.values()):
+                return True
+        elif isinstance(value, tuple):
+            if _are_on_device(value):
+                return True
+        elif getattr(value, "is_cuda", False):
+            return True
+    return False
