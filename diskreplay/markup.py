@@ -4,7 +4,7 @@ A piece is `Html`, which only the functions here make of text: a type checker re
 """
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NewType
 
@@ -12,12 +12,14 @@ Html = NewType("Html", str)
 """Text that is HTML already."""
 
 NOTHING = Html("")
-_VOID = frozenset(["img", "meta"])
 
 
 def clean(text: object) -> str:
     """Escape what is not printable: names come from the store, and a terminal obeys escape sequences."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+    said = str(text)
+    if said.isprintable():
+        return said
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in said)
 
 
 def text(value: object) -> Html:
@@ -25,18 +27,13 @@ def text(value: object) -> Html:
     return Html(escape(clean(value)))
 
 
-def joined(pieces: Iterable[Html], between: Html = NOTHING) -> Html:
-    """Return pieces one behind the other."""
-    return Html(between.join(pieces))
-
-
 def element(tag: str, /, *content: Html, **attributes: object) -> Html:
-    """Return an element with its content; ``class_`` is the attribute `class`, and ``aria_label`` `aria-label`."""
-    said = "".join(f' {key.strip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items())
-    return Html(f"<{tag}{said}>" if tag in _VOID else f"<{tag}{said}>{joined(content)}</{tag}>")
+    """Return an element with its content."""
+    said = "".join(f' {key}="{text(value)}"' for key, value in attributes.items())
+    return Html(f"<{tag}{said}>{''.join(content)}</{tag}>")
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0, **attributes: object) -> Html:
+def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0) -> Html:
     """Return a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
     names = [header.removeprefix(">") for header in headers]
     sides = [
@@ -54,17 +51,17 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0
         parts.insert(
             0, element("caption", text(f"{total - len(rows):,} more are not shown"), style="caption-side:bottom")
         )
-    return element("table", *parts, **attributes)
+    return element("table", *parts)
 
 
-def facts(values: Mapping[str, Html], **attributes: object) -> Html:
+def facts(values: Mapping[str, Html]) -> Html:
     """Return a table of names and values, a line each."""
     rows = (
         element("tr", element("th", text(name), scope="row"), element("td", value)) for name, value in values.items()
     )
-    return element("table", element("tbody", *rows), **attributes)
+    return element("table", element("tbody", *rows))
 
 
-def image(data: bytes, kind: str, alt: str, **attributes: object) -> Html:
+def image(data: bytes, kind: str, alt: str) -> Html:
     """Return a picture that lies in the page itself; ``kind`` is "png" or "gif"."""
-    return element("img", src=f"data:image/{kind};base64,{b64encode(data).decode()}", alt=alt, **attributes)
+    return Html(f'<img src="data:image/{text(kind)};base64,{b64encode(data).decode()}" alt="{text(alt)}">')

@@ -96,6 +96,7 @@ LIBRARIES = {
         *("interop.rllib", "interop.rllib_episodes", "store.ray_dataset"),
     },
     "gymnasium": {"interop", "cli", "format.schema", "format.spaces"},
+    "jinja2": {"cli"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},
     "PIL": {"pictures", "interop.minari.arrow_files", "interop.lerobot.images", "interop.rlds.features"},

@@ -29,7 +29,7 @@ TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 # Libraries that are installed by another name.
 DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf"}
 # What the test environment has and an installation without extras lacks.
-NOT_CORE = *TORCH, *GYM, "matplotlib", "PIL", "plotext"
+NOT_CORE = *TORCH, *GYM, "jinja2", "matplotlib", "PIL", "plotext"
 NOT_CORE = (
     *NOT_CORE,
     "scipy",
@@ -191,6 +191,8 @@ def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
         ("matplotlib", ["plot", "rewards", "--out", "x.png"], "a picture of a plot"),
         ("PIL", ["frames", "0", "--out", "x.png"], "a picture of frames"),
         ("av", ["frames", "0", "--out", "x.mp4"], "a film of frames"),
+        ("jinja2", ["report", "--out", "x.html"], "a report"),
+        ("matplotlib", ["report", "--out", "x.html"], "a picture of a plot"),
         ("PIL", ["report", "--out", "x.html"], "a picture of frames"),
     ],
 )

@@ -98,7 +98,10 @@ AT_ENDS = {
     "zstd": ("tests/format/test_packs.py", "tests/verify/test_check_packs.py", "tests/store/reading/test_packs.py"),
     "pandas": ("tests/store/test_tables.py",),
     "xarray": ("tests/store/test_tables.py",),
-    "plot": ("tests/cli/test_plot.py", "tests/cli/test_frames.py", "tests/test_pictures.py"),
+    "plot": (
+        *("tests/cli/test_plot.py", "tests/cli/test_chart.py", "tests/cli/report"),
+        *("tests/cli/test_frames.py", "tests/test_pictures.py"),
+    ),
     "video": ("tests/cli/test_frames.py", "tests/test_pictures.py"),
 }
 BESIDE = {"gym": ("torch",), "plot": ("torch", "video"), "video": ("plot",)}

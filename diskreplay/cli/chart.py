@@ -1,11 +1,11 @@
-"""Charts of series: drawn in the terminal by plotext, or saved as a picture by matplotlib."""
+"""Charts of series: drawn in the terminal by plotext, or as a picture by matplotlib."""
 
+import io
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from diskreplay.errors import MissingExtra
 EXTRA = "plot"
 HEIGHT = 22  # lines of a terminal
 TICKS = 5
+LARGEST = 1e300  # of the numbers that are drawn
+POINTS = 1_000  # most that are drawn of a series without a line
+# Colours that readers with any colour vision tell apart (Okabe and Ito 2008), darker on white.
+COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 
 
 @dataclass(frozen=True)
@@ -70,26 +74,54 @@ def draw(chart: Chart) -> str:
     return text if sys.stdout.isatty() else str(plotext.uncolorize(text))
 
 
-def save(chart: Chart, path: Path) -> None:
-    """Save a chart as a PNG or SVG, by the end of the path."""
+def numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return values as float64 whose differences are float64, too; infinities as NaN."""
+    found = values.astype(np.float64)
+    return np.where(np.isfinite(found), found.clip(-LARGEST, LARGEST), np.nan)
+
+
+def picture(
+    chart: Chart, kind: Literal["png", "svg"], inches: tuple[float, float] = (8, 4.5), *, on_page: bool = False
+) -> bytes:
+    """Return a chart as a PNG or SVG; ``on_page``: transparent, without its title and the label of y."""
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-    with rc_context({"text.parse_math": False}):  # a $ in the name of a field is no formula
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
+    # Text stays text, and a $ in the name of a field is no formula.
+    with rc_context({"svg.fonttype": "none", "text.parse_math": False}):
+        figure, file = Figure(inches, layout="constrained"), io.BytesIO()
         axes = figure.subplots()
+        opaque = 1.0 if len(chart.series) == 1 else 0.5
         for number, series in enumerate(chart.series):
-            name = series.name or None
+            x, y, name = numbers(series.x), numbers(series.y), series.name or None
+            colour = COLOURS[number % len(COLOURS)]
             if chart.bars:
-                width = (series.x.max() - series.x.min()) / max(1, len(series.x) - 1) or 1.0
-                alpha = 1.0 if len(chart.series) == 1 else 0.5
-                axes.bar(series.x, series.y, width=0.9 * width, label=name, alpha=alpha)
+                width = 0.9 * min(np.diff(x).tolist(), default=1.0)
+                axes.bar(x, y, width=width, label=name, color=colour, alpha=opaque)
             elif chart.lines or number:
-                axes.plot(series.x, series.y, label=name)
+                axes.plot(x, y, label=name, color=colour)
             else:
-                axes.plot(series.x, series.y, ".", alpha=0.5, label=name)
-        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+                axes.plot(x, y, ".", label=name, color=colour, alpha=0.5, markevery=1 + len(x) // POINTS)
+        if all(series.x.dtype.kind in "biu" for series in chart.series):
+            axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+        axes.set_xlabel(chart.x_label)
+        if not on_page:
+            axes.set(title=chart.title, ylabel=chart.y_label)
         if len(chart.series) > 1:
-            axes.legend(loc="best")  # which warns that it takes long only where it was not asked for
-        figure.savefig(path, format=path.suffix.removeprefix("."), dpi=150)
+            figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        figure.savefig(file, format=kind, dpi=150, transparent=on_page)
+    return file.getvalue()
+
+
+def sparkline(counts: NDArray[Any]) -> bytes:
+    """Return a small histogram without axes as an SVG."""
+    with MissingExtra.raised_for("a picture of a plot", EXTRA):
+        from matplotlib.figure import Figure
+
+    heights = np.where(counts > 0, np.maximum(counts, 0.05 * counts.max()), 0)  # one value among many is seen
+    figure, file = Figure((1.1, 0.25)), io.BytesIO()
+    axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[])
+    axes.stairs(heights, fill=True, color=COLOURS[0])
+    figure.savefig(file, format="svg", transparent=True)
+    return file.getvalue()

@@ -1,4 +1,4 @@
-"""Where a command's text goes: results to stdout, bars to stderr and only to a terminal."""
+"""Where a command's output goes: results to stdout or a file, bars to stderr and only to a terminal."""
 
 import os
 import signal
@@ -17,9 +17,8 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 from rich.text import Text
 
-from diskreplay import markup
 from diskreplay.cli.text import aligned, count, to_json
-from diskreplay.markup import Html
+from diskreplay.format.durable import write_atomic
 
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
 PIPE_WIDTH = 200
@@ -52,6 +51,15 @@ def show(*parts: RenderableType) -> None:
 def emit(text: str) -> None:
     """Print text for a program to stdout, exactly as it is."""
     _write(lambda: print(text, file=sys.stdout))
+
+
+def save(path: Path, data: bytes) -> None:
+    """Replace a file by ``data`` at once: a reader sees the old file or the new one. Write into a pipe or a device."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+    else:
+        write_atomic(target, data)
 
 
 def tell(record: Any, lines: Iterable[str], *, json: bool, problems: object = None) -> None:
@@ -148,16 +156,12 @@ class TextTable:
         limit: int | None = None,
         hint: str = "; --all lists every one",
     ) -> None:
-        self._title, self._headers, self._total, self._hint = title, [*columns], len(rows), hint
-        self._cells = [[say(row) for say in columns.values()] for row in rows[:limit]]
+        self._title, self.headers, self.total, self._hint = title, [*columns], len(rows), hint
+        self.cells = [[say(row) for say in columns.values()] for row in rows[:limit]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self._title, style="bold")
         # As text, and not str: rich would take [red] in a name for markup.
-        yield from (Text(line, overflow="fold") for line in aligned(self._headers, self._cells, options.max_width))
-        if self._total > len(self._cells):
-            yield Text(f"{count(self._total - len(self._cells))} more{self._hint}")
-
-    def html(self) -> Html:
-        """Return the table as HTML, without its title."""
-        return markup.table(self._headers, [[*map(markup.text, row)] for row in self._cells], self._total)
+        yield from (Text(line, overflow="fold") for line in aligned(self.headers, self.cells, options.max_width))
+        if self.total > len(self.cells):
+            yield Text(f"{count(self.total - len(self.cells))} more{self._hint}")

@@ -59,7 +59,7 @@ def frames(
         picture = png(strip(images))
     else:
         picture = (gif if out.suffix == ".gif" else mp4)(images, fps)
-    out.write_bytes(picture)
+    console.save(out, picture)
     console.emit(f"saved {text.plural(len(images), 'frame')} of {text.clean(leaf)}  {text.clean(out)}")
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.chart import Chart, Series, draw, save
+from diskreplay.cli.chart import Chart, Series, draw, numbers, picture
 from diskreplay.cli.episode_leaves import chosen_leaves, short
 from diskreplay.cli.priorities import read_priorities
 from diskreplay.cli.where import Where, compile_where, matching
@@ -24,7 +24,6 @@ from diskreplay.interop.exchange.exporting import in_order
 from diskreplay.store.reading.episodes import Episode
 
 BINS = 40
-LARGEST = 1e300  # of values in bins
 WIDE = 100.0  # between the largest priority and the least: then their magnitudes are drawn
 MOST_SERIES = 6  # elements of a vector that are drawn
 Ints = NDArray[np.int64]
@@ -82,7 +81,7 @@ def plot(
     if out is None:
         console.emit(draw(chart))
     else:
-        save(chart, out)
+        console.save(out, picture(chart, "svg" if out.suffix == ".svg" else "png"))
         console.emit(f"saved {text.clean(out)}")
 
 
@@ -152,13 +151,16 @@ def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
 
 def of_elements(title: str, rows: NDArray[Any]) -> Chart:
     """Return the chart of how often values of rows are there, of each element alone; of many, of the first ones."""
-    every = rows.reshape(len(rows), math.prod(rows.shape[1:]))
-    if every.shape[1] == 1:
-        return distribution(title, every[:, 0], "value")
-    if every.shape[1] > MOST_SERIES:
-        title += f", {MOST_SERIES} of {every.shape[1]} elements"
-    columns = every[:, :MOST_SERIES].T
-    return distributions(title, {f"[{at}]": column for at, column in enumerate(columns)}, "value")
+    return distributions(*elements(title, rows), "value")
+
+
+def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any]]]:
+    """Return a title, which says where elements of the rows are left out, and the columns of the others by name."""
+    columns = rows.reshape(len(rows), math.prod(rows.shape[1:])).T
+    if len(columns) > MOST_SERIES:
+        title += f", {MOST_SERIES} of {len(columns)} elements"
+    names = [""] if len(columns) == 1 else [f"[{at}]" for at in range(MOST_SERIES)]
+    return title, dict(zip(names, columns, strict=False))
 
 
 def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:
@@ -181,11 +183,6 @@ def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
         apart = max(0.5, 1e-9 * abs(low))
         low, high = low - apart, high + apart
     return np.linspace(low, high, BINS + 1)
-
-
-def numbers(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return values as float64 whose differences are float64, too."""
-    return values.astype(np.float64).clip(-LARGEST, LARGEST)
 
 
 def _counts(values: NDArray[Any], distinct: NDArray[Any]) -> NDArray[np.int64]:

@@ -67,6 +67,15 @@ def share(part: int, whole: int | None) -> str:
     return f"{100 * part / whole:.0f}%" if whole else NOTHING
 
 
+def percent(part: float | None) -> str:
+    """Give a part of one so that a little is not nothing, and nearly all not all: 12.5%, < 0.1%."""
+    if part is None:
+        return NOTHING
+    if 0 < part < 0.001:
+        return "< 0.1%"
+    return "> 99.9%" if 0.999 < part < 1 else f"{100 * part:.1f}".removesuffix(".0") + "%"
+
+
 def duration(seconds: float | None) -> str:
     """Give a length of time in the largest unit of which there are two: 0.4 s, 90 s, 12 min, 30 h, 4 days."""
     if seconds is None:

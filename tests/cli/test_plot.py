@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.chart import Chart, Series, draw, save
+from diskreplay.cli.chart import Chart, Series, draw
 from diskreplay.cli.plot import What, chart_of, distribution, distributions, over_episodes, priorities_chart
 from diskreplay.cli.priorities import read_priorities
 from diskreplay.interop.exchange.exporting import began
@@ -184,17 +184,6 @@ def test_it_is_saved_as_a_picture(run: Callable, small: Path, tmp_path: Path, wh
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
     assert run("plot", small, what.value, "--where", "length > 3", "--out", svg).code == 0
     assert svg.read_text().startswith("<?xml")
-
-
-@pytest.mark.slow
-@pytest.mark.leaks("matplotlib keeps the files of its fonts open")
-def test_several_series_are_named_in_a_picture(tmp_path: Path) -> None:
-    rows = [Series(f"element {i}", np.arange(3), np.arange(3) + i) for i in range(2)]
-    for bars in (True, False):
-        save(Chart("title", "across", "up", rows, bars), tmp_path / "plot.svg")
-        drawn = (tmp_path / "plot.svg").read_text()
-        for text in ("title", "across", "up", "element 0", "element 1"):
-            assert f"<!-- {text} -->" in drawn
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,22 @@ def test_a_measured_number_keeps_about_four_digits(value: float | None, shown: s
     assert text.number(value) == shown
 
 
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        (0.0, "0%"),
+        (0.0004, "< 0.1%"),
+        (0.05, "5%"),
+        (0.1234, "12.3%"),
+        (0.9996, "> 99.9%"),
+        (1.0, "100%"),
+        (None, "-"),
+    ],
+)
+def test_a_little_is_not_nothing_and_nearly_all_not_all(part: float | None, shown: str) -> None:
+    assert text.percent(part) == shown
+
+
 def test_whole_numbers_have_their_digits_grouped() -> None:
     assert text.count(1_234_567) == "1,234,567"
     assert text.count(None) == "-"

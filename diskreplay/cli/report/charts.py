@@ -1,18 +1,16 @@
 """The charts of a report."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typer import BadParameter
 
 import diskreplay as dr
-from diskreplay.cli import text
 from diskreplay.cli.chart import Chart, Series
-from diskreplay.cli.plot import MOST_SERIES, distribution, in_units, of_elements, over_episodes
-from diskreplay.cli.priorities import read_priorities
+from diskreplay.cli.plot import MOST_SERIES, distribution, in_units, of_elements, over_episodes, priorities_chart
 from diskreplay.cli.report.sample import Episodes, Steps
 from diskreplay.errors import ReplayError
 from diskreplay.format import layout
@@ -20,7 +18,6 @@ from diskreplay.format.root import read_root
 from diskreplay.format.state_files import state_names
 from diskreplay.store.retention.policy import disk_usage
 
-POINTS = 1_000  # most of a series
 BINS = 40  # of time
 ACTIONS, STATES = 3, 4  # most that have a chart
 STATE_BYTES = 64 << 20  # most that is read of what a sampler has saved
@@ -32,20 +29,10 @@ def charts_of(store: dr.Store, info: Mapping[str, Any], steps: Steps, episodes: 
     for name in ("total_reward", "length"):
         values = getattr(episodes, name)[ended].astype(np.float64)
         if np.count_nonzero(np.isfinite(values)) > 1:
-            yield thinned(over_episodes(name, values))
+            yield over_episodes(name, values)
     yield from _of_fields(store, steps)
     yield from _of_times(info, steps)
     yield from _of_priorities(store, steps)
-
-
-def thinned(chart: Chart) -> Chart:
-    """Return a chart whose series have few enough points."""
-    return replace(chart, series=[_thinned(series) for series in chart.series])
-
-
-def _thinned(series: Series) -> Series:
-    some = np.unique(np.linspace(0, len(series.x) - 1, min(POINTS, len(series.x))).round().astype(int))
-    return Series(series.name, series.x[some], series.y[some])
 
 
 def _of_fields(store: dr.Store, steps: Steps) -> Iterator[Chart]:
@@ -53,7 +40,7 @@ def _of_fields(store: dr.Store, steps: Steps) -> Iterator[Chart]:
     for path in ["reward", *actions[:ACTIONS]]:
         rows = steps.read(path)[1]
         if np.isfinite(rows).any():
-            yield of_elements(f"{text.clean(path)}: how often", rows)
+            yield of_elements(f"{path}: how often", rows)
 
 
 def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
@@ -93,9 +80,6 @@ def _of_priorities(store: dr.Store, steps: Steps) -> Iterator[Chart]:
     for name in islice(state_names(root), STATES):
         if disk_usage(root.folder / layout.SAMPLERS / name)[0] <= STATE_BYTES:
             try:
-                tables = read_priorities(store, [name]).values()
-            except (ReplayError, ValueError):
-                continue  # deleted or replaced meanwhile, or damaged: `verify` says so
-            for _, values in tables:
-                if len(values):
-                    yield distribution(f"priorities of the sampler {name}", values, "|TD error|")
+                yield priorities_chart(store, [name], None)
+            except (ReplayError, ValueError, BadParameter):
+                continue  # without priorities, or deleted or replaced meanwhile, or damaged: `verify` says so

@@ -1,6 +1,6 @@
 """`diskreplay report`: one page of HTML about a store."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,16 +10,14 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.du import fields_table as usage_table, summary as usage_line, usage_of
+from diskreplay.cli.du import fields_table, summary as usage_line, usage_of
 from diskreplay.cli.inspect import ROWS_SHOWN, quarantine_table, segments_table, summary, writers_table
 from diskreplay.cli.report.charts import charts_of
-from diskreplay.cli.report.examples import choose_examples, example_section
-from diskreplay.cli.report.page import note, page, section, shares, wide
-from diskreplay.cli.report.sample import Episodes, Steps, read_episodes, sample_steps
-from diskreplay.cli.report.statistics import FIELDS, fields_table
-from diskreplay.cli.report.svg import figure
+from diskreplay.cli.report.examples import choose_examples, read_parts
+from diskreplay.cli.report.page import page_renderer
+from diskreplay.cli.report.sample import Episodes, read_episodes, sample_steps
+from diskreplay.cli.report.statistics import FIELDS, statistics_of_fields
 from diskreplay.cli.where import Where, compile_where
-from diskreplay.markup import Html, element, facts, joined, text as escaped
 
 MOST_EXAMPLES = 20
 
@@ -35,13 +33,14 @@ def report(
 ) -> None:
     """Write a page about a store: what it holds, statistics and plots, and example episodes with their frames.
 
-    One HTML file that loads nothing and opens in any browser. Of a large store a sample of episodes and steps is read,
-    always the same one, and the page says so. Examples are the best, the worst, the median and the newest episode, and
-    then others between. With --where statistics, plots and examples are of the episodes that meet it. Frames need
-    pillow: pip install "diskreplay[plot]".
+    One HTML file that loads nothing and opens in any browser. A large store is sampled: always the same episodes and
+    steps, and the page says so. Examples are the best, the worst, the median and the newest episode, and then others
+    between. With --where statistics, plots and examples are of the episodes that meet it. Needs Jinja2, matplotlib, and
+    for frames pillow: pip install "diskreplay[plot]".
     """
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
+    render = page_renderer()
     with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
         info = store.info(total_reward=False)
@@ -50,79 +49,33 @@ def report(
         with console.bar("Reading episodes") as progress:
             episodes = read_episodes(store, condition, progress)
         steps = sample_steps(store, None if where is None else episodes)
-        chosen = choose_examples(episodes, examples)
-        html = page(
-            f"Report of {Path(info['path']).name}",
-            _head(info, where, episodes, steps),
-            *_damage(info),
-            _overview(info, store.uuid, usage),
-            _plots(store, info, where, steps, episodes),
-            section("Fields", _field_notes(store), wide(fields_table(store, steps, episodes))),
-            *([section("Example episodes", *(example_section(store, each) for each in chosen))] if chosen else []),
-            _disk(usage),
-            _writers(info),
-        )
-    out.write_text(html, encoding="utf-8")
-    console.emit(f"saved {text.clean(out)}, {text.size(len(html.encode()))}")
-
-
-def _head(info: Mapping[str, Any], where: str | None, episodes: Episodes, steps: Steps) -> Html:
-    now = text.moment(datetime.now(UTC).timestamp())
-    return element(
-        "header",
-        element("h1", escaped(Path(info["path"]).name)),
-        note(f"Made by diskreplay {dr.__version__} at {now}."),
-        *map(note, sample_notes(where, episodes, steps)),
-    )
-
-
-def sample_notes(where: str | None, episodes: Episodes, steps: Steps) -> Iterator[str]:
-    """Yield sentences that say of which episodes and steps the page is, where these are not all."""
-    if where is not None:
-        among = f"of {text.count(episodes.total)}"
-        if episodes.asked < episodes.total:
-            among = f"among {text.count(episodes.asked)} {among} that were asked"
-        yield (
-            f"Statistics, plots and examples are of the episodes with {where}: "
-            f"{text.plural(episodes.matching, 'episode')} {among}."
-        )
-    read = []
-    if len(episodes) < episodes.matching:
-        read.append(f"{text.count(len(episodes))} of {text.plural(episodes.matching, 'episode')}")
-    if len(steps.ids) < steps.total:
-        read.append(f"{text.count(len(steps.ids))} of {text.plural(steps.total, 'step')}")
-    if read:
-        yield f"A random sample was read, the same each time: {' and '.join(read)}."
-    if unread := int(np.count_nonzero(np.isnan(episodes.total_reward))):
-        yield f"{text.plural(unread, 'episode')} without a total_reward: too long to be read, or with rewards of NaN."
-
-
-def _damage(info: Mapping[str, Any]) -> Iterator[Html]:
-    """Yield what is wrong, where something is."""
-    said = {name: value for name, value in summary(info) if name in ("damage", "quarantine")}
-    if info["steps_lost"]:
-        said["lost"] = f"{text.plural(info['steps_lost'], 'step')} to damage"
-    if not said:
-        return
-    parts = [facts({name: escaped(value) for name, value in said.items()}, class_="facts")]
-    if entries := info["quarantine"]["entries"]:
-        parts.append(wide(quarantine_table(entries, ROWS_SHOWN).html()))
-    yield section("Damage", element("div", *parts, class_="warn"))
-
-
-def _overview(info: Mapping[str, Any], uuid: str, usage: Mapping[str, Any]) -> Html:
-    known = {"path": text.clean(info["path"]), "uuid": uuid, **dict(summary(info))}
-    known = {name: value for name, value in known.items() if name not in ("damage", "quarantine")}
-    return section("Store", facts({name: escaped(value) for name, value in known.items()}, class_="facts"))
-
-
-def _plots(store: dr.Store, info: Mapping[str, Any], where: str | None, steps: Steps, episodes: Episodes) -> Html:
-    charts = [figure(chart) for chart in charts_of(store, info, steps, episodes)]
-    ended = ended_counts(info, where, episodes)
-    endings = element("figure", element("figcaption", escaped("how episodes end")), shares(ended))
-    return section(
-        "Plots", element("div", *charts, endings, class_="figures") if any(ended.values()) else note("No episodes.")
-    )
+        known = {"path": info["path"], "uuid": store.uuid, **dict(summary(info))}
+        damage = {name: known.pop(name) for name in ["damage", "quarantine"] if name in known}
+        if info["steps_lost"]:
+            damage["lost"] = f"{text.plural(info['steps_lost'], 'step')} to damage"
+        page = render(
+            name=Path(info["path"]).name,
+            version=dr.__version__,
+            now=text.moment(datetime.now(UTC).timestamp()),
+            where=where,
+            episodes=episodes,
+            steps=steps,
+            without_reward=int(np.count_nonzero(np.isnan(episodes.total_reward))),
+            damage=damage,
+            quarantine=quarantine_table(info["quarantine"]["entries"], ROWS_SHOWN),
+            known=known,
+            ended=ended_counts(info, where, episodes),
+            charts=charts_of(store, info, steps, episodes),
+            fields=list(statistics_of_fields(store, steps, episodes)),
+            field_count=len(store.schema.leaves),
+            examples=[(each, read_parts(store, each)) for each in choose_examples(episodes, examples)],
+            usage=fields_table(usage, FIELDS),
+            usage_line=usage_line(usage),
+            writers=writers_table(info["writers"], ROWS_SHOWN),
+            segments=segments_table(info["segments"], ROWS_SHOWN),
+        ).encode()
+    console.save(out, page)
+    console.emit(f"saved {text.clean(out)}, {text.size(len(page))}")
 
 
 def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes) -> dict[str, int]:
@@ -131,23 +84,3 @@ def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes)
     if where is None:
         return {kind: int(info["episodes"][kind]) for kind in kinds}
     return {kind: int(np.count_nonzero(episodes.ended == kind)) for kind in kinds}
-
-
-def _field_notes(store: dr.Store) -> Html:
-    said = [note("Of all elements of a field; final observations are not counted.")]
-    if len(store.schema.leaves) > FIELDS:
-        said.append(note(f"The first {FIELDS} of {text.count(len(store.schema.leaves))} fields."))
-    return joined(said)
-
-
-def _disk(usage: Mapping[str, Any]) -> Html:
-    return section("Disk use", note(usage_line(usage)), wide(usage_table(usage, FIELDS).html()))
-
-
-def _writers(info: Mapping[str, Any]) -> Html:
-    tables: Sequence[tuple[str, console.TextTable]] = [
-        ("Writers", writers_table(info["writers"], ROWS_SHOWN)),
-        ("Segments", segments_table(info["segments"], ROWS_SHOWN)),
-    ]
-    parts = [element("div", element("h3", escaped(name)), wide(shown.html())) for name, shown in tables]
-    return section("Writers and segments", element("div", *parts, class_="beside"))

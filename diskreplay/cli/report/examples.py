@@ -1,6 +1,7 @@
-"""Example episodes of a report: which ones, and what is shown of each."""
+"""Example episodes of a report: the choice, and the parts of the page about each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +10,10 @@ import diskreplay as dr
 from diskreplay.cli import text
 from diskreplay.cli.chart import Chart, Series
 from diskreplay.cli.episode_leaves import cell, episode_leaves, row_count, short
-from diskreplay.cli.plot import MOST_SERIES
-from diskreplay.cli.report.page import known, wide
+from diskreplay.cli.plot import elements
 from diskreplay.cli.report.sample import Episodes, began_at
-from diskreplay.cli.report.svg import figure
 from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Field, Schema
-from diskreplay.markup import NOTHING, Html, element, image, joined, table, text as escaped
 from diskreplay.pictures import as_images, gif, is_image, png, smaller, strip
 from diskreplay.store.reading.episodes import Episode
 
@@ -32,6 +30,38 @@ class Example(NamedTuple):
     at: int
     total_reward: float
     why: str
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Images of a field: ``count`` of its ``rows`` as an animation (GIF), ``steps`` of them as a strip (PNG)."""
+
+    field: str
+    rows: int
+    count: int
+    steps: list[int]
+    moving: bytes
+    strip: bytes
+
+
+@dataclass(frozen=True)
+class StepsTable:
+    """Rows of some of ``total`` steps. A header that begins with > has a column of numbers."""
+
+    headers: list[str]
+    cells: list[list[str]]
+    total: int
+    fields_left_out: int
+
+
+@dataclass(frozen=True)
+class EpisodeParts:
+    """The parts of a page about one episode."""
+
+    facts: dict[str, str]
+    frames: list[Frames]
+    charts: list[Chart]
+    steps: StepsTable
 
 
 def choose_examples(episodes: Episodes, most: int) -> list[Example]:
@@ -59,64 +89,47 @@ def choose_examples(episodes: Episodes, most: int) -> list[Example]:
     ]
 
 
-def example_section(store: dr.Store, example: Example) -> Html:
-    """Return what is shown of an episode; a line where its segment has left meanwhile."""
+def read_parts(store: dr.Store, example: Example) -> EpisodeParts | None:
+    """Read an episode for a page; None: its segment was evicted or set aside meanwhile."""
+    episode, schema = store.episodes[example.at], store.schema
     try:
-        return _section(store, example)
+        values = {short(path): value for path, value in [*episode_leaves(episode, schema).items()][:COLUMNS]}
+        facts = {
+            "id": str(episode.ids[0]),
+            "segment": str(episode.segment),
+            "lane": str(episode.lane),
+            "length": text.count(len(episode)),
+            **({"hidden_steps": text.count(hidden)} if (hidden := episode.hidden_steps) else {}),
+            "total_reward": text.NOTHING if np.isnan(example.total_reward) else text.number(example.total_reward),
+            "ended": episode.ended,
+            "began": text.moment(began_at(store, example.at)),
+            **{name: text.NOTHING if value is None else cell(value) for name, value in values.items()},
+        }
+        return EpisodeParts(facts, [*frames(episode, schema)], [*charts(episode, schema)], steps_table(episode, schema))
     except SegmentGone:
-        return element("section", element("p", escaped(f"Episode {example.at} was evicted while this was written.")))
-
-
-def _section(store: dr.Store, example: Example) -> Html:
-    episode, at = store.episodes[example.at], example.at
-    said = {
-        "id": str(episode.ids[0]),
-        "segment": str(episode.segment),
-        "lane": str(episode.lane),
-        "length": text.count(len(episode)),
-        **({"hidden_steps": text.count(hidden)} if (hidden := episode.hidden_steps) else {}),
-        "total_reward": text.NOTHING if np.isnan(example.total_reward) else text.number(example.total_reward),
-        "ended": episode.ended,
-        "began": text.moment(began_at(store, at)),
-    }
-    for path, value in [*episode_leaves(episode, store.schema).items()][:COLUMNS]:
-        said[short(path)] = text.NOTHING if value is None else cell(value)
-    return element(
-        "section",
-        element("h3", escaped(f"{example.why[:1].upper()}{example.why[1:]}: episode {at}")),
-        known(said),
-        *_pictures(episode, store.schema),
-        element("div", *(figure(chart) for chart in charts(episode, store.schema)), class_="figures"),
-        element("details", element("summary", escaped("Steps")), wide(steps_table(episode, store.schema))),
-        class_="episode",
-    )
+        return None
 
 
 def _readable(schema: Schema) -> dict[str, Field]:
     return {path: leaf for path, leaf in schema.step_leaves.items() if leaf.row_bytes <= ROW_BYTES}
 
 
-def _pictures(episode: Episode, schema: Schema) -> Iterator[Html]:
-    """Yield an animation and a strip of each field that has images."""
+def _spread(count: int, most: int) -> list[int]:
+    """Return all of so many places, or some at equal distances, with the first and the last one."""
+    found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
+    return found
+
+
+def frames(episode: Episode, schema: Schema) -> Iterator[Frames]:
+    """Yield frames of each field that has images."""
     paths = [path for path, leaf in _readable(schema).items() if is_image(leaf)]
     for path in paths[:IMAGES]:
         rows = row_count(episode, path)
-        places = np.unique(np.linspace(0, rows - 1, min(FRAMES, rows)).round().astype(int))
-        frames = np.concatenate([episode.rows(path, place, place + 1) for place in places.tolist()])
-        images = smaller(as_images(frames), WIDEST)
-        some = np.unique(np.linspace(0, len(images) - 1, min(STRIP, len(images))).round().astype(int))
-        name, steps = text.clean(short(path)), ", ".join(map(str, places[some].tolist()))
-        moving = image(gif(images, FPS), "gif", f"{name}, {len(images)} frames", class_="moving")
-        still = image(
-            png(strip(images[some])),
-            "png",
-            f"{name} at steps {steps}",
-            class_="strip",
-            style=f"max-width:{8 * len(some)}rem",
-        )
-        moved = f"all {rows} frames" if len(images) == rows else f"{len(images)} of {text.count(rows)} frames"
-        said = f"{name}: {moved}, and those of steps {steps}"
-        yield element("figure", moving, still, element("figcaption", escaped(said)), class_="frames")
+        places = _spread(rows, FRAMES)
+        images = smaller(as_images(np.concatenate([episode.rows(path, at, at + 1) for at in places])), WIDEST)
+        some = _spread(len(images), STRIP)
+        steps = [places[at] for at in some]
+        yield Frames(short(path), rows, len(places), steps, gif(images, FPS), png(strip(images[some])))
 
 
 def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
@@ -126,41 +139,27 @@ def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
     for path in ordered[:CHARTS]:
         rows = row_count(episode, path)
         values = episode.rows(path, 0, min(rows, STEPS_DRAWN))
-        columns = values.reshape(len(values), -1)
-        shown = columns[:, :MOST_SERIES].astype(np.float64)
-        if not np.isfinite(shown).any():
+        title, columns = elements(short(path), values)
+        if not any(np.isfinite(column).any() for column in columns.values()):
             continue
-        names = [""] if columns.shape[1] == 1 else [f"[{i}]" for i in range(shown.shape[1])]
-        title = text.clean(short(path))
-        if columns.shape[1] > MOST_SERIES:
-            title += f", {MOST_SERIES} of {columns.shape[1]} elements"
         label = "step" if rows <= STEPS_DRAWN else f"step, the first {STEPS_DRAWN} of {text.count(rows)}"
-        x = np.arange(len(shown))
+        x = np.arange(len(values))
         if values.dtype.kind in "biu" and not path.startswith("obs"):  # what is chosen holds until the next step
-            x, shown = np.repeat(np.arange(len(shown) + 1), 2)[1:-1], shown.repeat(2, 0)
-        series = [Series(name, x, shown[:, i]) for i, name in enumerate(names)]
+            x = np.repeat(np.arange(len(values) + 1), 2)[1:-1]
+            columns = {name: column.repeat(2) for name, column in columns.items()}
+        series = [Series(name, x, column) for name, column in columns.items()]
         yield Chart(title, label, title, series, bars=False, lines=True)
 
 
-def steps_table(episode: Episode, schema: Schema) -> Html:
+def steps_table(episode: Episode, schema: Schema) -> StepsTable:
     """Return the table of the first steps and the last ones, with the final observation."""
-    paths = [*_readable(schema)]
-    numbers = [
-        *range(len(episode))[:STEPS_LISTED],
-        *range(max(STEPS_LISTED, len(episode) - STEPS_LISTED), len(episode)),
-    ]
-    shown = paths[:COLUMNS]
-    rows = [[escaped(t), *_cells(episode, shown, t)] for t in numbers]
-    if episode.has_final_obs:
-        rows.append([escaped("final"), *_cells(episode, shown, len(episode))])
-    headers = [">step", *(f">{short(path)}" for path in shown)]
-    parts = [table(headers, rows, len(episode) + len(rows) - len(numbers))]
-    if len(paths) > len(shown):
-        parts.append(element("p", escaped(f"{len(paths) - len(shown)} more fields are not shown.")))
-    return joined(parts)
+    paths, length = [*_readable(schema)], len(episode)
+    numbers = [*range(length)[:STEPS_LISTED], *range(max(STEPS_LISTED, length - STEPS_LISTED), length)]
+    rows = {str(number): number for number in numbers} | ({"final": length} if episode.has_final_obs else {})
 
+    def said(path: str, at: int) -> str:
+        return cell(episode.rows(path, at, at + 1)[0]) if at < row_count(episode, path) else ""
 
-def _cells(episode: Episode, paths: Sequence[str], step: int) -> Iterator[Html]:
-    for path in paths:
-        there = step < row_count(episode, path)
-        yield escaped(cell(episode.rows(path, step, step + 1)[0])) if there else NOTHING
+    cells = [[name, *(said(path, at) for path in paths[:COLUMNS])] for name, at in rows.items()]
+    headers = [">step", *(f">{short(path)}" for path in paths[:COLUMNS])]
+    return StepsTable(headers, cells, length + episode.has_final_obs, len(paths[COLUMNS:]))

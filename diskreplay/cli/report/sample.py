@@ -101,6 +101,9 @@ class Steps:
     ids: Ints
     total: int
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
     def read(self, path: str, most: int = STEPS) -> tuple[Ints, NDArray[Any]]:
         """Return values of a leaf of at most so many steps, and the ids of these: those that are still there."""
         ids = self.ids if len(self.ids) <= most else self.ids[np.linspace(0, len(self.ids) - 1, most).astype(int)]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.chart import Chart, Series
+from diskreplay.cli.chart import Chart
 from diskreplay.cli.report import charts
-from diskreplay.cli.report.charts import charts_of, thinned
+from diskreplay.cli.report.charts import charts_of
 from diskreplay.cli.report.sample import read_episodes, sample_steps
 
 
@@ -57,17 +57,10 @@ def test_priorities_that_a_sampler_has_saved_are_drawn(store: dr.Store, monkeypa
     kept = {**pages, "known": np.array([(1 << 20) - 1, (1 << 20) - 1, 0]), "values": values}
     none = {**pages, "known": np.zeros(3, int), "values": np.zeros(0)}
     store.save_sampler_state("run1", {"priorities": {"state": {"kind": kept, "other": none}}, "plans": [1, None]})
-    chart = drawn(store)["priorities of the sampler run1"]
+    chart = drawn(store)["priorities of 40 ids, run1: kind"]
     assert chart.series[0].y.tolist() == [1] * 40
     monkeypatch.setattr(charts, "STATE_BYTES", 0)
-    assert "priorities of the sampler run1" not in drawn(store)
-
-
-def test_long_series_are_thinned_with_both_ends() -> None:
-    series = [Series("a", np.arange(5_000), np.arange(5_000)), Series("b", np.arange(7), np.arange(7))]
-    found = thinned(Chart("t", "x", "y", series, bars=False)).series
-    assert (len(found[0].x), found[0].x[0], found[0].x[-1]) == (1_000, 0, 4_999)
-    np.testing.assert_array_equal(found[1].y, np.arange(7))
+    assert "priorities of 40 ids, run1: kind" not in drawn(store)
 
 
 def test_an_empty_store_has_none(tmp_store: Path) -> None:

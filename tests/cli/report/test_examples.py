@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.cli.episode_leaves import cell
 from diskreplay.cli.report import examples
-from diskreplay.cli.report.examples import charts, choose_examples, example_section, steps_table
+from diskreplay.cli.report.examples import EpisodeParts, charts, choose_examples, read_parts, steps_table
 from diskreplay.cli.report.sample import Episodes
 from tests.cli.report.conftest import HOSTILE
-from tests.testing.pages import Page
 
 
 def known(returns: list[float], ended: list[str] | None = None) -> Episodes:
@@ -47,23 +47,22 @@ def test_open_episodes_and_returns_that_are_no_numbers_are_not_ranked() -> None:
     assert chosen(known([np.nan]), 4) == [(10, "newest")]
 
 
-def section(path: Path, number: int) -> Page:
+def shown(path: Path, number: int) -> EpisodeParts:
     with dr.open(path) as store:
-        return Page(example_section(store, examples.Example(number, store.episodes[number].total_reward, "best")))
+        found = read_parts(store, examples.Example(number, store.episodes[number].total_reward, "best"))
+    assert found is not None
+    return found
 
 
 def test_an_example_has_frames_plots_and_steps(images: Path) -> None:
-    page = section(images, 1)
-    assert page.words[0] == "Best: episode 1"
-    facts = dict(zip(page.words[1:17:2], page.words[2:18:2], strict=True))
-    assert (facts["ended"], facts["lane"], facts["<i>"]) == ("truncated", "1", "[1 2]")
-    moving, still = page.all("img")
-    assert str(moving["src"]).startswith("data:image/gif;base64,R0lGOD")
-    assert str(still["src"]).startswith("data:image/png;base64,iVBOR")
-    titles = {"reward", "action", f"obs/$x$ {HOSTILE}", f"{HOSTILE}, 6 of 24 elements", "flag\\u202e"}
-    assert titles <= set(page.words)
-    assert len(page.all("svg")) == len(page.all("details")) + 4 == 5
-    assert len(page.all("img")) == 2
+    found = shown(images, 1)
+    assert (found.facts["ended"], found.facts["lane"], found.facts["<i>"]) == ("truncated", "1", "[1 2]")
+    (frames,) = found.frames
+    assert (frames.field, frames.moving[:4], frames.strip[1:4]) == ("obs/image", b"GIF8", b"PNG")
+    assert (frames.steps[0], frames.steps[-1]) == (0, frames.rows - 1)
+    titles = ["reward", "action", f"obs/$x$ {HOSTILE}", f"{HOSTILE}, 6 of 24 elements", "flag\u202e"]
+    assert [chart.title for chart in found.charts] == titles
+    assert (found.steps.total, found.steps.cells[-1][0]) == (frames.rows, "final")
 
 
 def test_the_steps_are_the_first_and_last_with_the_final_observation(
@@ -71,11 +70,11 @@ def test_the_steps_are_the_first_and_last_with_the_final_observation(
 ) -> None:
     monkeypatch.setattr(examples, "COLUMNS", 2)
     with dr.open(vectors) as store:
-        page = Page(steps_table(store.episodes[3], store.schema))
-        rows = [word for word in page.words if word.isdigit() or word == "final"]
-    assert rows == [*map(str, [*range(10), *range(20, 30)]), "final"]
-    assert page.words[:4] == ["10 more are not shown", "step", "obs", "action"]
-    assert page.words[-1] == "1 more fields are not shown."
+        table = steps_table(store.episodes[3], store.schema)
+        last = store.episodes[3].obs[-1]
+    assert [row[0] for row in table.cells] == [*map(str, [*range(10), *range(20, 30)]), "final"]
+    assert (table.headers, table.total, table.fields_left_out) == ([">step", ">obs", ">action"], 31, 1)
+    assert table.cells[-1][1:] == [cell(last), ""]
 
 
 def test_a_chart_holds_what_is_chosen_until_the_next_step(images: Path, vectors: Path) -> None:
@@ -99,9 +98,9 @@ def test_of_a_long_episode_the_first_steps_are_drawn(vectors: Path, monkeypatch:
 
 def test_fields_with_large_rows_are_not_read(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "ROW_BYTES", 100)
-    page = section(images, 0)
-    assert page.all("img") == []
-    assert "image" not in " ".join(page.words)
+    found = shown(images, 0)
+    assert found.frames == []
+    assert "image" not in " ".join(found.steps.headers)
 
 
 def test_an_episode_that_left_is_said(tmp_store: Path) -> None:
@@ -113,6 +112,5 @@ def test_an_episode_that_left_is_said(tmp_store: Path) -> None:
                     writer.append_episode(np.arange(5), np.zeros(4, int), np.zeros(4), terminated=True)
             if "reader" not in locals():
                 reader = dr.open(tmp_store)
-        page = Page(example_section(reader, examples.Example(0, 0.0, "best")))
+        assert read_parts(reader, examples.Example(0, 0.0, "best")) is None
         reader.close()
-    assert page.words == ["Episode 0 was evicted while this was written."]
