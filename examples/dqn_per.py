@@ -1,16 +1,18 @@
-"""Double DQN with 5-step targets and prioritized replay learns CartPole-v1.
+"""Double DQN with prioritized 5-step replay learns CartPole-v1 while four processes play it.
 
-Each step of the game is appended to a store on disk as it was; the 5-step returns are computed when a batch is drawn.
-`diskreplay demo` does the same with four processes that play while another one learns.
+Each step of a game is appended to a store on disk as it was; the 5-step returns are computed when a batch is drawn.
+With `--path` a run that was stopped or killed continues from its checkpoint. `diskreplay demo` runs this file, too.
 
     python examples/dqn_per.py [--small] [--seed 0] [--path cartpole.replay]
 """
 
 import argparse
-import sys
-import tempfile
-from collections.abc import Sequence
+import signal
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import gymnasium as gym
 import numpy as np
@@ -20,45 +22,39 @@ from torch import Tensor, nn
 import diskreplay as dr
 
 GAMMA, N_STEP, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 0.99, 5, 128, 1e-3, 0.005
-STEPS, STEPS_FIRST, STEPS_PER_UPDATE, STEPS_PER_EVALUATION = 60_000, 1_000, 4, 1_000
-EPSILON = dr.Linear(1.0, 0.05, 10_000)  # a schedule is a function of a count, of steps here
+COLLECTORS, UPDATES, UPDATES_PER_ROUND, UPDATES_PER_EVALUATION = 4, 15_000, 25, 250
+STEPS_FIRST, STEPS_PER_ROUND = 1_000, 100  # of all collectors together
+EPSILON, BETA = dr.Linear(1.0, 0.05, 10_000), dr.Linear(0.4, 1.0, 5_000)  # functions of a count: of steps, of batches
 EVALUATION_EPISODES, ENOUGH_RETURN = 20, 475.0
+SCALE = torch.tensor([2.0, 1.0, 10.0, 1.0])  # brings observations to one range
+SCHEMA = dr.Schema.from_env(gym.make("CartPole-v1"))
 
 
-class QNetwork(nn.Module):
+class QNetwork(nn.Sequential):
     """The values of both actions."""
 
-    scale: Tensor
-
     def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor([2.0, 1.0, 10.0, 1.0]))  # brings observations to one range
-        self.layers = nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
+        super().__init__(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Compute (batch, 2) values of (batch, 4) observations."""
-        values: Tensor = self.layers(obs * self.scale)
-        return values
+        return super().forward(obs * SCALE)
 
 
 class Learner:
     """Double DQN (van Hasselt et al. 2016) on batches of prioritized n-step transitions."""
 
-    def __init__(self, store: dr.Store, seed: int, updates: int) -> None:
+    def __init__(self, store: dr.Store, seed: int) -> None:
         self.online, self.target = QNetwork(), QNetwork()
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = torch.optim.Adam(self.online.parameters(), LEARNING_RATE)
-        self.sampler = dr.Sampler(
-            store,
-            dr.Transitions(n_step=N_STEP, gamma=GAMMA),
-            dr.Prioritized(alpha=0.6, beta=dr.Linear(0.4, 1.0, updates)),
-            batch_size=BATCH_SIZE,
-            seed=seed,
-        )
+        view, distribution = dr.Transitions(n_step=N_STEP, gamma=GAMMA), dr.Prioritized(alpha=0.6, beta=BETA)
+        self.sampler = dr.Sampler(store, view, distribution, batch_size=BATCH_SIZE, seed=seed)
+        self.updates, self.mean_return = 0, float("nan")  # of the latest evaluation
 
     def update(self) -> float:
         """Take one gradient step, say the errors to the sampler, and return the loss."""
-        batch = self.sampler.sample()
+        batch = self.sampler.sample()  # of all steps that collectors have appended by now
         with torch.no_grad():
             best = self.online(batch.next_obs).argmax(1, keepdim=True)  # chosen by one network, valued by the other
             goal = batch.reward + batch.discount * self.target(batch.next_obs).gather(1, best)[:, 0]
@@ -72,70 +68,123 @@ class Learner:
             for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=True):
                 slow.lerp_(fast, TARGET_RATE)
         self.sampler.update_priorities(batch.index, td_error)
+        self.updates += 1
         return loss.item()
 
-    @torch.no_grad()
-    def act(self, obs: np.ndarray) -> np.ndarray:
-        """Choose the best actions of a batch of observations."""
-        return self.online(torch.from_numpy(obs)).argmax(1).numpy()
 
-
-def evaluate(learner: Learner, seed: int) -> float:
+@torch.no_grad()
+def evaluate(network: QNetwork, seed: int) -> float:
     """Play episodes with the greedy policy, all at once, and return their mean return."""
     envs = gym.make_vec("CartPole-v1", EVALUATION_EPISODES, vectorization_mode="vector_entry_point")
     obs, _ = envs.reset(seed=seed)
     playing, returns = np.ones(EVALUATION_EPISODES, bool), np.zeros(EVALUATION_EPISODES)
     while playing.any():
-        obs, reward, terminated, truncated, _ = envs.step(learner.act(obs))
+        obs, reward, terminated, truncated, _ = envs.step(network(torch.from_numpy(obs)).argmax(1).numpy())
         returns += reward * playing
         playing &= ~(terminated | truncated)
     envs.close()
     return float(returns.mean())
 
 
-def train(store: dr.Store, steps: int, seed: int) -> float:
-    """Play, learn and return the last evaluation's mean return."""
+@torch.no_grad()
+def collect(path: Path, seed: Sequence[int], trainer: connection.Connection) -> None:
+    """Be a collector: play the steps that the trainer asks for, with the parameters that it sends, until it is gone."""
+    torch.set_num_threads(1)
+    network, rng = QNetwork(), np.random.default_rng(seed)
+    try:
+        with dr.open(path, "a") as store, dr.RecordEpisodes(gym.make("CartPole-v1"), store) as env:
+            obs, _ = env.reset(seed=int(rng.integers(2**31)))
+            while True:
+                parameters, epsilon, steps = trainer.recv()
+                nn.utils.vector_to_parameters(torch.from_numpy(parameters), network.parameters())
+                for _ in range(steps):
+                    action = rng.integers(2) if rng.random() < epsilon else network(torch.from_numpy(obs)).argmax()
+                    obs, _, terminated, truncated, _ = env.step(int(action))  # which appends it to the store
+                    if terminated or truncated:
+                        obs, _ = env.reset()
+                trainer.send(None)
+    except (EOFError, ConnectionError):
+        pass  # the trainer has closed its end, or is no more
+    except Exception as error:
+        trainer.send(f"a collector died: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Connection]]:
+    """Start the collectors, which end with the block; give the trainer's ends of the pipes to them."""
+    context, started = get_context("spawn"), []
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, which ends them
+    try:
+        for number in range(COLLECTORS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=collect, args=(path, (*seed, number), theirs), daemon=True)
+            process.start()
+            theirs.close()
+            started.append((process, ours))
+        signal.signal(signal.SIGINT, handler)
+        with suppress(EOFError, ConnectionError):  # the other end of a pipe is closed
+            yield [pipe for _, pipe in started]
+    finally:
+        for _, pipe in started:
+            pipe.close()
+        for process, _ in started:
+            process.join(10)
+            process.kill()  # if it is still there
+    raise ChildProcessError(f"a collector died: the exit codes are {[process.exitcode for process, _ in started]}")
+
+
+def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, None, None]:
+    """Learn while collectors play, for as long as the caller goes on; yield after each round, and while waiting."""
     torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    learner = Learner(store, seed, updates=steps // STEPS_PER_UPDATE)
-    print(learner.sampler)  # what is drawn, and what it means
-    env = dr.RecordEpisodes(gym.make("CartPole-v1"), store)  # appends every step
-    obs, _ = env.reset(seed=seed)
-    updates, loss, mean_return = 0, float("nan"), 0.0
-    for step in range(1, steps + 1):
-        random = rng.random() < EPSILON(step)
-        obs, _, terminated, truncated, _ = env.step(int(rng.integers(2) if random else learner.act(obs[None])[0]))
-        if terminated or truncated:
-            obs, _ = env.reset()
-        if step >= min(STEPS_FIRST, steps // 2) and step % STEPS_PER_UPDATE == 0:
-            loss, updates = learner.update(), updates + 1
-        if step % STEPS_PER_EVALUATION == 0 or step == steps:
-            mean_return = evaluate(learner, seed=1_000_000 * (seed + 1) + step)
-            print(f"step {step}, update {updates}, loss {loss:.4f}, mean return {mean_return:.1f}", flush=True)
-            if mean_return >= ENOUGH_RETURN:
-                break
-    env.close()
-    return mean_return
+    torch.set_num_threads(1)  # more only get in each other's way in networks this small
+    learner = Learner(store, seed)
+    parts: list[nn.Module | torch.optim.Optimizer | dr.Sampler]
+    parts = [learner.online, learner.target, learner.optimizer, learner.sampler]
+    if checkpoint.exists():
+        learner.updates, learner.mean_return, states = torch.load(checkpoint)
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(state)
+    print(f"{COLLECTORS} collectors start; batches are drawn by {learner.sampler}", flush=True)
+    with collectors(store.path, (seed, len(store))) as pipes:
+        while True:
+            parameters = nn.utils.parameters_to_vector(learner.online.parameters()).detach().numpy()
+            epsilon, steps = EPSILON(len(store)), max(STEPS_FIRST - len(store), STEPS_PER_ROUND)
+            for pipe in pipes:
+                pipe.send((parameters, epsilon, -(-steps // COLLECTORS)))
+            losses = [learner.update() for _ in range(UPDATES_PER_ROUND if len(store) >= STEPS_FIRST else 0)]
+            for pipe in pipes:
+                while not pipe.poll(0.1):
+                    yield learner
+                if problem := pipe.recv():
+                    raise ChildProcessError(problem)
+            store.refresh()
+            if losses and learner.updates % UPDATES_PER_EVALUATION == 0:
+                learner.mean_return = evaluate(learner.online, 1_000_000 * (seed + 1) + learner.updates)
+                states = [part.state_dict() for part in parts]
+                torch.save((learner.updates, learner.mean_return, states), f"{checkpoint}.new")
+                Path(f"{checkpoint}.new").replace(checkpoint)  # the old one or the new one, never half of it
+                now = f"step {len(store)}, update {learner.updates}, epsilon {epsilon:.2f}, loss {losses[-1]:.4f}"
+                print(f"{now}, mean return {learner.mean_return:.1f} of {ENOUGH_RETURN:.0f}", flush=True)
+            yield learner
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
     """Run the example; return whether it learnt what it should."""
     parser = argparse.ArgumentParser(description="Double DQN with prioritized 5-step replay on CartPole-v1.")
-    parser.add_argument("--small", action="store_true", help="a few hundred steps only, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="a few hundred updates only, to see that it runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--path", type=Path, help="make the store here and keep it")
+    parser.add_argument("--path", type=Path, help="make the store here and keep it, or continue with the one here")
     args = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # more only get in each other's way in networks this small
-    schema = dr.Schema.from_env(gym.make("CartPole-v1"))
-    with tempfile.TemporaryDirectory() as folder, dr.create(args.path or Path(folder, "store"), schema) as store:
-        mean_return = train(store, 600 if args.small else STEPS, args.seed)
-        learnt = mean_return >= ENOUGH_RETURN
-        print(
-            f"{'learnt' if learnt else 'not learnt'}: a mean return of {mean_return:.1f} over {EVALUATION_EPISODES} "
-            f"episodes, from {len(store)} steps of {store.num_episodes} episodes"
-        )
+    updates = UPDATES_PER_EVALUATION if args.small else UPDATES
+    with TemporaryDirectory() as folder, dr.create(args.path or f"{folder}/store", SCHEMA, exist_ok=True) as store:
+        for learner in train(store, args.seed, Path(f"{store.path}.pt")):
+            if learner.updates >= updates or learner.mean_return >= ENOUGH_RETURN:
+                break
+        learnt = learner.mean_return >= ENOUGH_RETURN
+        said = f"{'learnt' if learnt else 'not learnt'}: a mean return of {learner.mean_return:.1f}"
+        print(f"{said} over {EVALUATION_EPISODES} episodes, from {len(store)} steps of {store.num_episodes} episodes")
     return learnt or args.small
 
 
 if __name__ == "__main__":
-    sys.exit(0 if main() else 1)
+    raise SystemExit(0 if main() else 1)

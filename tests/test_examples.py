@@ -6,9 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from itertools import islice
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -80,26 +84,131 @@ def test_an_example_is_short_and_its_docstring_shows_how_it_is_called(module) ->
     assert f"python examples/{Path(module.__file__).name} [--small] [--seed 0] [--path " in module.__doc__
 
 
-def test_dqn_plays_into_the_store_and_learns_every_fourth_step(tmp_store, monkeypatch, capsys) -> None:
+def test_a_dqn_collector_plays_what_it_is_asked_for_with_the_parameters_that_it_is_sent(tmp_store) -> None:
+    left = dqn_per.QNetwork()
+    for parameter in left.parameters():
+        torch.nn.init.zeros_(parameter)
+    left[4].bias.data[0] = 1.0  # the better action is to push to the left, whatever is seen
+    parameters = torch.nn.utils.parameters_to_vector(left.parameters()).detach().numpy()
+    dr.create(tmp_store, dqn_per.SCHEMA).close()
+    trainer, theirs = Pipe()
+    playing = threading.Thread(target=dqn_per.collect, args=(tmp_store, (3, 0), theirs))
+    playing.start()
+    for epsilon, steps in ((0.0, 40), (1.0, 200)):
+        trainer.send((parameters, epsilon, steps))
+        assert trainer.recv() is None
+    trainer.close()
+    playing.join()
+    theirs.close()
+    with dr.open(tmp_store) as store:
+        actions = np.concatenate([episode.action for episode in store.episodes])
+        assert [writer["state"] for writer in store.info()["writers"]] == ["closed"]
+        assert all(episode.total_reward == len(episode) for episode in store.episodes)
+        assert [episode.cut for episode in store.episodes][:-1] == [False] * (store.num_episodes - 1)
+    assert len(actions) == 240
+    assert (actions[:40] == 0).all()
+    assert 60 <= actions[40:].sum() <= 140
+
+
+def test_a_dqn_collector_says_why_it_ends_and_the_trainer_raises_it(tmp_store, monkeypatch) -> None:
+    trainer, theirs = Pipe()
+    dqn_per.collect(tmp_store, (0,), theirs)  # where no store is
+    theirs.close()
+    problem = trainer.recv()
+    assert problem.startswith(f"a collector died: StoreNotFound: {tmp_store} does not exist")
+    trainer.close()
+    ours, theirs = Pipe()
+    monkeypatch.setattr(dqn_per, "collectors", lambda *_: nullcontext([ours]))
+    theirs.send(problem)
+    with (
+        dr.create(tmp_store, dqn_per.SCHEMA) as store,
+        closing(dqn_per.train(store, 0, tmp_store.with_name("none"))) as rounds,
+        pytest.raises(ChildProcessError, match=re.escape(problem)),
+    ):
+        next(rounds)
+    ours.close()
+    theirs.close()
+
+
+def test_dqn_goes_for_reward_plus_discounted_value_of_the_other_networks_choice(tmp_store) -> None:
+    torch.manual_seed(1)
+    with dr.create(tmp_store, dqn_per.SCHEMA) as store:
+        learner = dqn_per.Learner(store, seed=0)
+    learner.target.load_state_dict(dqn_per.QNetwork().state_dict())
+    online, target = learner.online, learner.target
+    generator = torch.Generator().manual_seed(0)
+    batch = SimpleNamespace(
+        obs=torch.randn(8, 4, generator=generator),
+        next_obs=torch.randn(8, 4, generator=generator),
+        action=torch.tensor([0, 1] * 4),
+        reward=torch.arange(8.0),
+        discount=torch.tensor([0.95, 0.0] * 4),
+        weight=torch.linspace(0.3, 1.0, 8),
+        index=torch.arange(8),
+    )
+    td_errors = []
+    learner.sampler = SimpleNamespace(
+        sample=lambda: batch, update_priorities=lambda index, td_error: td_errors.append(td_error.detach())
+    )
+    with torch.no_grad():
+        values, ours, theirs = online(batch.obs), online(batch.next_obs), target(batch.next_obs)
+    errors = [
+        values[i, batch.action[i]] - (batch.reward[i] + batch.discount[i] * theirs[i, ours[i].argmax()])
+        for i in range(8)
+    ]
+    old = [parameter.detach().clone() for parameter in target.parameters()]
+    losses = [learner.update() for _ in range(20)]
+    torch.testing.assert_close(td_errors[0], torch.stack(errors))
+    assert losses[0] == pytest.approx(float((batch.weight * torch.stack(errors).square()).mean()), rel=1e-5)
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(was, now) for was, now in zip(old, target.parameters(), strict=True))
+
+
+def test_dqn_evaluates_by_the_seed_and_counts_each_episode_once() -> None:
+    network = dqn_per.QNetwork()
+    for parameter in network.parameters():
+        torch.nn.init.zeros_(parameter)
+    first, again = (dqn_per.evaluate(network, 7) for _ in range(2))  # always to the left: falls in about ten steps
+    assert first == again
+    assert 8 <= first <= 11
+
+
+@pytest.mark.slow(turns=2)
+def test_dqn_learns_while_four_processes_play_and_continues_after_a_kill(tmp_store, monkeypatch, capsys) -> None:
+    command = [sys.executable, dqn_per.__file__, "--seed", "3", "--path", str(tmp_store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        while not (line := killed.stdout.readline()).startswith("step "):
+            assert line, "it ended before its first evaluation"
+        killed.kill()
+    assert re.match(r"step 2000, update 250, epsilon 0\.82, loss \d+\.\d{4}, mean return \d+\.\d of 475\n", line)
+    checkpoint = tmp_store.with_name(f"{tmp_store.name}.pt")
+    saved = checkpoint.read_bytes()
+    with dr.open(tmp_store) as store:
+        while {writer["state"] for writer in store.info()["writers"]} != {"closed"}:
+            store.refresh()  # until its collectors have seen that it is gone
+        before = len(store)
+    assert before >= 2000
+    monkeypatch.setattr(dqn_per, "UPDATES_PER_EVALUATION", 500)  # so that --small means 250 more
     losses = results_of(monkeypatch, dqn_per.Learner, "update")
     skipped = results_of(monkeypatch, dr.Sampler, "update_priorities")
     assert dqn_per.main(["--small", "--seed", "3", "--path", str(tmp_store)])
-    assert len(losses) == len(range(300, 601, 4))
+    assert len(losses) == 250
     assert all(map(math.isfinite, losses))
     assert skipped == [0] * len(losses)
+    assert checkpoint.read_bytes() != saved
     with dr.open(tmp_store) as store:
-        assert len(store) == 600
+        assert len(store) == before + 1000
         assert all(episode.total_reward == len(episode) for episode in store.episodes)
-        assert [episode.cut for episode in store.episodes][:-1] == [False] * (store.num_episodes - 1)
-    assert re.fullmatch(
-        r"not learnt: a mean return of \d+\.\d over 20 episodes, from 600 steps of \d+ episodes", last_line(capsys)
-    )
+        assert sum(episode.cut for episode in store.episodes) <= 2 * dqn_per.COLLECTORS
+        assert store.verify(deep=True) == []
+    steps = rf"from {before + 1000} steps of \d+ episodes"
+    assert re.fullmatch(rf"(not )?learnt: a mean return of \d+\.\d over 20 episodes, {steps}", last_line(capsys))
 
 
 def test_dqn_weighs_the_errors_and_tells_them_to_the_sampler(tmp_store, monkeypatch) -> None:
     with dr.create(tmp_store, dr.Schema.from_env(gym.make("CartPole-v1"))) as store, store.writer() as writer:
         writer.append_episode(np.zeros((4, 4), "f4"), np.zeros(3, int), np.ones(3, "f4"), terminated=True)
-        learner = dqn_per.Learner(store, seed=0, updates=10)
+        learner = dqn_per.Learner(store, seed=0)
         for parameter in [*learner.online.parameters(), *learner.target.parameters()]:
             torch.nn.init.zeros_(parameter)  # all values are 0: the error of a step is what it returned
         returns = {0: 1 + 0.99 + 0.99**2, 1: 1 + 0.99, 2: 1.0}
