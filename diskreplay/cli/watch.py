@@ -2,9 +2,9 @@
 
 import signal
 import sys
-import threading
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import count as numbers
 from types import FrameType
@@ -54,16 +54,22 @@ def watch(
     only what is on disk is seen: states that they saved, and what they drew under a rate limiter.
     """
     limiters = [read_limiter(given) for given in limiter or ()]
-    looks = 1 if once else count
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dr.DamagedSegmentWarning)  # the problems say it
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:
-            if once or json or not sys.stdout.isatty():
-                _print(activity, interval, looks, once=once, json=json)
-            else:
-                _draw(activity, interval, looks)
+            first = activity.look()  # so that those that follow have rates
+            if not (once or json) and sys.stdout.isatty():
+                _draw(first, _look_again(activity, interval, count and count - 1))
+                return
+            for look in _look_again(activity, interval, 1 if once else count):
+                if json:
+                    console.emit(text.to_json(asdict(look), indent=None))
+                elif once:
+                    console.show(view(look))
+                else:
+                    console.emit(log_line(look))
 
 
 def read_limiter(given: str) -> dr.RateLimiter:
@@ -79,44 +85,28 @@ def read_limiter(given: str) -> dr.RateLimiter:
         ) from None
 
 
-def _print(activity: Activity, interval: float, looks: int | None, *, once: bool, json: bool) -> None:
-    """Print looks as they come; the first is an interval after the start, so that each has rates."""
-    activity.look()
+def _look_again(activity: Activity, interval: float, count: int | None) -> Iterator[Look]:
+    """Yield looks, each an interval after the one before; the first is an interval from now."""
     next_at = time.monotonic()
-    for _ in numbers() if looks is None else range(looks):
+    for _ in numbers() if count is None else range(count):
         next_at = max(next_at + interval, time.monotonic())
         time.sleep(max(0.0, next_at - time.monotonic()))
-        look = activity.look()
-        if json:
-            console.emit(text.to_json(asdict(look), indent=None))
-        elif once:
-            console.show(view(look))
-        else:
-            console.emit(log_line(look))
+        yield activity.look()
 
 
-def _draw(activity: Activity, interval: float, looks: int | None) -> None:
+def _draw(look: Look, looks: Iterator[Look]) -> None:
     """Draw looks over each other on the whole terminal, until interrupted; what was seen last stays on it."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
-    look = activity.look()
-
-    def drawn(look: Look) -> None:
-        live.update(view(look, terminal.height), refresh=True)
-
-    resized = threading.Event()
-    # What ends the process ends the block, which gives the terminal back.
-    handlers = {signal.SIGWINCH: lambda *_: resized.set(), signal.SIGTERM: _end, signal.SIGHUP: _end}
     try:
-        with Live(console=terminal, screen=True, auto_refresh=False) as live, console.signals(handlers):
-            drawn(look)
-            for _ in numbers() if looks is None else range(1, looks):
-                until = time.monotonic() + interval
-                while (left := until - time.monotonic()) > 0:
-                    if resized.wait(left):
-                        resized.clear()
-                        drawn(look)
-                look = activity.look()
-                drawn(look)
+        with (
+            # It draws by itself, too, as the size of the terminal may change.
+            Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True) as live,
+            # What ends the process ends the block, which gives the terminal back.
+            console.signals(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), _end)),
+        ):
+            live.refresh()
+            for look in looks:  # noqa: B007 - which the view shows
+                live.refresh()
     finally:
         console.show(view(look))
 
