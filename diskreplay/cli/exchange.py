@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -14,28 +14,22 @@ from diskreplay.cli.format_options import Options, named_options, parse_options
 from diskreplay.cli.where import Where, compile_where
 from diskreplay.format.root import check_local
 
-__all__ = ["SCHEMES", "Scheme", "export_store", "import_store"]
+__all__ = ["SCHEMES", "export_store", "import_store"]
 
 
-class Scheme(NamedTuple):
-    """A format by the word before the colon: the adapter's module, and what WHERE is."""
-
-    module: str
-    where: str
-
-
-SCHEMES: Mapping[str, Scheme] = {
-    "minari": Scheme("diskreplay.interop.minari", "a name in the local folder of Minari, or a path"),
-    "npz": Scheme("diskreplay.interop.npz", "a folder of NumPy files"),
-    "parquet": Scheme("diskreplay.interop.parquet", "a folder of Parquet files"),
-    "zarr_episodes": Scheme("diskreplay.interop.zarr_episodes", "zarr of diffusion_policy, a folder or .zip file"),
-    "sb3_pickle": Scheme("diskreplay.interop.sb3_pickle", "a pickled replay buffer of Stable-Baselines3"),
-    "torchrl_memmap": Scheme("diskreplay.interop.torchrl_memmap", "a folder of memory-mapped tensors of TorchRL"),
-    "rlds": Scheme("diskreplay.interop.rlds", "a folder of TFDS with episodes of RLDS, as TFRecord files"),
-    "dreamer": Scheme("diskreplay.interop.dreamer", "a replay folder of Dreamer"),
-    "lerobot": Scheme("diskreplay.interop.lerobot", "a folder of LeRobot"),
-    "d4rl": Scheme("diskreplay.interop.d4rl", "an HDF5 file of D4RL"),
+SCHEMES: Mapping[str, str] = {
+    "minari": "a name in the local folder of Minari, or a path",
+    "npz": "a folder of NumPy files",
+    "parquet": "a folder of Parquet files",
+    "zarr_episodes": "zarr of diffusion_policy, a folder or .zip file",
+    "sb3_pickle": "a pickled replay buffer of Stable-Baselines3",
+    "torchrl_memmap": "a folder of memory-mapped tensors of TorchRL",
+    "rlds": "a folder of TFDS with episodes of RLDS, as TFRecord files",
+    "dreamer": "a replay folder of Dreamer",
+    "lerobot": "a folder of LeRobot",
+    "d4rl": "an HDF5 file of D4RL",
 }
+"""The formats by the word before the colon, a module of `diskreplay.interop`, and what follows the colon."""
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -43,7 +37,7 @@ def _complete(incomplete: str) -> list[str]:
 
 
 def _data_set(what: str) -> Any:
-    listed = ", ".join(f"{name} ({scheme.where})" for name, scheme in SCHEMES.items())
+    listed = ", ".join(f"{name} ({where})" for name, where in SCHEMES.items())
     says = f"The data set, which is {what}; SCHEME is one of: {listed}."
     return typer.Argument(metavar="SCHEME:WHERE", help=says, autocompletion=_complete)
 
@@ -65,14 +59,12 @@ def import_store(
     each episode ended, and in its notes what the format says of the whole data set.
     """
     scheme, where = _parsed(source)
-    import_dataset = import_module(scheme.module).import_dataset
-    options = parse_options(source.partition(":")[0], import_dataset, option or ())
+    import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset
+    options = parse_options(scheme, import_dataset, option or ())
     with named_options(options), console.bar("Importing steps") as progress:
         done = import_dataset(where, path, progress=progress, **options)
-    if as_json:
-        console.emit(text.to_json(asdict(done)))
-        return
-    console.emit(f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}{_cut(done)}")
+    line = f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}{_cut(done)}"
+    console.tell(asdict(done), [line], json=as_json)
 
 
 def export_store(
@@ -94,9 +86,9 @@ def export_store(
     """
     scheme, to = _parsed(target)
     check_local(to)
-    export_dataset = import_module(scheme.module).export_dataset
+    export_dataset = import_module(f"diskreplay.interop.{scheme}").export_dataset
     given = [*(option or ()), *(["video=true"] if video else [])]
-    options = parse_options(target.partition(":")[0], export_dataset, given)
+    options = parse_options(scheme, export_dataset, given)
     with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
         with named_options(options), console.bar("Exporting steps") as progress:
@@ -122,7 +114,7 @@ def _show_names(title: str, named: Sequence[Any]) -> None:
     console.show(console.TextTable(title, columns, named))
 
 
-def _parsed(given: str) -> tuple[Scheme, str]:
+def _parsed(given: str) -> tuple[str, str]:
     """Return the scheme and what follows the colon."""
     name, colon, where = given.partition(":")
     known = f"the schemes are {', '.join(SCHEMES)}"
@@ -130,7 +122,7 @@ def _parsed(given: str) -> tuple[Scheme, str]:
         raise typer.BadParameter(f"{given!r} is not SCHEME:WHERE; {known}")
     if name not in SCHEMES:
         raise typer.BadParameter(f"unknown scheme {name!r}; {known}")
-    return SCHEMES[name], where
+    return name, where
 
 
 def _amount(done: Any) -> str:

@@ -118,8 +118,8 @@ def test_a_wrong_option_is_one_line(run: Callable, tmp_path: Path, given: str, s
 
 def test_every_option_of_every_format_can_be_given() -> None:
     values = ("3", "true", "a:b", "cut", "final", "arrow")
-    for scheme in SCHEMES.values():
-        module = pytest.importorskip(scheme.module, reason=f"needs the libraries of {scheme.module}")
+    for scheme in SCHEMES:
+        module = pytest.importorskip(f"diskreplay.interop.{scheme}", reason=f"needs the libraries of {scheme}")
         for function in (module.import_dataset, module.export_dataset):
             for name, parameter in inspect.signature(function).parameters.items():
                 if parameter.kind is parameter.KEYWORD_ONLY and name not in ("progress", "where", "dry_run"):

@@ -105,7 +105,7 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 
 def module_of(scheme: str) -> ModuleType:
-    return import_module(SCHEMES[scheme].module)
+    return import_module(f"diskreplay.interop.{scheme}")
 
 
 def hide(path: Path) -> np.ndarray:
