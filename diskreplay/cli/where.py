@@ -146,9 +146,10 @@ class _Compiler:
                 condition = self.condition(operand)
                 return _Term(float, lambda episode: not condition(episode))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return _Term(float, _computed(operator.sub, lambda _: 0, self.condition(operand)))
+                return _Term(float, _joined(operator.sub, lambda _: 0, self.condition(operand), None))
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return _Term(float, _computed(_ARITHMETIC[type(op)], self.condition(left), self.condition(right)))
+                work = _ARITHMETIC[type(op)]
+                return _Term(float, _joined(work, self.condition(left), self.condition(right), None))
             case ast.Compare(left=left, ops=ops, comparators=rest):
                 pairs = zip(pairwise([left, *rest]), ops, strict=True)
                 links = [self._comparison(one, op, other) for (one, other), op in pairs]
@@ -166,12 +167,13 @@ class _Compiler:
             if not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
                 raise self._error(right, f"{ast.unparse(right)} is not a list, such as (1, 2)")
             items, wanted = [self._of_kind(item, term.kind) for item in right.elts], isinstance(op, ast.In)
-            return _compared(
+            return _joined(
                 lambda value, others: (value in others) is wanted,
                 term.read,
                 lambda episode: [item(episode) for item in items],
+                False,
             )
-        return _compared(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind))
+        return _joined(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind), False)
 
     def _named(self, node: ast.expr) -> _Term:
         """Compile a property, or an episode field with the keys that lead to one number of it."""
@@ -219,25 +221,15 @@ class _Compiler:
         return SchemaError(f"--where: {message} (at column {column} of {self._expression!r})")
 
 
-def _computed(work: Callable[[Any, Any], Any], left: Read, right: Read) -> Read:
-    """Return the function that computes of two values; None where one is missing or there is no result."""
+def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Episode], Any], otherwise: Value) -> Read:
+    """Return the function that makes one value of two; `otherwise` where one is missing or there is no result."""
 
     def read(episode: Episode) -> Value:
         one, other = left(episode), right(episode)
         try:
-            return None if one is None or other is None else work(one, other)
+            return otherwise if one is None or other is None else work(one, other)
         except ArithmeticError:
-            return None
-
-    return read
-
-
-def _compared(work: Callable[[Any, Any], bool], left: Read, right: Callable[[Episode], Any]) -> Read:
-    """Return the function that compares two values; false where one is missing."""
-
-    def read(episode: Episode) -> bool:
-        one, other = left(episode), right(episode)
-        return one is not None and other is not None and work(one, other)
+            return otherwise
 
     return read
 
