@@ -28,24 +28,11 @@ Columns = Mapping[str, NDArray[Any]]
 Bounds = Mapping[str, tuple[float | None, float | None]]
 
 
-class Ended(StrEnum):
-    """How an episode ended."""
+Ended = StrEnum("Ended", ["terminated", "truncated", "cut", "open"])
+"""How an episode ended."""
 
-    terminated = "terminated"
-    truncated = "truncated"
-    cut = "cut"
-    open = "open"
-
-
-class SortBy(StrEnum):
-    """What episodes can be sorted by, beside their fields."""
-
-    age = "age"
-    segment = "segment"
-    lane = "lane"
-    length = "length"
-    hidden_steps = "hidden_steps"
-    total_reward = "total_reward"
+SortBy = StrEnum("SortBy", ["age", "segment", "lane", "length", "hidden_steps", "total_reward"])
+"""What episodes can be sorted by, beside their fields."""
 
 
 def episodes(

@@ -93,16 +93,12 @@ def rate(per_second: float | None) -> str:
 
 def moment(value: object) -> str:
     """Give a point in time, stored as seconds since 1970 or as ISO text, in UTC."""
-    if isinstance(value, (int, float)):
-        try:
-            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        except (OverflowError, ValueError, OSError):
-            return clean(value)
-    if isinstance(value, str):
-        try:
-            return moment(datetime.fromisoformat(value).astimezone(UTC).timestamp())
-        except (OverflowError, ValueError):
-            return clean(value)
+    try:
+        seconds = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value
+        if isinstance(seconds, (int, float)):
+            return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        pass  # it is shown as it is
     return NOTHING if value is None else clean(value)
 
 
