@@ -28,16 +28,11 @@ def compact(
     how = _parsed(compression)
     with dr.open(path, "r" if dry_run else "a") as store, console.bar("Merging", in_bytes=True) as progress:
         done = store.compact(how, progress, dry_run=dry_run)
-    if json:
-        console.emit(text.to_json(done))
-        return
-    what = f"{text.plural(done['segments'], 'segment')} of {text.plural(done['steps'], 'step')}"
-    if not done["segments"]:
-        console.emit("nothing to merge")
-    elif dry_run:
-        console.emit(f"would be merged  {what}, {text.size(done['bytes_before'])}")
-    else:
-        console.emit(f"merged  {what}, {text.size(done['bytes_before'])} before, {text.size(done['bytes_after'])} now")
+    line, before = "nothing to merge", text.size(done["bytes_before"])
+    if done["segments"]:
+        line = f"{text.plural(done['segments'], 'segment')} of {text.plural(done['steps'], 'step')}, {before}"
+        line = f"would be merged  {line}" if dry_run else f"merged  {line} before, {text.size(done['bytes_after'])} now"
+    console.tell(done, [line], json=json)
 
 
 def _parsed(compression: str | None) -> str | tuple[str, int] | None:

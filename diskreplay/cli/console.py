@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -62,9 +62,14 @@ def save(path: Path, data: bytes) -> None:
         write_atomic(target, data)
 
 
-def tell(record: Any, lines: Iterable[str], *, json: bool, problems: object = None) -> None:
-    """Print a record as JSON, or lines for a person; end with the exit code of problems where there are some."""
-    emit(to_json(record) if json else "\n".join(lines))
+def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
+    """Print a record as JSON, or its lines or tables for a person; end with the exit code of problems if any."""
+    if json:
+        emit(to_json(record))
+    elif isinstance(shown, (Group, Table)):
+        show(shown)
+    else:
+        emit("\n".join(shown))
     if problems:
         raise typer.Exit(PROBLEMS)
 

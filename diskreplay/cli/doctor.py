@@ -37,12 +37,8 @@ def doctor(
     if not path.exists():
         raise typer.BadParameter(f"{str(path)!r} is not there; name a folder that is", param_hint="'PATH'")
     found = examine(path)
-    if json:
-        console.emit(text.to_json(found))
-    else:
-        console.show(console.facts((name, text.clean(value)) for name, value in lines(found)))
-    if not found["usable"]:
-        raise typer.Exit(console.PROBLEMS)
+    shown = console.facts((name, text.clean(value)) for name, value in lines(found))
+    console.tell(found, shown, json=json, problems=not found["usable"])
 
 
 def examine(path: Path) -> dict[str, Any]:
@@ -138,23 +134,21 @@ def _limits() -> dict[str, int | None]:
 
 def _numba() -> dict[str, Any]:
     """Return the state of numba and of the cache of kernels."""
-    found: dict[str, Any] = {
-        "error": None,
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")},
-        "cache": None,
-        "cache_error": None,
-        "kernels_kept": None,
-    }
+    folder = why = kept = error = None
     try:
         from diskreplay.kernels import cache  # Here and not above: it loads numba.
 
-        found["cache"], why = cache.find_folder()
-        found["cache_error"] = why or None
-        if found["cache"] is not None:
-            found["kernels_kept"] = cache.count_kept(found["cache"])
-    except Exception as error:  # a library that does not fit another one raises anything at its import
-        found["error"] = text.one_line(error)
-    return found
+        folder, why = cache.find_folder()
+        kept = None if folder is None else cache.count_kept(folder)
+    except Exception as failure:  # a library that does not fit another one raises anything at its import
+        error = text.one_line(failure)
+    return {
+        "error": error,
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")},
+        "cache": folder,
+        "cache_error": why or None,
+        "kernels_kept": kept,
+    }
 
 
 def _fatal(libraries: Mapping[str, versions.Library]) -> Iterator[str]:

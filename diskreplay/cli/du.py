@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.text import Text
 
 import diskreplay as dr
@@ -39,11 +40,8 @@ def du(
     """
     with dr.open(path) as store, console.bar("Measuring segments", in_bytes=True) as progress:
         usage = usage_of(store, store.info(total_reward=False), progress)
-    if json:
-        console.emit(text.to_json(usage))
-        return
     segments = sorted(usage["segments"], key=lambda row: -row["bytes"])
-    console.show(
+    shown = Group(
         Text(text.clean(usage["path"]), style="bold", overflow="fold"),
         Text(summary(usage)),
         Text(),
@@ -51,6 +49,7 @@ def du(
         Text(),
         console.TextTable("segments, largest first", SEGMENTS, segments, None if all_rows else ROWS_SHOWN),
     )
+    console.tell(usage, shown, json=json)
 
 
 def summary(usage: Mapping[str, Any]) -> str:
