@@ -62,7 +62,7 @@ def repair(
 
     def run(limit: int | None) -> Repaired:
         with console.bar("Verifying segments", in_bytes=True) as progress:
-            return repair_store(
+            done = repair_store(
                 path,
                 dry_run=dry_run,
                 foreign=foreign,
@@ -71,17 +71,16 @@ def repair(
                 max_lost_steps=limit,
                 progress=progress,
             )
+        if not json:
+            console.emit("\n".join(report_lines(done, dry_run)))
+        return done
 
     done = run(None if yes or dry_run else max_lost_steps)
-    if not json:
-        console.emit("\n".join(report_lines(done, dry_run)))
     actions, lost = done.actions, done.steps_lost
     refused = text.plural(done.steps_refused, "step")
     if done.steps_refused and console.ask(f"{refused} more would be set aside. Go on?"):
         before = [action for action in actions if action.what != "refused"]
         done = run(None)
-        if not json:
-            console.emit("\n".join(report_lines(done, dry_run)))
         actions, lost = before + done.actions, lost + done.steps_lost
     if json:
         console.emit(text.to_json(record_of(actions, done, dry_run)))
