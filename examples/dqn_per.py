@@ -8,6 +8,7 @@ With `--path` a run that was stopped or killed continues from its checkpoint. `d
 
 import argparse
 import signal
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context
@@ -26,6 +27,7 @@ COLLECTORS, UPDATES, UPDATES_PER_ROUND, UPDATES_PER_EVALUATION = 4, 15_000, 25, 
 STEPS_FIRST, STEPS_PER_ROUND = 1_000, 100  # of all collectors together
 EPSILON, BETA = dr.Linear(1.0, 0.05, 10_000), dr.Linear(0.4, 1.0, 5_000)  # functions of a count: of steps, of batches
 EVALUATION_EPISODES, ENOUGH_RETURN = 20, 475.0
+CHECKPOINTED = "online", "target", "optimizer", "sampler"
 SCALE = torch.tensor([2.0, 1.0, 10.0, 1.0])  # brings observations to one range
 SCHEMA = dr.Schema.from_env(gym.make("CartPole-v1"))
 
@@ -125,10 +127,11 @@ def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Conn
         with suppress(EOFError, ConnectionError):  # the other end of a pipe is closed
             yield [pipe for _, pipe in started]
     finally:
+        deadline = time.monotonic() + 10
         for _, pipe in started:
             pipe.close()
         for process, _ in started:
-            process.join(10)
+            process.join(max(0, deadline - time.monotonic()))
             process.kill()  # if it is still there
     raise ChildProcessError(f"a collector died: the exit codes are {[process.exitcode for process, _ in started]}")
 
@@ -138,12 +141,10 @@ def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, No
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more only get in each other's way in networks this small
     learner = Learner(store, seed)
-    parts: list[nn.Module | torch.optim.Optimizer | dr.Sampler]
-    parts = [learner.online, learner.target, learner.optimizer, learner.sampler]
     if checkpoint.exists():
         learner.updates, learner.mean_return, states = torch.load(checkpoint)
-        for part, state in zip(parts, states, strict=True):
-            part.load_state_dict(state)
+        for name, state in states.items():
+            getattr(learner, name).load_state_dict(state)
     print(f"{COLLECTORS} collectors start; batches are drawn by {learner.sampler}", flush=True)
     with collectors(store.path, (seed, len(store))) as pipes:
         while True:
@@ -160,7 +161,7 @@ def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, No
             store.refresh()
             if losses and learner.updates % UPDATES_PER_EVALUATION == 0:
                 learner.mean_return = evaluate(learner.online, 1_000_000 * (seed + 1) + learner.updates)
-                states = [part.state_dict() for part in parts]
+                states = {name: getattr(learner, name).state_dict() for name in CHECKPOINTED}
                 torch.save((learner.updates, learner.mean_return, states), f"{checkpoint}.new")
                 Path(f"{checkpoint}.new").replace(checkpoint)  # the old one or the new one, never half of it
                 now = f"step {len(store)}, update {learner.updates}, epsilon {epsilon:.2f}, loss {losses[-1]:.4f}"
@@ -175,12 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> bool:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--path", type=Path, help="make the store here and keep it, or continue with the one here")
     args = parser.parse_args(arguments)
-    updates = UPDATES_PER_EVALUATION if args.small else UPDATES
     with TemporaryDirectory() as folder, dr.create(args.path or f"{folder}/store", SCHEMA, exist_ok=True) as store:
         for learner in train(store, args.seed, Path(f"{store.path}.pt")):
-            if learner.updates >= updates or learner.mean_return >= ENOUGH_RETURN:
+            learnt = learner.mean_return >= ENOUGH_RETURN
+            if learnt or learner.updates >= (UPDATES_PER_EVALUATION if args.small else UPDATES):
                 break
-        learnt = learner.mean_return >= ENOUGH_RETURN
         said = f"{'learnt' if learnt else 'not learnt'}: a mean return of {learner.mean_return:.1f}"
         print(f"{said} over {EVALUATION_EPISODES} episodes, from {len(store)} steps of {store.num_episodes} episodes")
     return learnt or args.small

@@ -176,7 +176,8 @@ def test_dqn_evaluates_by_the_seed_and_counts_each_episode_once() -> None:
 @pytest.mark.slow(turns=2)
 def test_dqn_learns_while_four_processes_play_and_continues_after_a_kill(tmp_store, monkeypatch, capsys) -> None:
     command = [sys.executable, dqn_per.__file__, "--seed", "3", "--path", str(tmp_store)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+    environment = os.environ | {"TMPDIR": str(tmp_store.parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as killed:
         while not (line := killed.stdout.readline()).startswith("step "):
             assert line, "it ended before its first evaluation"
         killed.kill()

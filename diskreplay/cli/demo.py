@@ -45,17 +45,17 @@ def demo(
             f"{text.clean(path)} exists already, and the demo makes a new store: give it another --path, or look at "
             f"this one with `diskreplay inspect {text.clean(path)}`"
         )
-    with MissingExtra.raised_for("the demo", "torch,gym"):
-        if find_spec("numba") is None:  # which the first sampler loads
-            raise ImportError("No module named 'numba'")
-        # Here and not above: torch and gymnasium would slow the start of every other command.
-        from diskreplay.cli import dqn_per
     started, give_up_at = time.monotonic(), math.inf
     kept = "" if path is None else f"; the store is kept at {text.clean(path)}"
     with (
         signals_noted() as check_signals,
         TemporaryDirectory(prefix="diskreplay-demo-", ignore_cleanup_errors=True) as folder,
     ):
+        with MissingExtra.raised_for("the demo", "torch,gym"):
+            if find_spec("numba") is None:  # which the first sampler loads
+                raise ImportError("No module named 'numba'")
+            # Here and not above: torch and gymnasium would slow the start of every other command.
+            from diskreplay.cli import dqn_per
         where = path or Path(folder, "store")
         try:
             with (
