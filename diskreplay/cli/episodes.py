@@ -82,8 +82,7 @@ def episodes(
         key = sort_key(columns, sort)
         found = in_order(columns, passing(columns, bounds, ended or ()), key, descending)
         if condition is not None:
-            place = dict(zip(store.snapshot.episodes.first.tolist(), range(store.num_episodes), strict=True))
-            chosen = (store.episodes[place[first]] for first in columns["id"][found].tolist())
+            chosen = (store.episodes[at] for at in columns["index"][found].tolist())
             found = found[np.array(matching(chosen, condition), np.bool_)]
     if limit is None:
         limit = 0 if json or csv else TABLE_LIMIT

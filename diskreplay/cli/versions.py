@@ -3,6 +3,7 @@
 import platform
 import re
 from collections.abc import Mapping
+from email.message import Message
 from importlib import metadata
 from typing import NamedTuple
 
@@ -42,14 +43,11 @@ def of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
 
 def libraries() -> dict[str, Library]:
     """Return the libraries of the core and the extras by name; none if the package has no metadata."""
-    try:
-        metadata_of = metadata.metadata("diskreplay")
-    except metadata.PackageNotFoundError:
-        return {}
-    extras = {"", *metadata_of.get_all("Provides-Extra", [])} - _DEVELOPMENT
+    known = _metadata()
+    extras = {"", *known.get_all("Provides-Extra", [])} - _DEVELOPMENT
     tested: dict[str, SpecifierSet] = {}
     core = set()
-    for line in metadata_of.get_all("Requires-Dist", []):
+    for line in known.get_all("Requires-Dist", []):
         needed = Requirement(line)
         name = canonicalize_name(needed.name)
         within = {extra for extra in extras if _applies(needed, extra)}
@@ -62,11 +60,15 @@ def libraries() -> dict[str, Library]:
 
 def tested_pythons() -> list[str]:
     """Return the tested minor versions of Python; none if the package has no metadata."""
+    return [found[1] for line in _metadata().get_all("Classifier", []) if (found := _PYTHON.fullmatch(line))]
+
+
+def _metadata() -> metadata.PackageMetadata | Message:
+    """Return the metadata of the package; none if it is not installed."""
     try:
-        lines = metadata.metadata("diskreplay").get_all("Classifier", [])
+        return metadata.metadata("diskreplay")
     except metadata.PackageNotFoundError:
-        return []
-    return [found[1] for line in lines if (found := _PYTHON.fullmatch(line))]
+        return Message()
 
 
 def _applies(needed: Requirement, extra: str) -> bool:
