@@ -1,5 +1,6 @@
 """Ids in arithmetic runs: the form in which views hand their ids to distributions. Plain numpy, no compiled code."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,7 +13,9 @@ from diskreplay.ids import (
     POSITION_BITS,
     TERMINATED,
     EpisodeTable,
+    Ints,
     locate,
+    places_of,
     row_keys,
 )
 
@@ -37,6 +40,12 @@ class TimedRuns(NamedTuple):
 
 
 Runs = TypeVar("Runs", IdRuns, TimedRuns)
+
+LaneIndex = tuple[Ints, Ints]
+"""Keys of runs in the order of their lanes, and which run each is of."""
+
+# Ids that are listed together.
+_AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
 """Rows of a block of runs: those of `TimedRuns`, and how many ids there are before each, one number more."""
@@ -84,8 +93,7 @@ ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
     """Take from each run the ids below `least`; one that lies below it whole keeps its place with count 0."""
-    hidden = np.clip(-((runs.first - least) // runs.stride), 0, runs.count)
-    return runs._replace(first=runs.first + hidden * runs.stride, count=runs.count - hidden)
+    return behind(runs, np.clip(-((runs.first - least) // runs.stride), 0, runs.count))
 
 
 def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
@@ -96,6 +104,53 @@ def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
 def joined(parts: list[Runs]) -> Runs:
     """Concatenate several sets of runs."""
     return type(parts[0])(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def behind(runs: Runs, skipped: NDArray[np.int64]) -> Runs:
+    """Take so many of its first ids from each run; one without others keeps its place with count 0."""
+    return runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
+
+
+def last_ids(runs: IdRuns | TimedRuns) -> Ints:
+    """Return the last id of each run."""
+    return np.asarray(runs.first + (runs.count - 1) * runs.stride, np.int64)
+
+
+def pieces_of(runs: IdRuns, most: Any) -> tuple[IdRuns, Ints]:
+    """Cut each run into pieces of ``most`` ids at the most, one number or one a run; return also the run of each."""
+    many = -(-runs.count // most)
+    of = np.repeat(np.arange(len(many)), many)
+    size = np.broadcast_to(most, many.shape)[of]
+    at = places_of(np.zeros_like(many), many) * size
+    return IdRuns(runs.first[of] + at * runs.stride[of], runs.stride[of], np.minimum(runs.count[of] - at, size)), of
+
+
+def numbered(runs: IdRuns, before: Ints, numbers: Ints) -> Ints:
+    """Return the ids with these numbers among those of all runs; ``before`` are the ids before each run."""
+    run = np.searchsorted(before, numbers, side="right") - 1
+    return np.asarray(runs.first[run] + (numbers - before[run]) * runs.stride[run], np.int64)
+
+
+def id_blocks(runs: IdRuns) -> Iterator[Ints]:
+    """Yield the ids of runs in their order, many at a time."""
+    before, total = np.cumsum(runs.count) - runs.count, int(runs.count.sum())
+    for start in range(0, total, _AT_ONCE):
+        yield numbered(runs, before, np.arange(start, min(start + _AT_ONCE, total)))
+
+
+def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
+    """Return the keys of runs with these first ids, in the order of their lanes, and the place of each run."""
+    keys = lane_keys(first, *segments)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], order
+
+
+def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return the one run that each id may be in, its number there, and whether it is; there must be a run."""
+    run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
+    first, stride, count = (column[run] for column in runs)
+    number, between = np.divmod(ids - first, stride)
+    return run, number, (between == 0) & (number >= 0) & (number < count)
 
 
 def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.int64]:

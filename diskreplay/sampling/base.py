@@ -89,7 +89,7 @@ class Distribution(ABC):
                 chances.append(draw.chances[mine])
             missing -= len(mine)
             fruitless = 0 if len(mine) else fruitless + 1
-            if fruitless == FRUITLESS_DRAWS and not population.has_share():
+            if fruitless == FRUITLESS_DRAWS and not population.share_size():
                 raise population.nothing_in_share()
         return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
 

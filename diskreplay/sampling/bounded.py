@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from diskreplay.bounded_json import parse_json
 from diskreplay.ids import Floats, Ints
-from diskreplay.kernels.runs import IdRuns
+from diskreplay.kernels.runs import IdRuns, id_blocks
 from diskreplay.sampling.base import Distribution, Draw
-from diskreplay.sampling.lane_ends import LaneEnds
-from diskreplay.sampling.population import Mark, Population, id_blocks
+from diskreplay.sampling.cursor import LaneCursor
+from diskreplay.sampling.population import Population
 from diskreplay.sampling.restricted import Restricted, share_of
-from diskreplay.sampling.saved_state import columns, state_of
+from diskreplay.sampling.saved_state import columns, kind_of, state_of
 
 REMOVERS = ("oldest", "lowest_priority", "random")
 # More times than any id is drawn.
@@ -36,14 +36,10 @@ class Index:
         self.most, self._remover, self._rng = most, remover, rng
         self.ids, self._came = _NONE, _NONE  # the second says which came before which
         self._count = 0  # ids that came
-        self._ends = LaneEnds()
+        self._cursor = LaneCursor()
         self._size = 0  # ids of the population that was followed last
         # Of a reservoir: evicted ids for which no new one came yet, that were in it and that were not.
         self._evicted, self._others_evicted = 0, 0
-        self._population: Population | None = None
-        self._version = self._generation = -1
-        self._mark: Mark | None = None
-        self._oldest: Ints | None = None
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
         """Tell which ids are in it."""
@@ -54,15 +50,13 @@ class Index:
 
     def follow(self, population: Population, distribution: Distribution) -> None:
         """Bring it up to date with the population; `distribution` knows the priorities of its ids."""
-        same = population is self._population
-        if same and population.version == self._version:
+        if self._cursor.is_at(population):
             return
-        self._ends.follow(population)
-        changes = population.changes(self._mark if same else None)
-        runs, place = self._ends.new_of(population.visible, IdRuns(*changes.runs))
+        changes = self._cursor.changes(population)
+        runs, place = self._cursor.new_of(population, IdRuns(*changes.runs))
         new = np.concatenate([_NONE, *id_blocks(runs)])
         new = new[np.lexsort((new, population.followed.times(new)))] if len(new) > 1 else new
-        evicted = self._drop_evicted(population, same)
+        evicted = self._drop_evicted(population)
         self._evicted += evicted
         self._others_evicted += max(self._size + len(new) - population.size - evicted, 0)
         if self._remover == "random":
@@ -73,17 +67,16 @@ class Index:
                 self._remove_least(distribution.priorities(population, self.ids))
             elif len(self.ids) > self.most:
                 self._remove_least(self._came)
-        self._ends.take(runs, place)
+        self._cursor.take(runs, place)
         self._count += len(new)
-        self._population, self._size, self._mark = population, population.size, changes.mark
-        self._version, self._generation = population.version, population.generation
-        self._oldest = population.visible.oldest
+        self._size = population.size
+        self._cursor.reach(population, changes)
 
-    def _drop_evicted(self, population: Population, same: bool) -> int:
+    def _drop_evicted(self, population: Population) -> int:
         """Drop the ids that are not in the store any more; return how many."""
-        if not same or self._generation != population.generation:
+        if self._cursor.generation != population.generation:
             there = population.contains(self.ids)
-        elif self._oldest is not population.visible.oldest:
+        elif self._cursor.visible.oldest is not population.visible.oldest:
             there = self.ids >= population.visible.least_ids(self.ids)
         else:
             return 0
@@ -139,7 +132,7 @@ class Index:
         """Return arrays and numbers."""
         numbers = {"count": self._count, "size": self._size}
         evicted = {"evicted": self._evicted, "others_evicted": self._others_evicted}
-        return {"ids": self.ids, "came": self._came, "taken": self._ends.taken, **numbers, **evicted}
+        return {"ids": self.ids, "came": self._came, "taken": self._cursor.taken, **numbers, **evicted}
 
     @classmethod
     def loaded(cls, most: int, remover: str, rng: np.random.Generator, state: Mapping[str, Any]) -> "Index":
@@ -147,7 +140,7 @@ class Index:
         new = cls(most, remover, rng)
         with state_of("an index"):
             (new.ids, new._came), (taken,) = columns(state, ("ids", "came")), columns(state, ("taken",))
-            new._ends, new._count, new._size = LaneEnds(taken), int(state["count"]), int(state["size"])
+            new._cursor, new._count, new._size = LaneCursor(taken), int(state["count"]), int(state["size"])
             new._evicted, new._others_evicted = int(state["evicted"]), int(state["others_evicted"])
             if (np.diff(new.ids) <= 0).any() or min(new._count, new._size, new._evicted, new._others_evicted) < 0:
                 raise ValueError("it contradicts itself")
@@ -179,7 +172,7 @@ class Indices:
         if state:
             with state_of("the indices of a sampler"):
                 found._rng.bit_generator.state = parse_json(state["rng"])
-                kinds = {tuple(parse_json(kind)): index for kind, index in state["indices"].items()}
+                kinds = {kind_of(kind): index for kind, index in state["indices"].items()}
             arguments = self.most, self.remover, found._rng
             found._indices = {kind: Index.loaded(*arguments, index) for kind, index in kinds.items()}
         return found

@@ -7,11 +7,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from diskreplay.bounded_json import parse_json
-from diskreplay.ids import Ints, mixed, places_of
-from diskreplay.kernels.runs import NEVER, IdRuns
-from diskreplay.sampling.population import Population, id_blocks
-from diskreplay.sampling.saved_state import columns
+from diskreplay.ids import Ints, mixed
+from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
+from diskreplay.sampling.population import Population
+from diskreplay.sampling.saved_state import columns, kind_of
 
 ROUNDS = 6
 # Ids that are put in the order of their times together; and that are permuted together, or are one piece of a run.
@@ -74,9 +73,7 @@ class RandomPass(Pass):
 
     def _slice(self, start: int, count: int) -> Ints:
         numbers = permuted(np.arange(start, min(start + count, self._size)), self._size, self._key)
-        run = np.searchsorted(self._before, numbers, side="right") - 1
-        ids = self.runs.first[run] + (numbers - self._before[run]) * self.runs.stride[run]
-        return np.asarray(ids, np.int64)
+        return numbered(self.runs, self._before, numbers)
 
     def peek(self, population: Population, count: int) -> Ints:
         """Return the next ids, at most `count`."""
@@ -171,11 +168,7 @@ class TimePass(Pass):
         return True
 
     def _cut(self, population: Population) -> None:
-        runs = self.runs
-        many = -(-runs.count // _PIECE)
-        of = np.repeat(np.arange(len(many)), many)
-        at = places_of(np.zeros_like(many), many) * _PIECE
-        pieces = IdRuns(runs.first[of] + at * runs.stride[of], runs.stride[of], np.minimum(runs.count[of] - at, _PIECE))
+        pieces, _ = pieces_of(self.runs, _PIECE)
         begins = population.followed.times(pieces.first)
         order = np.argsort(begins, kind="stable")
         self._pieces, self._begins = IdRuns(*(column[order] for column in pieces)), begins[order]
@@ -198,7 +191,7 @@ def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
     runs = IdRuns(*columns(state, IdRuns._fields))
     if not ((runs.count > 0) & (runs.stride > 0) & (runs.first >= 0)).all():
         raise ValueError("it contradicts itself")
-    return runs, tuple(parse_json(state["kind"]))
+    return runs, kind_of(state["kind"])
 
 
 def permuted(numbers: Ints, size: int, key: int) -> Ints:

@@ -34,12 +34,17 @@ from diskreplay.kernels.runs import (
     STRIDE,
     TIME,
     IdRuns,
+    LaneIndex,
     Starts,
     TimedRuns,
     Visible,
+    by_lane,
+    id_blocks,
     joined,
     keep,
     lane_keys,
+    last_ids,
+    runs_with,
     sort_runs_plain,
     starting_runs,
     without_hidden,
@@ -54,12 +59,6 @@ SMALL = 1024
 FEW = 32
 # Runs from which on a search among all reads more than caches hold.
 MANY = 1 << 15
-# Ids that are listed together.
-_AT_ONCE = 1 << 18
-
-
-# Keys of runs in the order of their lanes, and which run each is of.
-LaneIndex = tuple[Ints, Ints]
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_BOOLS = np.zeros(0, np.bool_)
@@ -460,10 +459,6 @@ class Population:
         order = np.argsort(last)
         return _Counted(self.version, *(np.append(column[order], -1) for column in (last, runs.count, mine)))
 
-    def has_share(self) -> bool:
-        """Search all ids for one of the share."""
-        return any(map(len, self.ids()))
-
     def nothing_in_share(self) -> NotEnoughData:
         """Return the error that none of the ids is in the share."""
         rank, world_size = self.share
@@ -534,7 +529,10 @@ class Population:
         if self.size:
             keys = lane_keys(ids, *self.segments)
             for index in self._indices():
-                self._look_up(ids, keys, index, found)
+                if len(index[0]):
+                    run, _, there = runs_with(ids, keys, index, IdRuns(*self._block.runs[:3]))
+                    there &= (keys >= 0) & (run >= self._hidden)
+                    found[there] = run[there] - self._hidden
         return found
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
@@ -582,13 +580,6 @@ class Population:
         """Return the runs of a region in the order of their lanes: keys, and where in the block they stand."""
         keys, order = by_lane(self._block.slice(start, end)[FIRST], self.segments)
         return keys, order + start
-
-    def _look_up(self, ids: Ints, keys: Ints, index: LaneIndex, places: Ints) -> None:
-        """Write where in `runs` the indexed runs are in which ids lie."""
-        if len(index[0]):
-            run, _, found = runs_with(ids, keys, index, IdRuns(*self._block.runs[:3]))
-            found &= (keys >= 0) & (run >= self._hidden)
-            places[found] = run[found] - self._hidden
 
 
 class _Block:
@@ -682,35 +673,6 @@ def _block_array(capacity: int) -> Ints:
     return memory.reshape(BLOCK_ROWS, columns)
 
 
-def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
-    """Return the keys of runs with these first ids, in the order of their lanes, and the place of each run."""
-    keys = lane_keys(first, *segments)
-    order = np.argsort(keys, kind="stable")
-    return keys[order], order
-
-
-def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the one run that each id may be in, its number there, and whether it is; there must be a run."""
-    run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
-    first, stride, count = (column[run] for column in runs)
-    number, between = np.divmod(ids - first, stride)
-    return run, number, (between == 0) & (number >= 0) & (number < count)
-
-
-def id_blocks(runs: IdRuns) -> Iterator[Ints]:
-    """Yield the ids of runs in their order, many at a time."""
-    ends = np.cumsum(runs.count)
-    for start in range(0, int(ends[-1]) if len(ends) else 0, _AT_ONCE):
-        numbers = np.arange(start, min(start + _AT_ONCE, int(ends[-1])))
-        run = np.searchsorted(ends, numbers, side="right")
-        yield runs.first[run] + (numbers - ends[run] + runs.count[run]) * runs.stride[run]
-
-
 def _is_large(second: int, first: int) -> bool:
     """Tell whether the second region has outgrown what can be drawn of the first."""
     return second > max(SMALL, first // 4)
-
-
-def last_ids(runs: IdRuns | TimedRuns) -> Ints:
-    """Return the last id of each run."""
-    return np.asarray(runs.first + (runs.count - 1) * runs.stride, np.int64)

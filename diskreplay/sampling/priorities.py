@@ -10,14 +10,13 @@ It loads numba: whoever makes a distribution does not need it yet.
 """
 
 import math
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_MASK, Floats, Ints
+from diskreplay.ids import POSITION_MASK, Floats, Ints, places_of
 from diskreplay.kernels import pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.largest import bounds_of
@@ -25,7 +24,8 @@ from diskreplay.kernels.offer import CHANGED, NEW
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.population import InitialErrors, Mark, Population, Share
+from diskreplay.sampling.cursor import Cursor
+from diskreplay.sampling.population import InitialErrors, Population, Share
 from diskreplay.sampling.saved_state import bits, columns as columns_of, masks, state_of
 
 FIRST_PAGES = 16
@@ -132,9 +132,7 @@ class PriorityTable:
         self._batch = np.empty((2, 0), np.int64), np.empty((3, 0))
         self._drawn = _NOTHING_DRAWN  # places and ids of the last draw, while they have these places
         self._shared: _Shared | None = None
-        self._population: Any = lambda: None  # a weak reference
-        self._version = -1
-        self._mark: Mark | None = None
+        self._cursor = Cursor()
         self._followed = _Followed(np.zeros((4, 0), np.int64), 0, 0, (0, np.zeros(0, np.int64)))
         self._pages = np.zeros((0, columns.COLUMNS), np.int64)
         self._resize(FIRST_PAGES)
@@ -142,11 +140,7 @@ class PriorityTable:
 
     @property
     def largest(self) -> float:
-        """The raw priority that new ids enter with: the largest given to an id that can be drawn, 1 if none was."""
-        return self._largest_given() or 1.0
-
-    def _largest_given(self) -> float:
-        """Return the largest raw priority given to an id that can be drawn, 0 before any."""
+        """The largest raw priority given to an id that can be drawn, 0 before any; new ids enter with it, or with 1."""
         return float(chosen("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
@@ -205,12 +199,10 @@ class PriorityTable:
 
         For `eps` and `eta` see `Prioritized`: they count for new ids whose steps have initial priorities.
         """
-        same = self._population() is population
-        if same and self._version == population.version:
+        if self._cursor.is_at(population):
             return
-        changes = population.changes(self._mark if same else None)
+        changes = self._cursor.changes(population)
         self._drawn = _NOTHING_DRAWN
-        self._mark = None  # until the rest is done: an error below starts afresh
         before = self._followed if not changes.reached.shape[1] else self._with_reached(changes.reached)
         runs = np.empty((4, changes.runs.shape[1]), np.int64)
         runs[:3] = changes.runs
@@ -218,13 +210,11 @@ class PriorityTable:
         old, new = before.arrays(), now.arrays()
         while self._offer(*old, *new, changes.whole, self._alpha, self._table):
             self._make_room(population)
-        if not same:
-            self._population = weakref.ref(population)
         self._followed = now
         read, snapshot = population.initial_errors, population.snapshot
         if read is not None and snapshot is not None and self._heights[NEW] and snapshot.has_priorities:
             self._set_initial(population, read, eps, eta)
-        self._version, self._mark = population.version, changes.mark
+        self._cursor.reach(population, changes)
 
     def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
         """Set the raw priorities of new ids from the initial ones of their steps.
@@ -240,7 +230,7 @@ class PriorityTable:
             ids = lines[page, columns.FIRST] + row * lines[page, columns.STRIDE]
             initial = read(population.snapshot, ids, eta) + eps
             is_given = ~np.isnan(initial)
-            largest = np.maximum.accumulate(np.append(self._largest_given(), np.where(is_given, initial, 0.0)))[1:]
+            largest = np.maximum.accumulate(np.append(self.largest, np.where(is_given, initial, 0.0)))[1:]
             self.update(ids[is_given], initial[is_given], 0.0)
             self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
 
@@ -277,19 +267,14 @@ class PriorityTable:
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)
         there = (keys >= 0) & (episodes.count > 0)
-        order = np.argsort(keys[there])
-        (first, stride, count), keys = (column[there][order] for column in episodes), keys[there][order]
+        (first, stride, count), keys = (column[there] for column in episodes), keys[there]
         row = (first & POSITION_MASK) // stride
-        # Keys of the first rows of the pages that each episode begins and ends in.
-        start, stop = keys - row % width, keys + count - 1 - (row + count - 1) % width
-        shared = int(np.count_nonzero(start[1:] == stop[:-1]))
-        needed = int(((stop - start) // width + 1).sum()) - shared
+        # Keys of the first rows of the pages that each episode lies in.
+        start, pages = keys - row % width, (row % width + count - 1) // width + 1
+        alive = np.unique(np.repeat(start, pages) + width * places_of(np.zeros_like(pages), pages))
         in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
         sought = lane_keys(self._pages[in_use, columns.FIRST], *population.segments)
-        at = np.searchsorted(start, sought, "right") - 1
-        is_alive = at >= 0
-        is_alive[is_alive] = stop[at[is_alive]] >= sought[is_alive]
-        return in_use, is_alive, needed
+        return in_use, np.isin(sought, alive), len(alive)
 
     # --- priorities --------------------------------------------------------------------------------------------------
 
@@ -324,12 +309,6 @@ class PriorityTable:
         places = self.places(ids)
         return np.where(places >= 0, np.abs(self._raw[places]), 0.0)
 
-    def ids(self, places: Ints) -> Ints:
-        """Return the id at each place, which must have one."""
-        page = self._pages[places >> columns.PAGE_BITS]
-        ids: Ints = page[:, columns.FIRST] + (places & columns.LAST_ROW) * page[:, columns.STRIDE]
-        return ids
-
     def draw(self, key: int, size: int, strata: int) -> tuple[Ints, Floats]:
         """Return so many random ids, in proportion to their masses, and the chance of each.
 
@@ -360,7 +339,7 @@ class PriorityTable:
 
         `known` and `given` have a bit a row of a page: which have a priority, and which of those were given theirs.
         """
-        population = self._population()
+        population = self._cursor.population()
         number = np.flatnonzero(self._pages[:, columns.STRIDE])
         first, stride, known = self._pages[number][:, [columns.FIRST, columns.STRIDE, columns.KNOWN]].T.copy()
         if population is not None and population.snapshot is not None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.bounded_json import parse_json
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.base import Draw, Owned
 from diskreplay.sampling.number_arguments import number
 from diskreplay.sampling.population import Population
+from diskreplay.sampling.saved_state import kind_of
 from diskreplay.sampling.schedule import Schedule, beta_argument
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Prioritized(Owned):
         from diskreplay.sampling.priorities import PriorityTable  # as above
 
         least = self._normalize == "store"
-        tables = {_kind(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
+        tables = {kind_of(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
         self._tables = tables
 
 
@@ -273,13 +273,3 @@ def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
     mean = error.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
     found: Floats = eta * largest + (1.0 - eta) * mean
     return found
-
-
-def _kind(text: str) -> tuple[Any, ...]:
-    try:
-        parts = parse_json(text)
-    except ValueError:
-        parts = None
-    if not isinstance(parts, list):
-        raise ValueError(f"{text!r} is no kind of id: these are no saved priorities")
-    return tuple(parts)

@@ -12,12 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.ids import POSITION_BITS, Floats, Ints, places_of
-from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, lane_keys, without_hidden
+from diskreplay.ids import POSITION_BITS, Floats, Ints
+from diskreplay.kernels.runs import (
+    IdRuns,
+    Visible,
+    behind,
+    by_lane,
+    lane_keys,
+    last_ids,
+    pieces_of,
+    runs_with,
+    without_hidden,
+)
 from diskreplay.sampling.base import Draw, Owned
-from diskreplay.sampling.lane_ends import LaneEnds
+from diskreplay.sampling.cursor import LaneCursor
 from diskreplay.sampling.number_arguments import number
-from diskreplay.sampling.population import Mark, Population, by_lane, runs_with
+from diskreplay.sampling.population import Population
 from diskreplay.sampling.saved_state import columns, state_of
 
 # Blocks of a half-life: what is in one of them differs by a fiftieth in its probability.
@@ -56,7 +66,6 @@ class Recency(Owned):
 
     def __init__(self, half_life: float) -> None:
         self._half_life = number("half_life", half_life, above=0.0)
-        self._population: Population | None = None
         self._arrivals = Arrivals(self._half_life)
 
     def __repr__(self) -> str:
@@ -74,13 +83,13 @@ class Recency(Owned):
             found[drawable] = self._followed(population).chances(ids[drawable])
         return found
 
-    def place(self) -> tuple["Arrivals", Population | None]:
-        """Return the order of ids, and the population that it is of: another state has another order."""
-        return self._arrivals, self._population
+    def place(self) -> "Arrivals":
+        """Return the order of ids: another state has another one."""
+        return self._arrivals
 
-    def go_back(self, place: tuple["Arrivals", Population | None]) -> None:
+    def go_back(self, place: "Arrivals") -> None:
         """Go back to an order of ids."""
-        self._arrivals, self._population = place
+        self._arrivals = place
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order in which the newest ids came."""
@@ -93,14 +102,10 @@ class Recency(Owned):
         """
         with state_of("Recency"):
             self._arrivals = Arrivals.loaded(self._half_life, state)
-        self._population = None
 
     def _followed(self, population: Population) -> "Arrivals":
-        if self._population is not population:
-            # What was loaded is of the population that is drawn from next.
-            if self._population is not None:
-                self._arrivals = Arrivals(self._half_life)
-            self._population = population
+        if self._arrivals.is_of_another(population):
+            self._arrivals = Arrivals(self._half_life)
         self._arrivals.follow(population)
         return self._arrivals
 
@@ -115,16 +120,10 @@ class Arrivals:
         self._half_life = half_life
         self._block = max(1.0, half_life / BLOCKS)
         self._most = max(HALF_LIVES * half_life, 4.0)
-        self._version = 0
-        self._mark: Mark | None = None
-        self._generation: int | None = None
-        self._visible = ALL_VISIBLE
-        self._oldest: Ints | None = None  # of each lane, and the lanes of each segment, as of the last refresh
-        self._lanes: Ints | None = None
         self._clear()
 
     def _clear(self) -> None:
-        self._newest = LaneEnds()
+        self._cursor = LaneCursor()
         # First, stride and count of each piece, and the ids before it; with room for more of them.
         self._room: Ints = np.zeros((3, 64), np.int64)
         self._before: Ints = np.zeros(65, np.int64)
@@ -155,7 +154,7 @@ class Arrivals:
 
     def chances(self, ids: Ints) -> Floats:
         """Return the probability with which each visible id is drawn."""
-        pieces, segments = IdRuns(*self._pieces), self._visible[1:3]
+        pieces, segments = IdRuns(*self._pieces), self._cursor.visible[1:3]
         index, count = by_lane(pieces.first, segments), pieces.count
         piece, number, found = runs_with(ids, lane_keys(ids, *segments), index, pieces)
         number = np.where(found, number, 0)
@@ -172,40 +171,42 @@ class Arrivals:
 
     # --- following ---------------------------------------------------------------------------------------------------
 
+    def is_of_another(self, population: Population) -> bool:
+        """Tell whether ids are of another population. Those that were loaded are of the one that is followed next."""
+        return not (self._cursor.is_new or self._cursor.is_of(population))
+
     def follow(self, population: Population) -> None:
         """Bring it up to date with the population."""
-        if population.version == self._version:
+        if self._cursor.is_at(population):
             return
-        changes = population.changes(self._mark)
-        self._mark, self._visible = None, population.visible
-        self._newest.follow(population)
+        changes = self._cursor.changes(population)
         # Pieces hold nothing but ids that can be drawn. A resumed sampler cannot tell hidden ids from evicted ones: it
         # draws the same only if neither takes part in draws.
-        self._drop_hidden()
-        if self._generation != population.generation:
+        self._drop_hidden(population.visible)
+        if self._cursor.generation != population.generation:
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
             # Steps are back that had been set aside: only their times tell where they belong. Or all that was kept is
             # gone, and older ids are left.
             self._clear()
-            self._newest.follow(population)
-            self._add(population.runs(), population)
+            changes = self._cursor.changes(population)
+            self._add(IdRuns(*changes.runs), population)
         self._drop_oldest()
         self._weigh()
-        self._version, self._mark, self._generation = population.version, changes.mark, population.generation
+        self._cursor.reach(population, changes)
 
-    def _drop_hidden(self) -> None:
+    def _drop_hidden(self, visible: Visible) -> None:
         """Take hidden ids away, and those of deleted segments."""
-        visible, end = self._visible, int(self._starts[-1])
-        if not visible.reached or (visible.oldest is self._oldest and visible.lanes is self._lanes):
+        before, end = self._cursor.visible, int(self._starts[-1])
+        same = visible.lanes is before.lanes
+        if not visible.reached or (before.reached and visible.oldest is before.oldest and same):
             return
-        if visible.lanes is self._lanes:
+        if same:
             # Most segments are newer than the newest one with a hidden step.
             newest = np.searchsorted(visible.lane_base, np.flatnonzero(visible.oldest)[-1:], "right") + visible.origin
             some = np.flatnonzero(self._room[0, :end] < (newest.max(initial=0) << POSITION_BITS))
         else:
             some = np.arange(end)
-        self._oldest, self._lanes = visible.oldest, visible.lanes
         left = without_hidden(IdRuns(*self._room[:, some]), visible.least_ids(self._room[0, some]))
         self._room[:, some] = np.stack(left)
         if left.count.all():
@@ -246,18 +247,18 @@ class Arrivals:
 
     def _add(self, runs: IdRuns, population: Population) -> bool:
         """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
-        runs, place = self._newest.new_of(self._visible, runs)
+        runs, place = self._cursor.new_of(population, runs)
         if not len(place):
             return True
-        is_first = self._newest.last[place] < 0
+        is_first = self._cursor.last[place] < 0
         if self._pieces.shape[1] and is_first.any():
             last = self._pieces[:, self._starts[-2] :]
-            newest = population.followed.times(last[0] + (last[2] - 1) * last[1]).max()
+            newest = population.followed.times(last_ids(IdRuns(*last))).max()
             if population.followed.times(runs.first[is_first]).min() < newest:
                 return False
-        self._newest.take(runs, place)
-        slot = (runs.first >> POSITION_BITS) - self._visible.origin
-        steps = population.steps_of(runs.first, runs.stride // self._visible.lanes[slot])
+        self._cursor.take(runs, place)
+        _, origin, lanes, *_ = population.visible
+        steps = population.steps_of(runs.first, runs.stride // lanes[(runs.first >> POSITION_BITS) - origin])
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
         else:
@@ -324,7 +325,7 @@ class Arrivals:
             "pieces": self._pieces.copy(),
             "starts": self._starts.copy(),
             "ranks": self._ranks.copy(),
-            "taken": self._newest.taken,
+            "taken": self._cursor.taken,
             "full": self._is_full,
         }
 
@@ -334,7 +335,7 @@ class Arrivals:
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
         (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])
-        new._newest = LaneEnds(taken)
+        new._cursor = LaneCursor(taken)
         new._is_full = bool(state["full"])
         first, stride, count = pieces
         good = pieces.ndim == 2 and new._starts[0] == 0 and new._starts[-1] == pieces.shape[1]
@@ -364,19 +365,14 @@ def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) 
     Returns the parts, the block of each, and the run that each is of.
     """
     begin = times(runs.first).astype(np.float64)
-    end = np.maximum(times(runs.first + (runs.count - 1) * runs.stride).astype(np.float64), begin)
-    skipped = _older(runs.count, steps, begin, end, most)
-    parts = np.maximum(1, np.floor(size / _PARTS / steps)).astype(np.int64)
-    many = -(-(runs.count - skipped) // parts)
-    of = np.repeat(np.arange(len(many)), many)
-    at: Ints = skipped[of] + places_of(np.zeros_like(many), many) * parts[of]
-    count = np.minimum(parts[of], runs.count[of] - at)
-    first = runs.first[of] + at * runs.stride[of]
-    order = np.lexsort((first, times(first + (count - 1) // 2 * runs.stride[of])))
-    of, count = of[order], count[order]
-    weight = count * steps[of]
+    end = np.maximum(times(last_ids(runs)).astype(np.float64), begin)
+    newest = behind(runs, _older(runs.count, steps, begin, end, most))
+    pieces, of = pieces_of(newest, np.maximum(1, np.floor(size / _PARTS / steps)).astype(np.int64))
+    order = np.lexsort((pieces.first, times(pieces.first + (pieces.count - 1) // 2 * pieces.stride)))
+    pieces, of = IdRuns(*(column[order] for column in pieces)), of[order]
+    weight = pieces.count * steps[of]
     block = np.unique(((np.cumsum(weight) - 0.5 * weight) / size).astype(np.int64), return_inverse=True)[1]
-    return IdRuns(first[order], runs.stride[of], count), np.asarray(block, np.int64), of
+    return pieces, np.asarray(block, np.int64), of
 
 
 def _older(count: Ints, steps: Floats, begin: Floats, end: Floats, most: float) -> Ints:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.bounded_json import parse_json
+
 # What reading an invalid state may raise.
 INVALID = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -20,6 +22,17 @@ def state_of(what: str) -> Iterator[None]:
         # What is a ValueError of ours says enough; of the others the type is half of the message.
         why = str(error) if type(error) is ValueError else repr(error)
         raise ValueError(f"this is no state of {what}: {why}") from None
+
+
+def kind_of(text: str) -> tuple[Any, ...]:
+    """Return the kind of id that was written as JSON; ValueError where this is none."""
+    try:
+        parts = parse_json(text)
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list):
+        raise ValueError(f"{text!r:.80} is no kind of id")
+    return tuple(parts)
 
 
 def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.int64]]:

@@ -1,16 +1,15 @@
 """Equal shares of the draws for groups of steps: episodes, or all episodes with one value of a field."""
 
-import weakref
 from collections import deque
-from typing import Any
 
 import numpy as np
 
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
-from diskreplay.kernels.runs import IdRuns, lane_keys
+from diskreplay.kernels.runs import IdRuns, LaneIndex, by_lane, lane_keys, last_ids, numbered, runs_with
 from diskreplay.sampling.base import Draw, Owned
-from diskreplay.sampling.population import LaneIndex, Mark, Population, by_lane, last_ids, runs_with
+from diskreplay.sampling.cursor import Cursor
+from diskreplay.sampling.population import Changes, Population
 
 # Newer runs are merged into the older ones when there are more of them than this, and than a 32nd of those.
 _FEW = 1024
@@ -122,9 +121,7 @@ class _Groups:
 
     def __init__(self, leaf: str) -> None:
         self._leaf = leaf
-        self._population: Any = lambda: None  # a weak reference
-        self._version = -1
-        self._mark: Mark | None = None
+        self._cursor = Cursor()
         self._epoch = -1
         self._numbers: dict[bytes, int] = {}  # of groups, by their value
         self._order: Ints = np.zeros(0, np.int64)  # all groups, in the order of their values
@@ -139,16 +136,19 @@ class _Groups:
 
     def follow(self, population: Population) -> None:
         """Bring it up to date with the population."""
-        same = self._population() is population
-        if same and self._version == population.version:
+        if self._cursor.is_at(population):
             return
-        # In another epoch runs leave in another order than they came.
-        changes = population.changes(self._mark if same and self._epoch == population.epoch else None)
-        self._mark = None  # until the rest is done
+        if self._epoch != population.epoch:  # in another one runs leave in another order than they came
+            self._cursor = Cursor()
+        changes = self._cursor.changes(population)
         ended = changes.runs.shape[1] - changes.loose
-        if not (changes.whole or ended or changes.left or self._partly or changes.reached.shape[1]):
-            self._version, self._mark = population.version, changes.mark
-            return
+        if changes.whole or ended or changes.left or self._partly or changes.reached.shape[1]:
+            self._take_in(population, changes, ended)
+        self._epoch = population.epoch
+        self._cursor.reach(population, changes)
+
+    def _take_in(self, population: Population, changes: Changes, ended: int) -> None:
+        """Take in the runs of changes, the first of which are of ended episodes and stay as they are."""
         came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.left].copy()
         group = self._groups_of(population, came)
         if changes.whole:
@@ -161,9 +161,6 @@ class _Groups:
         self._add(came, group)
         self._left = _Runs(left, groups_left, len(self._numbers))
         self._count()
-        if not same:
-            self._population = weakref.ref(population)
-        self._version, self._epoch, self._mark = population.version, population.epoch, changes.mark
 
     def _groups_of(self, population: Population, runs: Ints) -> Ints:
         """Return the group of each of these runs of ended episodes, -1 where the episode has no value."""
@@ -265,11 +262,7 @@ class _Runs:
 
     def take(self, group: Ints, number: Ints) -> Ints:
         """Return ids by their group and number."""
-        at = self._begin[group] + number
-        run = np.searchsorted(self._before, at, "right") - 1
-        first, stride, _ = self.runs[:, run]
-        found: Ints = first + (at - self._before[run]) * stride
-        return found
+        return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
 
     def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:
         """Write the groups of the ids that are in these runs."""

@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
 from diskreplay.ids import Ints
-from diskreplay.sampling.base import Draw, Owned
+from diskreplay.sampling.base import Draw, OneOwner
 from diskreplay.sampling.number_arguments import int_or_none
 from diskreplay.sampling.passes import ORDERS, Pass
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.saved_state import state_of
+from diskreplay.sampling.uniform import Even
 
 
-class Sweep(Owned):
+class Sweep(OneOwner, Even):
     """Draw each id once in a pass, in random order or oldest first; then comes the next pass, or the end.
 
     A pass goes over the ids that can be drawn when it begins; those that are evicted meanwhile are passed over, and new
@@ -121,14 +122,6 @@ class Sweep(Owned):
             found = sum(int(_drawable(population, ids).sum()) for ids in current.left(population))
             passes -= 1
         return found + (passes and passes * population.share_size())
-
-    def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
-        """Return the probability with which each id is drawn, over all places in a pass; 0 where it cannot be."""
-        return population.contains(ids) / max(population.size, 1)
-
-    def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
-        """Return the probability with which each id of the population's share is drawn, over all places in a pass."""
-        return population.contains(ids) / max(population.share_size(), 1)
 
     def mixing_error(self) -> str | None:
         """Return None where it has no end."""

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.bounded_json import parse_json
 from diskreplay.ids import Floats, Ints
-from diskreplay.kernels.runs import IdRuns, Visible
+from diskreplay.kernels.runs import IdRuns, Visible, id_blocks
 from diskreplay.sampling.base import Distribution, Draw
-from diskreplay.sampling.population import Mark, Population, id_blocks
+from diskreplay.sampling.cursor import Cursor
+from diskreplay.sampling.population import Population
 from diskreplay.sampling.restricted import Restricted, named, share_of
-from diskreplay.sampling.saved_state import columns, state_of
+from diskreplay.sampling.saved_state import columns, kind_of, state_of
 
 # Newer counts are merged into the older ones when there are more of them than this, and than an eighth of those.
 _FEW = 1024
@@ -82,7 +82,7 @@ class TimesSampled:
         """Return what `state_dict` was of; ValueError where it is of none."""
         found = cls(most)
         with state_of("how often ids were sampled"):
-            found._counts = {tuple(parse_json(kind)): Counts.loaded(counts) for kind, counts in state.items()}
+            found._counts = {kind_of(kind): Counts.loaded(counts) for kind, counts in state.items()}
         return found
 
 
@@ -100,10 +100,8 @@ class AtMost(Restricted):
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
         self._pending: list[Draw] = []  # drawn and not delivered
-        # The ids that are left, in order, where they were listed, and what of.
-        self._left = _NONE
-        self._left_of: Population | None = None
-        self._mark: Mark | None = None
+        # The ids that are left, in order, where they were listed, and how far that is.
+        self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:
         return f"{self._distribution}, each id at most {self._times.most} times,"
@@ -122,7 +120,7 @@ class AtMost(Restricted):
         """Go back to a place."""
         counts, self._pending = place
         self._counts.go_back(counts)
-        self._mark = None  # more ids may be left now
+        self._cursor = Cursor()  # more ids may be left now
 
     def allowed(self, ids: Ints) -> Ints:
         """Return how many times more each id may be drawn."""
@@ -140,14 +138,15 @@ class AtMost(Restricted):
         """Return the ids of the share that may be drawn, in order, at a cost of these and of what is new."""
         if (others := self._distribution.left(population)) is not None:
             return others[self._counts.of(others) < self._times.most]
-        changes = population.changes(self._mark if self._left_of is population else None)
+        changes = self._cursor.changes(population)
         found = [_NONE if changes.whole else self._left]
         for ids in id_blocks(IdRuns(*changes.runs)):
             mine = ids[population.share.contains(ids)]
             found.append(mine[self._counts.of(mine) < self._times.most])
         left = np.unique(np.concatenate(found))
         left = left[self._counts.of(left) < self._times.most]
-        self._left, self._mark, self._left_of = left[population.contains(left)], changes.mark, population
+        self._left = left[population.contains(left)]
+        self._cursor.reach(population, changes)
         return self._left
 
     def chances(self, population: Population, ids: Ints) -> Floats:
@@ -176,7 +175,7 @@ class AtMost(Restricted):
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
             self._counts.add(draw.ids, -1, population.visible)
-            self._mark = None  # what was not left is now
+            self._cursor = Cursor()  # what was not left is now
 
     def accept(self, population: Population, draw: Draw) -> bool:
         """Count what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling import population as populations, restricted, times_sampled as module
+from diskreplay.kernels import runs
+from diskreplay.sampling import restricted, times_sampled as module
 from diskreplay.sampling.base import Distribution, Draw
 from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.population import Share
@@ -67,7 +68,7 @@ def test_every_id_is_drawn_so_many_times_and_no_more(name: str, most: int, world
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_new_ids_can_be_drawn_and_what_is_left_of_old_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FEW", 3)
-    monkeypatch.setattr(populations, "_AT_ONCE", 7)
+    monkeypatch.setattr(runs, "_AT_ONCE", 7)
     store = grown(2, [[30], [9]], [4, 8])
     population, rng = population_of(store), np.random.default_rng(0)
     limited, found = at_most(DISTRIBUTIONS[name](), 2), Counter[int]()
