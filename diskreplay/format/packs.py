@@ -29,6 +29,8 @@ from diskreplay.format.shards import Shard
 Ints = NDArray[np.int64]
 # Of a table, so that a hostile one takes no memory.
 _MOST_BYTES = 1 << 30
+# Packs that are merged while the folder is listed: each time it is listed again.
+_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +121,13 @@ class PackTables:
         """Tell whether a row of the pack is in a lane of a segment."""
         run = int(np.searchsorted(self.first_rows, row, "right")) - 1
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
+
+    def alone(self, number: int, line: int) -> "PackTables":
+        """Return the tables of one of its segments, with its lanes at multiples of so many rows."""
+        member = int(self.places(np.array([number]))[0])
+        runs = self.runs[self.runs_of(member)].copy()
+        runs[:, 0] = line * np.arange(len(runs))
+        return PackTables(self.members[member : member + 1], runs)
 
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
         """Return a range of rows of the pack as ranges within single lanes: the first row of each, and their number."""
@@ -234,6 +243,32 @@ def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTab
                 info = read_segment(root, number)
                 if info.packed is not None:
                     yield info, read_tables(info)
+
+
+def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
+    """Return the newest pack that has a segment, None where there is none that can be read: the store may be gone."""
+    with suppress(FormatError):
+        for info, tables in _packs_after(root, number):
+            if tables.places(np.array([number]))[0] >= 0:
+                return info, tables
+    return None
+
+
+def merged_numbers(root: Root, first: int) -> set[int]:
+    """Return the segments that are in packs with the number ``first``, or a higher one."""
+    return {number for _, tables in _packs_after(root, first - 1) for number in tables.numbers.tolist()}
+
+
+def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    """Yield the packs behind a number, the newest first; all of them once more where one left meanwhile.
+
+    It may have been merged into one that had not come when the folder was listed.
+    """
+    for _ in range(_ATTEMPTS):
+        listed = [other for other in listed_numbers(root) if other > number]
+        yield from all_packs(root, number + 1)
+        if all(os.path.lexists(root.segment_path(other)) for other in listed):
+            return
 
 
 def find_superseded(root: Root) -> set[int]:

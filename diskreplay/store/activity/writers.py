@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.packs import read_packs
+from diskreplay.format.packs import find_pack, read_packs
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.store.activity.rates import Rate
 from diskreplay.store.info import segment_state
-from diskreplay.store.reading.packed import find_pack
 from diskreplay.store.reading.snapshot import Snapshot
 
 CLOSED = "closed"

@@ -3,17 +3,16 @@
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from operator import is_
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError, ReplayError, SegmentGone
-from diskreplay.folders import shown_paths
+from diskreplay.errors import ReplayError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.layout import split_range
@@ -22,23 +21,17 @@ from diskreplay.format.mapping import (
     MADV_RANDOM,
     Mapping,
     MappingRefused,
-    map_file,
-    read_into,
-    refuse_links,
 )
-from diskreplay.format.packs import PackTables, open_shard
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
-from diskreplay.format.shards import Shard
-from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
 from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
 from diskreplay.store.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ, Room
 from diskreplay.store.reading.decompression import decompress, reads_no_disk
-from diskreplay.store.reading.packed import Pack, find_pack, read_packed_chunk, rows_as_before
-from diskreplay.store.reading.reward_sums import RewardSums
+from diskreplay.store.reading.folder import GONE, Folder, Pack
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
 # is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
@@ -51,12 +44,8 @@ LARGEST_READ = 256 << 10
 # The system may refuse a mapping, and then others leave, also of those needed with it: what is missing is opened again.
 _ATTEMPTS = 8
 
-_GONE = "the segment of these steps was evicted or set aside; draw again"
-
 # The binary logarithm of more rows than a lane can have.
 WHOLE = 40
-
-T = TypeVar("T")
 
 # `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
 Addresses = tuple[Ints, Ints, Ints, Ints]
@@ -111,18 +100,17 @@ class ChunkTable:
         """That of all tables of the store: while it is held, nothing leaves for what other threads map."""
         return self._tables.lock
 
-    def add_folders(self, infos: Sequence[SegmentInfo | None]) -> None:
+    def add_folders(self, folders: Sequence[Folder | None]) -> None:
         """Add folders behind the others: packs with room for all chunks, others with room for one."""
-        shift, chunks, how = np.array([self._divide(info) for info in infos], np.int64).reshape(-1, 3).T
+        divided = [(0, 0, MAPPED) if folder is None else self._divide(folder.info) for folder in folders]
+        shift, chunks, how = np.array(divided, np.int64).reshape(-1, 3).T
         self.shift = np.append(self.shift, shift)
         self.first_chunk = np.append(self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks)
         self.chunks = np.append(self.chunks, chunks)
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how.astype(np.uint8), chunks))
 
-    def _divide(self, info: SegmentInfo | None) -> tuple[int, int, int]:
+    def _divide(self, info: SegmentInfo) -> tuple[int, int, int]:
         """Return the logarithm of the rows of a folder's chunks, for how many there is room, and how they are held."""
-        if info is None:
-            return 0, 0, MAPPED
         if self.leaf not in info.chunk_rows:
             return LACKING, 1, MAPPED
         rows = info.chunk_rows[self.leaf]
@@ -223,7 +211,7 @@ class ChunkTable:
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
         """Decompress inner chunks of a pack, for which others leave as in `_open`."""
-        found = self._tables.open_shard(pack, self.leaf, inner)
+        found = pack.open_shard(self.leaf, inner)
         if isinstance(found, Piece):
             return self._keep_copied(places, found, use)
         shard, inner = found
@@ -259,20 +247,17 @@ class ChunkTable:
 
     def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
         """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
-        pack = self._tables.packs.get(folder)
-        piece = self._memory(folder, use, copy) if pack is None else None
+        source = self._tables.folder(folder)
+        piece = self._memory(source.info, use, copy)
         if piece is None:
             chunk_budget.make_room(use)
-        if pack is None:
-            held = self._tables.open_chunk(folder, self.leaf, chunk, piece)
-        else:
-            held = self._tables.open_pack(pack, self.leaf, chunk << int(self.shift[folder]), self._rows(folder, chunk))
+        held = source.open(self.leaf, chunk, chunk << int(self.shift[folder]), self._rows(folder, chunk), piece)
         if isinstance(held, Mapping):
             # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
             # ones are more than the processor has room for, which takes a quarter of a small batch's time.
             held.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
         places = np.array([self._place(folder, chunk)])
-        if pack is None:
+        if source.tables is None:
             self.how[places] = READ if isinstance(held, Piece) else MAPPED
             self._hold(places, held, np.array([held.address]))
         elif isinstance(held, Piece):
@@ -283,18 +268,18 @@ class ChunkTable:
             self._hold(self._place(folder, 0) + every, held, addresses)
 
     def _rows(self, folder: int, chunk: int) -> int:
-        """Return how many rows a chunk of a pack has."""
-        info, bits = self._tables.info_of(folder), int(self.shift[folder])
-        return min(1 << bits, info.chunk_rows[self.leaf] - (chunk << bits))
+        """Return how many rows a chunk has."""
+        source, bits = self._tables.folder(folder), int(self.shift[folder])
+        rows = 1 << bits
+        return rows if source.tables is None else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
 
-    def _memory(self, folder: int, use: int, copy: bool) -> Piece | None:
-        """Return memory to read a chunk of a segment into, or None where it is to be mapped.
+    def _memory(self, info: SegmentInfo, use: int, copy: bool) -> Piece | None:
+        """Return memory to read a chunk into, or None where it is to be mapped.
 
-        Chunks that may still change are mapped always, large ones and wide rows unless `copy` says that there are too
-        few mappings for what is needed at once.
+        Chunks of packs and those that may still change are mapped always, large ones and wide rows unless `copy` says
+        that there are too few mappings for what is needed at once.
         """
-        info = self._tables.infos[folder]
-        if info is None or not info.sealed:
+        if info.packed is not None or not info.sealed:
             return None
         nbytes = info.chunk_nbytes(self.leaf)
         piece = None
@@ -341,10 +326,6 @@ class ChunkTable:
         self.bases, self.holder = bases, holder
         self._tables.note_change()
 
-    def forget(self) -> None:
-        """Release every chunk, under the lock; those in use stay: see `ChunkTables.addresses`."""
-        self.bases, self.holder = np.zeros_like(self.bases), {}
-
     def rows(self, slot: int, lane: int, first: int, stop: int) -> NDArray[Any]:
         """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``.
 
@@ -372,9 +353,8 @@ class ChunkTable:
         slots, count = np.full(len(lane), slot), stop - first
         if int(count.sum()) <= _ROWS_A_LANE * len(lane):
             return self.values(np.repeat(slots, count), np.repeat(lane, count), places_of(first, count))
-        folder, line, before = self._tables.find(slots, lane)
-        bounds = np.stack([folder, line, before + first, before + stop], axis=1).tolist()
-        return np.concatenate([part for bound in bounds for part in self.rows_in(*bound)])
+        bounds = np.stack([slots, lane, first, stop], axis=1).tolist()
+        return np.concatenate([self.rows(*bound) for bound in bounds])
 
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each row of each lane of each segment."""
@@ -441,7 +421,7 @@ class ChunkTable:
 
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
         """Return rows that are there, ``(lanes, rows, *shape)``, and at which of these a chunk begins."""
-        info, place = self._tables.info_of(folder), self._place(folder, chunk)
+        info, place = self._tables.folder(folder).info, self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
         if info.packed is None:
             return held.array(self.dtype, (len(info.lanes), 1 << int(self.shift[folder]), *self.shape)), 0
@@ -450,54 +430,6 @@ class ChunkTable:
             return Piece(held, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
         rows = held.nbytes // self.row_bytes
         return held.array(self.dtype, (1, rows, *self.shape)), (address - held.address) // self.row_bytes
-
-
-class ValueRows:
-    """Where a folder has the values of its rows: the rows with `EPISODE_VALUES` of each line, as far as they are known.
-
-    Concurrency: any thread. What is known is replaced, under the lock of all tables.
-    """
-
-    def __init__(self, folder: int, info: SegmentInfo, pack: Pack | None) -> None:
-        self._folder, lanes = folder, len(info.lanes)
-        self._least = 0 if pack is None else int((pack.tables.first_rows + pack.tables.rows)[-1])
-        self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
-        # The values of lost rows have their places, and no flags.
-        row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
-        lost = lane << POSITION_BITS | row
-        order = np.argsort(lost)
-        self._lost = lost[order]
-        self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
-
-    def find(self, tables: "ChunkTables", line: Ints, row: Ints, stop: Ints) -> Ints:
-        """Return the place of the values of some rows, each of which has them, in the arrays of episode fields.
-
-        What is not known yet of a line is read up to the row ``stop``.
-        """
-        rows, valued = self._known
-        if (row >= rows[line]).any():
-            rows, valued = self._extend(tables, line, stop)
-        begin = line << POSITION_BITS
-        found = np.searchsorted(valued, begin | row) - np.searchsorted(valued, begin)
-        if len(self._lost):
-            upto, before = (self._lost_values[np.searchsorted(self._lost, at)] for at in (begin | row, begin))
-            found += upto - before
-        return found
-
-    def _extend(self, tables: "ChunkTables", line: Ints, stop: Ints) -> tuple[Ints, Ints]:
-        """Read the flags of lines up to these rows; of a pack, all."""
-        done = tables.leaves[layout.DONE]
-        with tables.lock:
-            known, valued = self._known
-            rows, more = known.copy(), [valued]
-            np.maximum.at(rows, line, np.maximum(stop, self._least))
-            for at in np.flatnonzero(rows > known).tolist():
-                first = int(known[at])
-                for flags in done.rows_in(self._folder, at, first, int(rows[at])):
-                    more.append((np.flatnonzero(flags & EPISODE_VALUES) + first) | at << POSITION_BITS)
-                    first += len(flags)
-            self._known = rows, np.sort(np.concatenate(more))
-            return self._known
 
 
 class Held:
@@ -525,7 +457,7 @@ class ChunkTables:
     """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
 
     Rows lie in folders: a segment's own, or that of the pack that it is in. ``folders`` says in which each slot's are,
-    -1: in none; ``infos`` has the attributes of each, None where it is gone, and ``packs`` those that are packs.
+    -1: in none; ``known`` has what is known of each, None where it is gone, and ``packs`` those that are packs.
     ``lane_base[slot] + lane`` is the place of a lane among all, and ``first_rows`` says by place at which row of its
     pack a lane begins, or `frozen.OWN_FOLDER`.
 
@@ -540,9 +472,7 @@ class ChunkTables:
         # them.
         self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
-        self._values: dict[int, ValueRows] = {}  # by folder
-        self.infos: list[SegmentInfo | None] = []
-        self._reward_sums: dict[int, RewardSums] = {}  # of folders whose were asked for
+        self.known: list[Folder | None] = []
         self.packs: dict[int, Pack] = {}
         self.folders, self.lane_base, self.first_rows = (np.zeros(0, np.int64) for _ in range(3))
         self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
@@ -581,10 +511,9 @@ class ChunkTables:
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:
             with self.lock:
-                for folder in sorted(self._lacking):
-                    info = self.infos[folder]
+                for number in sorted(self._lacking):
                     with suppress(OSError, ReplayError):  # who reads its steps says what is wrong
-                        self._note(folder, info and read_segment(self.root, info.number))
+                        self._note(number, read_segment(self.root, self.folder(number).info.number))
                 self._counted = counted
         return self.leaves.get(layout.PRIORITY)
 
@@ -596,20 +525,20 @@ class ChunkTables:
         """
         with self.lock:
             there = np.array([info is not None for info in infos], np.bool_)
-            own = np.where(there, len(self.infos) + np.cumsum(there) - 1, -1)
+            own = np.where(there, len(self.known) + np.cumsum(there) - 1, -1)
             self.folders, self.lane_base = np.append(self.folders, own), lane_base
             self.first_rows = np.append(self.first_rows, np.full(lanes - len(self.first_rows), OWN_FOLDER))
-            self._add_folders([info for info in infos if info is not None])
+            self._add_folders([Folder(info) for info in infos if info is not None])
             self._counted = -1  # they were read before now
 
-    def _add_folders(self, infos: list[SegmentInfo]) -> None:
-        start = len(self.infos)
-        self.infos.extend(infos)
+    def _add_folders(self, folders: Sequence[Folder]) -> None:
+        start = len(self.known)
+        self.known.extend(folders)
         for table in self.leaves.values():
-            table.add_folders(infos)
+            table.add_folders(folders)
         self.note_change()
-        for folder, info in enumerate(infos, start):
-            self._note(folder, info)
+        for number, folder in enumerate(folders, start):
+            self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
         """Return where lanes of segments are: the folder, which line of each chunk, and how many rows come before.
@@ -618,34 +547,35 @@ class ChunkTables:
         """
         folder = self.folders[slot]
         if (folder < 0).any():
-            raise SegmentGone(_GONE)
+            raise SegmentGone(GONE)
         first = self.first_rows[self.lane_base[slot] + lane]
         is_own = first == OWN_FOLDER
         return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
 
     def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the sums of rewards of ended episodes of a sealed segment, and which are known without their rows."""
-        folder = int(self.folders[slot]) if 0 <= slot < len(self.folders) else -1
-        info = self.infos[folder] if folder >= 0 else None
-        if info is None or not info.sealed:
+        folder = self.folder_of(slot) if 0 <= slot < len(self.folders) else None
+        if folder is None or not folder.info.sealed:
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
-        found = self._reward_sums.get(folder)
-        if found is None:
-            found = self._reward_sums[folder] = RewardSums.read(info)
         _, line, before = self.find(np.array(slot), lane)
-        return found.find(line, before + row, steps)
+        return folder.reward_sums.find(line, before + row, steps)
+
+    def folder_of(self, slot: int) -> Folder | None:
+        """Return the folder of a slot, None where it is gone."""
+        number = int(self.folders[slot])
+        return None if number < 0 else self.known[number]
 
     def info(self, slot: int) -> SegmentInfo | None:
         """Return the attributes of the folder of a slot, None where it is gone."""
-        folder = int(self.folders[slot])
-        return None if folder < 0 else self.infos[folder]
+        folder = self.folder_of(slot)
+        return None if folder is None else folder.info
 
-    def info_of(self, folder: int) -> SegmentInfo:
-        """Return the attributes of a folder; SegmentGone where it is gone."""
-        info = self.infos[folder]
-        if info is None:
-            raise SegmentGone(_GONE)
-        return info
+    def folder(self, number: int) -> Folder:
+        """Return a folder by its number; SegmentGone where it is gone."""
+        found = self.known[number]
+        if found is None:
+            raise SegmentGone(GONE)
+        return found
 
     def compressed(self, leaf: str) -> list[int]:
         """Return which folders are packs in which an array is compressed."""
@@ -660,49 +590,13 @@ class ChunkTables:
         """Return what an array takes on disk in all packs in which it is compressed."""
         return sum(self.packs[folder].info.compressed[leaf].nbytes for folder in self.compressed(leaf))
 
-    @shown_paths()
-    def open_shard(self, pack: Pack, leaf: str, inner: Ints) -> tuple[Shard, Ints] | Piece:
-        """Open a compressed array of a pack, or of one that it was merged into; return also which inner chunks.
-
-        Or these themselves, where they are not in the other as they were.
-        """
-        rows = pack.info.compressed[leaf].rows
-
-        def read(info: SegmentInfo, tables: PackTables) -> tuple[Shard, Ints] | Piece:
-            if info is pack.info:
-                return pack.shard(leaf), inner
-            if leaf not in info.compressed or info.compressed[leaf].rows != rows:
-                return rows_as_before(pack, leaf, [(number * rows, rows) for number in inner.tolist()], info, tables)
-            return open_shard(info, leaf), tables.rows_of(pack.tables.ids_of(inner * rows)) // rows
-
-        return self._read(pack, leaf, read)
-
-    def _read(self, pack: Pack, leaf: str, read: Callable[[SegmentInfo, PackTables], T]) -> T:
-        """Return what is read of a pack's rows where they are now: in it, or in one that it was merged into."""
-        while True:
-            try:
-                return read(*pack.now)
-            except FileNotFoundError:
-                pack.now = self._merged_into(pack, leaf)
-
-    def _merged_into(self, pack: Pack, leaf: str) -> tuple[SegmentInfo, PackTables]:
-        """Return the pack that a pack was merged into, after one was gone that had its rows last."""
-        last, _ = pack.now
-        _check_left(last, leaf, 0)
-        found = find_pack(self.root, int(pack.tables.numbers[0]))
-        if found is None:
-            number = pack.info.number
-            raise SegmentGone(f"segment {number} was evicted or set aside; refresh and draw again") from None
-        return found
-
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
         """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""
-        info = self.info(slot)
-        if info is None:
+        folder = self.folder_of(slot)
+        if folder is None:
             return None
-        if info.packed is None:
-            return info.writer, np.array(info.lanes, np.int64)
-        tables = self.packs[int(self.folders[slot])].tables
+        if (tables := folder.tables) is None:
+            return folder.info.writer, np.array(folder.info.lanes, np.int64)
         member = int(tables.places(np.array([slot + origin]))[0])
         return int(tables.writers[member]), tables.runs[tables.runs_of(member), 2]
 
@@ -710,22 +604,21 @@ class ChunkTables:
         """Take in the attributes of a segment, which may have got priorities."""
         self._note(int(self.folders[slot]), info)
 
-    def _note(self, folder: int, info: SegmentInfo | None) -> None:
-        leaf = layout.PRIORITY
+    def _note(self, number: int, info: SegmentInfo) -> None:
+        leaf, has_priorities = layout.PRIORITY, layout.PRIORITY in info.chunk_rows
         with self.lock:
-            self.infos[folder] = info
-            has_priorities = info is not None and leaf in info.chunk_rows
-            if has_priorities or info is None or info.sealed:
-                self._lacking.discard(folder)
+            self.folder(number).note(info)
+            if has_priorities or info.sealed:
+                self._lacking.discard(number)
             else:
-                self._lacking.add(folder)
+                self._lacking.add(number)
             if has_priorities and leaf not in self.leaves:  # most stores never have them
                 table = ChunkTable(self, leaf)
-                table.add_folders(self.infos)
+                table.add_folders(self.known)
                 self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
                 self.note_change()
-            elif info is not None and has_priorities:
-                self.leaves[leaf].note_array(folder, info)
+            elif has_priorities:
+                self.leaves[leaf].note_array(number, info)
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunks of a row of those arrays of which the chunk before is mapped."""
@@ -745,22 +638,14 @@ class ChunkTables:
         for number in np.unique(folder).tolist():
             here = folder == number
             where = line[here], (before + row)[here], (before + committed)[here]
-            found[here] = self._values_of(number).find(self, *where) - before[here]
+            found[here] = self.folder(number).value_rows.find(self, number, *where) - before[here]
         return found
-
-    def _values_of(self, folder: int) -> ValueRows:
-        with self.lock:
-            known = self._values.get(folder)
-            if known is None:
-                known = self._values[folder] = ValueRows(folder, self.info_of(folder), self.packs.get(folder))
-            return known
 
     def forget(self) -> None:
         """Release every chunk."""
         with self.lock:
             for table in self.leaves.values():
-                table.forget()
-            self.note_change()
+                table.release(np.arange(len(table.bases)))
 
     def without(self, slots: list[int]) -> "ChunkTables":
         """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
@@ -771,30 +656,26 @@ class ChunkTables:
     def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
         """Return tables in which these slots, one a segment of a pack, are in the pack."""
         folders = self.folders.copy()
-        folders[slots] = folder = len(self.infos)
+        folders[slots] = number = len(self.known)
         new = self._copy(folders)
         with new.lock:
             new.first_rows = self.first_rows.copy()
             new.first_rows[places_of(self.lane_base[slots], pack.tables.lanes)] = pack.tables.first_rows
-            new.packs[folder] = pack
-            new._add_folders([pack.info])
+            new.packs[number] = pack
+            new._add_folders([pack])
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
         """Return a copy in which slots are in these folders, without those in which none is."""
         new = ChunkTables(self.root, self._counters)
         with self.lock, new.lock:  # others see it already
-            is_there = np.zeros(len(self.infos) + 1, np.bool_)
+            is_there = np.zeros(len(self.known) + 1, np.bool_)
             is_there[folders] = True  # also, at the end, for those in none
-            gone = [at for at, info in enumerate(self.infos) if info is not None and not is_there[at]]
-            new.infos, new.folders = list(self.infos), folders
-            for folder in gone:
-                new.infos[folder] = None
-            new.lane_base, new.first_rows = self.lane_base, self.first_rows
-            new._reward_sums = {at: sums for at, sums in self._reward_sums.items() if is_there[at]}
+            gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
+            new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
+            new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows
             new._lacking = self._lacking.difference(gone)
-            new._values = {folder: known for folder, known in self._values.items() if is_there[folder]}
-            new.packs = {folder: pack for folder, pack in self.packs.items() if is_there[folder]}
+            new.packs = {number: pack for number, pack in self.packs.items() if is_there[number]}
             for leaf, table in self.leaves.items():
                 copy = new.leaves[leaf] = ChunkTable(new, leaf)
                 copy.shift, copy.chunks = table.shift, table.chunks
@@ -802,46 +683,3 @@ class ChunkTables:
                 copy.used, copy.how = table.used.copy(), table.how.copy()
                 copy.release(places_of(copy.first_chunk[gone], copy.chunks[gone]))
         return new
-
-    @shown_paths()
-    def open_chunk(self, folder: int, leaf: str, chunk: int, piece: Piece | None) -> Mapping | Piece:
-        """Read one chunk file into memory, or map it where there is none; see `ChunkTable.ensure`."""
-        info = self.info_of(folder)
-        path, nbytes = info.chunk_path(leaf, chunk), info.chunk_nbytes(leaf)
-        refuse_links(info.path, above(leaf))
-        try:
-            if piece is None:
-                return map_file(path, nbytes)
-            read_into(path, nbytes, np.asarray(piece))
-            return piece
-        except FileNotFoundError:
-            _check_left(info, leaf, chunk)
-            packed = read_packed_chunk(info, leaf, chunk)
-            if packed is None:
-                raise SegmentGone(f"segment {info.number} was evicted or set aside; refresh and draw again") from None
-            return packed
-
-    @shown_paths()
-    def open_pack(self, pack: Pack, leaf: str, first: int, count: int) -> Mapping | Piece:
-        """Map an array of a pack; where that was merged into another one, read so many rows from one on from there."""
-
-        def read(info: SegmentInfo, tables: PackTables) -> Mapping | Piece:
-            refuse_links(info.path, above(leaf))
-            if info is pack.info:
-                return info.map_chunk(leaf, 0)
-            return rows_as_before(pack, leaf, [(first, count)], info, tables)
-
-        return self._read(pack, leaf, read)
-
-
-def _check_left(info: SegmentInfo, leaf: str, chunk: int) -> None:
-    """Raise FormatError where a segment of which this chunk is missing has not left as a whole."""
-    if info.path.exists():
-        path = info.chunk_path(leaf, chunk)
-        raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
-
-
-def above(leaf: str) -> list[str]:
-    """Return the paths of an array and of the groups that it is in, outermost first."""
-    parts = leaf.split("/")
-    return ["/".join(parts[: i + 1]) for i in range(len(parts))]

@@ -1,26 +1,14 @@
 """The episodes that their writers discarded, and the parts before them that a length cut had ended."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from diskreplay.ids import CONTINUES, CUT, DISCARDED, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.store.reading.episode_log import EpisodeLog, Evicted, Evictions
 
-
-class SegmentLanes(Protocol):
-    """Knows the lanes of a store's segments."""
-
-    origin: int
-
-    def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
-
-    def published_rows(self, slot: int, lane: int) -> int:
-        """Return how many rows of a lane are published."""
-
-    def is_followed(self, slot: int, lane: int) -> bool:
-        """Tell whether all that is published of a lane is in the log."""
+if TYPE_CHECKING:
+    from diskreplay.store.reading.follower import Follower
 
 
 class Discards:
@@ -56,7 +44,7 @@ class Discards:
     def _replace(self, episodes: EpisodeTable) -> None:
         self.episodes, self._left_out = episodes, None
 
-    def follow(self, log: EpisodeLog, evictions: Evictions, lanes: SegmentLanes) -> EpisodeTable:
+    def follow(self, log: EpisodeLog, evictions: Evictions, follower: "Follower") -> EpisodeTable:
         """Search the log's new episodes, mark the parts before discarded ones, and return all that were in the log."""
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
@@ -68,48 +56,48 @@ class Discards:
         if not len(new) and not self._tails:
             return new  # as in nearly every refresh that an episode ended in
         if len(new):
-            there = [lanes.lanes_of(slot) is not None for slot in _slots(new, lanes).tolist()]
+            there = [follower.lanes_of(slot) is not None for slot in _slots(new, follower).tolist()]
             new = new.select(np.array(there) & ~np.isin(new.first, self.episodes.first))
         every = [new]
-        self._add(new, lanes)
+        self._add(new, follower)
         while self._tails:
-            parts, is_done = self._find_parts(log, evictions, lanes)
+            parts, is_done = self._find_parts(log, evictions, follower)
             every.append(parts)
-            self._add(parts, lanes)
+            self._add(parts, follower)
             if is_done:
                 break
         self._generation = log.generation
         return EpisodeTable.concatenate(every)
 
-    def _add(self, episodes: EpisodeTable, lanes: SegmentLanes) -> None:
+    def _add(self, episodes: EpisodeTable, follower: "Follower") -> None:
         if len(episodes):
             self._replace(EpisodeTable.concatenate([self.episodes, episodes]))
-            self._seek_parts_before(episodes, lanes)
+            self._seek_parts_before(episodes, follower)
 
-    def _seek_parts_before(self, episodes: EpisodeTable, lanes: SegmentLanes) -> None:
+    def _seek_parts_before(self, episodes: EpisodeTable, follower: "Follower") -> None:
         """Note where the parts before these are: each is the last of its lane in a segment of the same writer."""
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
-        for slot, at in zip(_slots(continuing, lanes).tolist(), positions, strict=True):
-            own = lanes.lanes_of(slot)
+        for slot, at in zip(_slots(continuing, follower).tolist(), positions, strict=True):
+            own = follower.lanes_of(slot)
             assert own is not None
             writer, numbers = own
-            for before in range(slot - 1, max(writer - lanes.origin, 0) - 1, -1):
-                found = lanes.lanes_of(before)
+            for before in range(slot - 1, max(writer - follower.origin, 0) - 1, -1):
+                found = follower.lanes_of(before)
                 if found is None or found[0] != writer:
                     continue
                 same = np.flatnonzero(found[1] == numbers[at]).tolist()
-                if same and lanes.published_rows(before, same[0]):
+                if same and follower.published_rows(before, same[0]):
                     self._tails.add((before, same[0]))
                     break
 
-    def _find_parts(self, log: EpisodeLog, evictions: Evictions, lanes: SegmentLanes) -> tuple[EpisodeTable, bool]:
+    def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: "Follower") -> tuple[EpisodeTable, bool]:
         """Mark the parts that are in the log by now, and return them; the second value: no more can be found now."""
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
-        slots, position = _slots(table, lanes), (table.first & POSITION_MASK) % table.stride
+        slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
         for slot, lane in tails:
-            is_there = lanes.lanes_of(slot) is not None
-            if is_there and not lanes.is_followed(slot, lane):
+            is_there = follower.lanes_of(slot) is not None
+            if is_there and not follower.is_followed(slot, lane):
                 continue
             self._tails.discard((slot, lane))
             at = np.flatnonzero((slots == slot) & (position == lane))
@@ -123,12 +111,12 @@ class Discards:
                 found.append(last)
             else:  # it stays out of the log, and those before it are discarded
                 evictions.discard(last - len(log))
-                self._seek_parts_before(table.select([last]), lanes)
+                self._seek_parts_before(table.select([last]), follower)
         if found:
             log.discard(np.array(found))
         return log.table.select(np.array(found, np.int64)), tails == sorted(self._tails)
 
 
-def _slots(episodes: EpisodeTable, lanes: SegmentLanes) -> Ints:
-    slots: Ints = (episodes.first >> POSITION_BITS) - lanes.origin
+def _slots(episodes: EpisodeTable, follower: "Follower") -> Ints:
+    slots: Ints = (episodes.first >> POSITION_BITS) - follower.origin
     return slots

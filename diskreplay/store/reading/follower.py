@@ -14,7 +14,7 @@ from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.machine import clock_ns, this_clock
 from diskreplay.format.numbers import present_segments, segment_numbers
-from diskreplay.format.packs import read_tables
+from diskreplay.format.packs import merged_numbers, read_tables
 from diskreplay.format.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
@@ -28,9 +28,9 @@ from diskreplay.store.reading.chunk_table import ChunkTables
 from diskreplay.store.reading.damaged import DAMAGE
 from diskreplay.store.reading.discards import Discards
 from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
+from diskreplay.store.reading.folder import Pack
 from diskreplay.store.reading.known_segments import MOST_SLOTS, KnownSegments
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
-from diskreplay.store.reading.packed import Pack, merged_numbers
 from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
 from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
@@ -442,12 +442,6 @@ class Follower:
             new = EpisodeTable(self._log.reserve(0)[len(self._log) : end].copy())
             self._log.append(self._evictions.split(new)[0])
 
-    def _find_discarded(self) -> None:
-        """Take in what writers have discarded."""
-        found = self._discards.follow(self._log, self._evictions, self)
-        if len(found):
-            self._newly_discarded.append(found)
-
     def _never_shown(self, episodes: EpisodeTable) -> int:
         """Count the steps of episodes that the last snapshot does not have."""
         before, shown = self.snapshot, np.zeros(len(episodes), np.int64)
@@ -482,7 +476,7 @@ class Follower:
         return True
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """See to it that the rows of a live segment can be followed, or go on without it."""
+        """See to it that the rows of a live segment can be followed, or go on without it; it may seem to be damaged."""
         try:
             self._make_followable(slot, is_damaged)
         except (SegmentGone, *DAMAGE) as error:
@@ -624,7 +618,9 @@ class Follower:
 
     def segment_table(self) -> SegmentTable:
         """Return the table of all segments, a new one where anything in it has changed."""
-        self._find_discarded()
+        found = self._discards.follow(self._log, self._evictions, self)
+        if len(found):
+            self._newly_discarded.append(found)
         if self._frontier.generation != self._log.generation:
             self._follow_log()
         segments, generation = self._segments, self._log.generation

@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTables, Held, unseen
 from diskreplay.store.reading.episode_log import EpisodeLog
-from diskreplay.store.reading.snapshot import SegmentTable
+
+if TYPE_CHECKING:
+    from diskreplay.store.reading.follower import Follower
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
 MANY_ROWS = 4096
@@ -57,26 +59,6 @@ class LiveSegment:
         """Whether it is sealed, or its attributes were replaced (or are gone)."""
         # It may have been sealed after the follower had read that it was not, and before this was made.
         return self.info.sealed or identify(self.metadata) != self.info.document
-
-
-class Attendant(Protocol):
-    """Does what the kernel asks for: whoever follows the store."""
-
-    @property
-    def keeps_all_ended(self) -> bool:
-        """Whether all episodes that end belong to the log."""
-
-    def segment_table(self) -> SegmentTable:
-        """Return the table of all segments as it is now."""
-
-    def add_ended(self, end: int, steps: int) -> None:
-        """Take in what is written behind the log, up to line ``end``; all of the log then has so many steps."""
-
-    def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """See to it that the rows of a segment can be followed; ``is_damaged``: it seems so."""
-
-    def read_time(self, step_id: int) -> bool:
-        """See to it that the time of a step is mapped; False: its segment was left out instead."""
 
 
 class LiveLanes:
@@ -125,7 +107,7 @@ class LiveLanes:
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
-    def advance(self, changed: bool, until: int, attendant: Attendant) -> Ints | None:
+    def advance(self, changed: bool, until: int, follower: "Follower") -> Ints | None:
         """Follow what lanes have published, and hide what was published before ``until`` or is more than the capacity.
 
         Returns the record of a snapshot, or None where nothing has changed; ``changed``: something else has.
@@ -135,15 +117,15 @@ class LiveLanes:
         while True:
             held = self._tables.held  # see `ChunkTables.addresses`
             if held is not self._held() or self._log.table is not self._table:
-                held = self._prepare(attendant)
+                held = self._prepare(follower)
                 record = self._record
             status = self._kernel(*self._arguments, until, frontier.oldest, frontier.newer, record)
             if found[rows.ENDED] > self._size:
-                attendant.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
+                follower.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
                 self._note_log_end()
             if status == rows.DONE:
                 break
-            self._attend(status, attendant)
+            self._attend(status, follower)
         self.open_steps = found[rows.OPEN_STEPS]
         if not (what := found[rows.CHANGED]):
             return None
@@ -152,26 +134,26 @@ class LiveLanes:
         self._record = np.empty(len(record), np.int64)
         return record
 
-    def _attend(self, status: int, attendant: Attendant) -> None:
+    def _attend(self, status: int, follower: "Follower") -> None:
         """Do what the kernel asks for."""
         found, frontier = self._found, self._frontier
         self._held = unseen  # that may replace what the arguments were made of
         if status == advancing.UNREADY:
             frontier.make_ready()
         elif status == advancing.UNMAPPED:
-            if not attendant.read_time(frontier.needed):
+            if not follower.read_time(frontier.needed):
                 found[rows.CHANGED] |= True
                 found[rows.FOLLOWED] = False
         elif status != rows.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
-            attendant.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
+            follower.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
             found[rows.CHANGED] |= True
 
-    def _prepare(self, attendant: Attendant) -> Held:
+    def _prepare(self, follower: "Follower") -> Held:
         """Collect the arguments of the kernel, which stay the same until one of these is replaced.
 
         Returns what keeps the chunks mapped whose addresses these have now.
         """
-        segments, frontier = attendant.segment_table(), self._frontier
+        segments, frontier = follower.segment_table(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)
         held, (flags, *times) = self._tables.addresses(self._leaves)
         every = *flags, *(times[0] if times else _NO_TIMES)
@@ -181,7 +163,7 @@ class LiveLanes:
         self._arguments = tables, self._segments.origin, self._numbers, hidden
         self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
-        self._found[rows.SPLITS] = not attendant.keeps_all_ended
+        self._found[rows.SPLITS] = not follower.keeps_all_ended
         size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
         if len(self._record) != size:
             self._record = np.empty(size, np.int64)

@@ -1,6 +1,7 @@
 """A frozen set of committed lengths, and the episodes in it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ class SegmentTable(NamedTuple):
         return cls(growing=lines, live_base=live_base, live_places=places, head=head, **columns)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Snapshot:
     """What a reader sees until it refreshes.
 
@@ -111,10 +112,6 @@ class Snapshot:
     oldest: Ints
     reached: int
     hidden_before: int
-    _open: EpisodeTable | None = field(default=None, init=False, repr=False)
-    _counters: Ints | None = field(default=None, init=False, repr=False)
-    _episodes: EpisodeTable | None = field(default=None, init=False, repr=False)
-    _lane_map: LaneMap | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         """Return the number of visible steps."""
@@ -168,8 +165,7 @@ class Snapshot:
     @property
     def committed(self) -> Ints:
         """The complete rows of each lane."""
-        rows: Ints = self._rows_of_lanes()[following.COMMITTED]
-        return rows
+        return self._counters[following.COMMITTED]
 
     def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
         """Return the complete rows of some lanes, without looking at all."""
@@ -182,8 +178,7 @@ class Snapshot:
     @property
     def observed(self) -> Ints:
         """The rows of each lane whose observation is there."""
-        rows: Ints = self._rows_of_lanes()[following.OBSERVED]
-        return rows
+        return self._counters[following.OBSERVED]
 
     def rows_of(self, number: int) -> Ints | None:
         """Return the complete rows of each lane of a segment that may grow; None: it is sealed, or is not here.
@@ -198,25 +193,20 @@ class Snapshot:
         lane = np.arange(self.lanes[slot])
         return self.committed_rows(np.full(len(lane), slot), lane)
 
-    def _rows_of_lanes(self) -> Ints:
-        found = self._counters
-        if found is None:
-            found = self.lane_rows[: following.OBSERVED + 1].copy()
-            found[:, self.segments.live_places] = self._live[: following.OBSERVED + 1]
-            self._counters = found
-        return found
+    @cached_property
+    def _counters(self) -> tuple[Ints, Ints]:
+        found = self.lane_rows[: following.OBSERVED + 1].copy()
+        found[:, self.segments.live_places] = self._live[: following.OBSERVED + 1]
+        return found[following.COMMITTED], found[following.OBSERVED]
 
     @property
     def _live(self) -> Ints:
         return self.record[frozen.HEAD :].reshape(following.LANE_ROWS, -1)
 
-    @property
+    @cached_property
     def open(self) -> EpisodeTable:
         """The open episodes."""
-        found = self._open
-        if found is None:
-            found = self._open = open_episodes(self.origin, self.segments.growing, self._live)
-        return found
+        return open_episodes(self.origin, self.segments.growing, self._live)
 
     @property
     def visible(self) -> Visible:
@@ -227,15 +217,9 @@ class Snapshot:
         """Return the table of one array: a leaf of the schema, or ``done``."""
         return self.segments.tables.leaves[path]
 
-    @property
+    @cached_property
     def episodes(self) -> EpisodeTable:
         """The episodes with a visible step, oldest first: each is whole, with the steps of it that are hidden."""
-        found = self._episodes
-        if found is None:
-            found = self._episodes = self._sorted_episodes()
-        return found
-
-    def _sorted_episodes(self) -> EpisodeTable:
         log = self.log.without_discarded()
         every = EpisodeTable.concatenate([log, self.open]) if len(self.open) else log
         if (every.first[1:] < every.first[:-1]).any():
@@ -354,11 +338,14 @@ class Snapshot:
             return at
         raise InvalidIndex(f"no visible episode begins at id {first}")
 
+    @cached_property
+    def _lane_map(self) -> LaneMap:
+        found = LaneMap()
+        found.update(self)
+        return found
+
     def continued(self, episodes: EpisodeTable) -> NDArray[np.bool_]:
         """Tell which episodes were cut for their length: the next part of each is in the snapshot."""
-        if self._lane_map is None:
-            self._lane_map = LaneMap()
-            self._lane_map.update(self)
         found: NDArray[np.bool_] = (episodes.end & (CUT | OPEN)) == CUT
         first = episodes.first[found]
         slot, lane = (first >> POSITION_BITS) - self.origin, (first & POSITION_MASK) % episodes.stride[found]

@@ -139,7 +139,7 @@ def test_a_chunk_that_was_read_and_is_mapped_later_may_leave_as_one(path, monkey
         table = store.snapshot.leaf("obs")
         assert [episode.obs[0, 0] for episode in store.episodes] == [*range(0, EPISODES * STEPS, STEPS)]
         assert (table.how == chunk_budget.READ).all()
-        table.forget()
+        store.snapshot.tables.forget()
         only_mapped(monkeypatch)
         assert [episode.obs[0, 0] for episode in store.episodes] == [*range(0, EPISODES * STEPS, STEPS)]
         assert (table.how == chunk_budget.MAPPED).all()
