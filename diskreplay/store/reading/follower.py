@@ -18,6 +18,7 @@ from diskreplay.format.packs import merged_numbers, read_tables
 from diskreplay.format.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
+from diskreplay.format.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, locate
 from diskreplay.kernels import following as rows, hiding
 from diskreplay.kernels.advancing import advance_hiding_plain, advance_plain
@@ -31,7 +32,6 @@ from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
 from diskreplay.store.reading.folder import Pack
 from diskreplay.store.reading.known_segments import MOST_SLOTS, KnownSegments
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
-from diskreplay.store.reading.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
 from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
 # Bytes of flags of sealed segments that are parsed together.

@@ -25,9 +25,9 @@ from diskreplay.format.packs import read_tables
 from diskreplay.format.root import Root
 from diskreplay.format.sealing import count_steps
 from diskreplay.format.segment import SegmentInfo, pack_draft, read_segment
+from diskreplay.format.segment_reader import read_sealed
 from diskreplay.format.times import count_until
 from diskreplay.ids import DISCARD_BEFORE
-from diskreplay.store.reading.segment_reader import read_sealed
 
 
 class Ages:

@@ -1,4 +1,4 @@
-"""What the follower reads of a segment's files: its flags, its counters, and whether all of its chunks are there."""
+"""What readers take from the files of a segment: its flags, its counters, and whether all of its chunks are there."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

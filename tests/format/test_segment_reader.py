@@ -5,8 +5,8 @@ import pytest
 import zarr
 
 import diskreplay as dr
+from diskreplay.format import segment_reader
 from diskreplay.format.segment import read_segment
-from diskreplay.store.reading import segment_reader
 from tests.testing.support import serial_schema
 
 
