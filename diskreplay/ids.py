@@ -89,6 +89,12 @@ class EpisodeTable:
         discarded = self.end & DISCARDED != 0
         return self.select(~discarded) if discarded.any() else self
 
+    def with_discarded(self, at: Any) -> "EpisodeTable":
+        """Return all episodes, of which those at these positions are discarded."""
+        lines = self.lines.copy()
+        lines[at, END] |= DISCARDED
+        return EpisodeTable(lines)
+
     @property
     def first(self) -> Ints:
         """The ids of the first steps."""

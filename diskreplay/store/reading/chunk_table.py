@@ -222,10 +222,9 @@ class ChunkTable:
         places, inner = places[~is_zero], inner[~is_zero]
         if not len(places):
             return
-        of = self._tables.decompressed_bytes(self.leaf)
+        of, on_disk = self._tables.bytes_of(self.leaf)
         rooms = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
         stops = list(accumulate(room.chunks for room in rooms))[:-1]
-        on_disk = self._tables.compressed_bytes(self.leaf)
         decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)), on_disk=on_disk)
         for part, room in zip(np.split(places, stops), rooms, strict=True):
             self._keep(part, room, shard.inner_bytes, is_lone=room.piece.nbytes > BLOCK_BYTES)
@@ -581,14 +580,11 @@ class ChunkTables:
         """Return which folders are packs in which an array is compressed."""
         return [folder for folder, pack in self.packs.items() if leaf in pack.info.compressed]
 
-    def decompressed_bytes(self, leaf: str) -> int:
-        """Return what an array takes in all packs in which it is compressed, when it is decompressed."""
+    def bytes_of(self, leaf: str) -> tuple[int, int]:
+        """Return what an array takes in all packs in which it is compressed, when it is decompressed and on disk."""
         table, packs = self.leaves[leaf], self.compressed(leaf)
-        return int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
-
-    def compressed_bytes(self, leaf: str) -> int:
-        """Return what an array takes on disk in all packs in which it is compressed."""
-        return sum(self.packs[folder].info.compressed[leaf].nbytes for folder in self.compressed(leaf))
+        decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
+        return decompressed, sum(self.packs[folder].info.compressed[leaf].nbytes for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
         """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""

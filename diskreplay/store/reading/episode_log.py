@@ -7,7 +7,7 @@ from diskreplay.format.eviction_list import EvictionEntries
 from diskreplay.format.packs import PackTables
 from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo
-from diskreplay.ids import DISCARDED, END, EPISODE_COLUMNS, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, row_keys
+from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, row_keys
 
 
 class EpisodeLog:
@@ -61,9 +61,8 @@ class EpisodeLog:
 
     def discard(self, at: Ints) -> None:
         """Note that the episodes at these positions were discarded; the generation changes."""
-        self._lines = self.table.lines.copy()
-        self._lines[at, END] |= DISCARDED
-        self.table = EpisodeTable(self._lines)
+        self.table = self.table.with_discarded(at)
+        self._lines = self.table.lines
         self.generation += 1
 
 
@@ -150,9 +149,7 @@ class Evictions:
 
     def discard(self, at: int) -> None:
         """Note that the episode at this position of `found` was discarded, too."""
-        lines = self.found.episodes.lines.copy()
-        lines[at, END] |= DISCARDED
-        self.found = Evicted(EpisodeTable(lines))
+        self.found = Evicted(self.found.episodes.with_discarded(at))
 
     def forget(self, segments: Ints) -> None:
         """Forget what was in segments that are gone."""
