@@ -59,10 +59,11 @@ class Index:
         evicted = self._drop_evicted(population)
         self._evicted += evicted
         self._others_evicted += max(self._size + len(new) - population.size - evicted, 0)
+        came = self._count + np.arange(len(new))
         if self._remover == "random":
-            self._add_at_random(new, population.size)
+            self._add_at_random(new, came, population.size)
         else:
-            self._add(new)
+            self._add(new, came)
             if self._remover == "lowest_priority" and len(self.ids) > self.most:
                 self._remove_least(distribution.priorities(population, self.ids))
             elif len(self.ids) > self.most:
@@ -85,9 +86,8 @@ class Index:
             self.ids, self._came = self.ids[there], self._came[there]
         return gone
 
-    def _add(self, new: Ints, came: Ints | None = None) -> None:
-        """Put ids in that came in this order, or as `came` says."""
-        came = self._count + np.arange(len(new)) if came is None else came
+    def _add(self, new: Ints, came: Ints) -> None:
+        """Put ids in; `came` says which came before which."""
         order = np.argsort(new)
         at = np.searchsorted(self.ids, new[order])
         self.ids, self._came = np.insert(self.ids, at, new[order]), np.insert(self._came, at, came[order])
@@ -106,9 +106,8 @@ class Index:
         first = equal[np.argpartition(self._came[equal], many - len(less) - 1)[: many - len(less)]]
         self._remove(np.append(less, first))
 
-    def _add_at_random(self, new: Ints, size: int) -> None:
+    def _add_at_random(self, new: Ints, came: Ints, size: int) -> None:
         """Put new ids in so that each of the `size` ids that there are now has the same probability to be in."""
-        came = self._count + np.arange(len(new))
         paired = min(len(new), self._evicted + self._others_evicted)
         if paired:
             in_place = self._rng.hypergeometric(self._evicted, self._others_evicted, paired)

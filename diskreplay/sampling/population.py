@@ -517,9 +517,7 @@ class Population:
 
     def episodes(self) -> IdRuns:
         """Return all steps that the snapshot has, of episodes that do not count too, as one run an episode."""
-        if self.snapshot is None:
-            return IdRuns(*_NO_RUNS[:3])
-        every = EpisodeTable.concatenate([self.snapshot.log, self.snapshot.open])
+        every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
         runs = IdRuns(every.first, every.stride, every.steps)
         return without_hidden(runs, self.visible.least_ids(every.first))
 

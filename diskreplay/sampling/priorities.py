@@ -63,24 +63,14 @@ class _Shared(NamedTuple):
 class SumTree:
     """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
 
-    `least` is whether to know the smallest mass that is not 0. `memory`, (SumTree.room(capacity),) float64 zeros, is
-    what the tree is made of. `starts`, `tree`, `sums` and `smallest` are the arrays as `kernels.sumtree`
-    has them, to be changed by kernels alone.
+    `least` is whether to know the smallest mass that is not 0. `memory`, float64 zeros, as many as the last number of
+    `sumtree.tree_starts(capacity)`, is what the tree is made of. `starts`, `tree`, `sums` and `smallest` are the arrays
+    as `kernels.sumtree` has them, to be changed by kernels alone.
     """
 
     def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
         self._set, self.capacity = chosen("sumtree_set"), capacity
         self.starts, self.tree, self.sums, self.smallest = sumtree.tree_arrays(capacity, least, sumtree.TOP, memory)
-
-    @staticmethod
-    def room(capacity: int) -> int:
-        """Return how many numbers the tree of so many leaves has."""
-        return int(sumtree.tree_starts(capacity)[-1])
-
-    @property
-    def arrays(self) -> tuple[Ints, Floats, Floats, Floats]:
-        """All of the arrays, in this order."""
-        return self.starts, self.tree, self.sums, self.smallest
 
     @property
     def total(self) -> float:
@@ -148,7 +138,7 @@ class PriorityTable:
         width, size, old = columns.PAGE, columns.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, self._slots = zeros(
-            (SumTree.room(count * width), np.float64),
+            (int(sumtree.tree_starts(count * width)[-1]), np.float64),
             (count * width, np.float64),
             (count * size, np.int64),
             (slots, np.int32),
@@ -163,8 +153,8 @@ class PriorityTable:
         self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(3, np.int64)
         # In the order of `kernels.pages.PAGES`.
         self._table = pack(
-            self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, *tree.arrays, self._some,
-            *self._block,
+            self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, tree.starts, tree.tree,
+            tree.sums, tree.smallest, self._some, *self._block,
         )  # fmt: skip
 
     @property

@@ -1,6 +1,6 @@
 """Episodes as a user sees them: views of the mapped rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -279,7 +279,3 @@ class EpisodeList(Sequence[Episode]):
                 "what was appended since"
             )
         return Episode(self._snapshot, at)
-
-    def __iter__(self) -> Iterator[Episode]:
-        """Yield the episodes, oldest first."""
-        return (Episode(self._snapshot, i) for i in range(len(self)))

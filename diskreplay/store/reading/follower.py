@@ -13,6 +13,7 @@ from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.machine import clock_ns, this_clock
+from diskreplay.format.metadata import Identity
 from diskreplay.format.numbers import present_segments, segment_numbers
 from diskreplay.format.packs import merged_numbers, read_tables
 from diskreplay.format.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
@@ -369,7 +370,8 @@ class Follower:
 
     def _has_returned(self) -> bool:
         """Whether a segment is there that was not, or is another one than it was."""
-        known = dict[int, int | None].fromkeys(np.unique(self._folder[self._lanes > 0]).tolist())
+        infos = [folder.info for folder in self._tables.known if folder is not None]
+        known: dict[int, Identity | int] = {info.number: info.document for info in infos}
         known |= {slot + self.origin: live.folder for slot, live in self._live.segments.items()}
         stop = self.origin + len(self._lanes)
         return bool(self._known.damaged) or self._known.has_other(self.origin, stop, known)
@@ -518,7 +520,6 @@ class Follower:
     def _reread(self, slot: int) -> bool:
         """Read the document of a live segment that was replaced; tell whether it is sealed."""
         before, live = self._live.segments[slot], LiveSegment(self._root, self.origin + slot)
-        self._known.note(live.info)
         if live.folder != before.folder:
             return False  # replaced by repair, which is about to count a change
         live.checked_rows = before.checked_rows

@@ -1,6 +1,7 @@
 """Which segments a reader has read, whether they are still the same ones, and which it cannot read."""
 
 import time
+from collections.abc import Mapping
 
 from diskreplay.errors import SegmentGone
 from diskreplay.folders import shown
@@ -18,14 +19,13 @@ MOST_SLOTS = 1 << 22
 
 
 class KnownSegments:
-    """What a reader knows of the segments of one store. Not thread-safe.
+    """Reads the segments of one store, and knows which it cannot read. Not thread-safe.
 
     ``damaged`` says what is wrong with each that it leaves out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
         self._root, self._counters, self._warns = root, counters, warns
-        self._documents: dict[int, Identity] = {}
         self.damaged: dict[int, str] = {}
 
     def lowest(self) -> int:
@@ -44,7 +44,6 @@ class KnownSegments:
         """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
         try:
             info = read_shown(self._root, number)
-            self.note(info)
             return None if self._was_removed(info) else info
         except NeverWritten:
             return None
@@ -69,10 +68,6 @@ class KnownSegments:
         if self._warns:
             warn_of_damage(self._root, number, detail)
 
-    def note(self, info: SegmentInfo) -> None:
-        """Remember from which document a segment was read."""
-        self._documents[info.number] = info.document
-
     def _was_removed(self, info: SegmentInfo) -> bool:
         """Whether a segment is below the horizon, or is back after a loss of power that had left for its age."""
         if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
@@ -82,19 +77,19 @@ class KnownSegments:
             return False
         return info.number < self._counters.peek(layout.FIRST_LIVE)
 
-    def has_other(self, start: int, stop: int, known: dict[int, int | None]) -> bool:
+    def has_other(self, start: int, stop: int, known: Mapping[int, Identity | int]) -> bool:
         """Whether a segment is there that was not, or is another one than it was.
 
-        ``known`` are those from ``start`` to ``stop`` that were there, with the inode of the folder of each that is
-        not sealed.
+        ``known`` are those from ``start`` to ``stop`` that were there, with the document that each was read from or,
+        if it may grow, the inode of its folder.
         """
         if self.lowest() < start:
             return True
         there = [number for number in listed_numbers(self._root) if start <= number < stop]
         return any(number not in known or self._is_other(number, known[number]) for number in there)
 
-    def _is_other(self, number: int, folder: int | None) -> bool:
+    def _is_other(self, number: int, was: Identity | int) -> bool:
         path = self._root.segment_path(number)
-        if folder is not None:
-            return identify(path)[0] not in (folder, 0)
-        return identify(path / layout.METADATA) != self._documents.get(number)
+        if isinstance(was, int):
+            return identify(path)[0] not in (was, 0)
+        return identify(path / layout.METADATA) != was
