@@ -335,6 +335,18 @@ def test_a_chunk_of_a_pack_that_is_missing_is_told(store: dr.Store) -> None:
             contents(reader)
 
 
+def test_a_segment_that_finds_no_memory_for_its_copy_from_a_pack_is_not_taken_for_evicted(
+    store: dr.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dr.open(store.path) as reader:
+        store.compact()
+        with monkeypatch.context() as patch:
+            patch.setattr("diskreplay.store.reading.folder.lone_piece", lambda nbytes: None)
+            with pytest.raises(MemoryError, match="^no memory for "):
+                contents(reader)
+        assert contents(reader) == contents(store)
+
+
 @pytest.mark.parametrize("name", ["members/c.0.0", "runs/c.0.0", "zarr.json"])
 def test_a_damaged_pack_is_left_out_with_a_warning_and_others_stay(store: dr.Store, name: str) -> None:
     store.compact()
