@@ -35,33 +35,37 @@ _at = np.uint64
 
 
 @jit.inner
+def width_of(step_id: int, origin: int, lanes: Ints) -> int:
+    """Return the lanes of an id's segment, 0 if it is gone; `lanes` are those of the segments from `origin` on."""
+    slot = (step_id >> POSITION_BITS) - origin
+    return lanes[slot] if 0 <= slot < lanes.size else 0
+
+
+@jit.inner
 def slot_of(first: int, slots: int) -> int:
     """Return the hash of a page's first id, below the number of slots, which is a power of two."""
     return np.int64(mix(_at(first)) & _at(slots - 1))  # type: ignore[return-value]
 
 
 @jit.inner
-def find_page(first: int, pages: Ints, slots: Ints32) -> int:
-    """Return the page of this first id, -1 if there is none."""
+def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
+    """Return the slot with the page of this first id, or the free one where it belongs."""
     at = slot_of(first, slots.size)
-    page = np.int64(slots[_at(at)]) - 1
-    while page >= 0 and pages[_at(page), FIRST] != first:
+    while slots[_at(at)] > 0 and pages[_at(slots[_at(at)] - 1), FIRST] != first:
         at = (at + 1) & (slots.size - 1)
-        page = np.int64(slots[_at(at)]) - 1
-    return int(page)
+    return at
 
 
-@jit.kernel("none", "ints", "int", "ints", "ints2", "ints32", "out_ints", checked=False)
+@jit.kernel("none", "ints", "int", "ints", "ints2", "ints32", "out_ints")
 def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
-    """Write the place of each id, -1 where it cannot be drawn; `lanes` are those of the segments from `origin` on."""
+    """Write the place of each id, -1 where it cannot be drawn; for `lanes` see `width_of`."""
     for i in range(ids.size):
         places[i] = -1
-        slot = (ids[i] >> POSITION_BITS) - origin
-        width = lanes[slot] if 0 <= slot < lanes.size else 0
+        width = width_of(ids[i], origin, lanes)
         if width > 0:
             row = (ids[i] & POSITION_MASK) // width
             within = row & LAST_ROW
-            page = find_page(ids[i] - within * width, pages, slots)
+            page = np.int64(slots[_at(find_slot(ids[i] - within * width, pages, slots))]) - 1
             if page >= 0 and (pages[_at(page), SHOWN] >> within) & 1:
                 places[i] = (page << PAGE_BITS) + within
 

@@ -53,18 +53,6 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
 
 
 @jit.inner
-def _parents(nodes: Ints, count: int) -> int:
-    """Replace the first `count` nodes by their parents, each once where siblings follow each other; count these."""
-    found, previous = np.int64(0), np.int64(-1)
-    for i in range(count):
-        node = nodes[_at(i)] >> FAN_OUT_BITS
-        found += np.int64(node != previous)
-        nodes[_at(found - 1)] = node
-        previous = node
-    return int(found)
-
-
-@jit.inner
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
     """Return the smallest mass that is not 0 below so many entries, 0 if none; inner nodes start at `inner`."""
     smallest = math.inf
@@ -87,12 +75,18 @@ def sumtree_set(
     for i in range(leaves.size):
         tree[_at(leaves[i])] = values[i]
         changed[i] = leaves[i]
-    count = leaves.size
+    count = np.int64(leaves.size)
     for level in range(1, starts.size - 1):
         below, here = starts[level - 1], starts[level]
         nodes = (here - below) >> FAN_OUT_BITS
         every = count >= nodes
-        count = nodes if every else _parents(changed, count)
+        found, previous = np.int64(0), np.int64(-1)
+        for i in range(0 if every else count):
+            node = changed[_at(i)] >> FAN_OUT_BITS
+            found += np.int64(node != previous)
+            changed[_at(found - 1)] = node
+            previous = node
+        count = nodes if every else found
         for i in range(count):
             node = np.int64(i) if every else changed[_at(i)]
             child = below + (node << FAN_OUT_BITS)
@@ -113,34 +107,6 @@ def sumtree_set(
         least[least.size - 1] = _smallest(top, sums.size - 1, starts[1], tree, least)
 
 
-@jit.inner
-def _descend(start: int, after: int, width: int, tree: Floats, mass: Floats, nodes: Ints, some: Floats) -> None:
-    """Replace nodes by their children, in the level that begins at `start`.
-
-    What will be read next lies from the address `after` on, `width` bytes for each of these.
-
-    Three sums are compared to find the two children that matter, then the one between these.
-    """
-    # In memory, because a choice among registers becomes a branch: the sums before each pair, then before two children.
-    some[0] = 0.0
-    for i in range(mass.size):
-        x, j = mass[i], start + (nodes[i] << FAN_OUT_BITS)
-        a = tree[_at(j)] + tree[_at(j + 1)]
-        b = a + tree[_at(j + 2)] + tree[_at(j + 3)]
-        c = b + tree[_at(j + 4)] + tree[_at(j + 5)]
-        some[1], some[2], some[3] = a, b, c
-        pair = np.int64(a <= x) + np.int64(b <= x) + np.int64(c <= x)
-        j += pair << 1
-        before = some[_at(pair)]
-        some[4], some[5] = before, before + tree[_at(j)]
-        second = np.int64(some[5] <= x)
-        node = j + second - start
-        jit.prefetch(after + node * width)
-        nodes[i] = node
-        left, most = x - some[_at(second + 4)], tree[_at(j + second)] * _BELOW
-        mass[i] = left if left < most else most
-
-
 @jit.kernel("none", "ints", "floats", "floats", "ints2", "out_floats", "out_ints", "out_floats")
 def sumtree_find(
     starts: Ints, tree: Floats, sums: Floats, notes: Ints, mass: Floats, leaves: Ints, some: Floats
@@ -155,7 +121,8 @@ def sumtree_find(
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
         leaves[i] = 0
-        mass[i] = min(max(mass[i], 0.0), below_total)
+        mass[i] = mass[i] if mass[i] > 0.0 else 0.0
+        mass[i] = mass[i] if mass[i] < below_total else below_total
     size = sums.size - 1
     while size > 1:
         half = size >> 1
@@ -167,10 +134,29 @@ def sumtree_find(
     for i in range(mass.size):
         left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
         mass[i] = left if left < most else most
+    # In memory, because a choice among registers becomes a branch: the sums before each pair, then before two children.
+    some[0] = 0.0
     for level in range(starts.size - 3, -1, -1):
+        # What will be read next lies from the address `after` on, `width` bytes for each child.
+        start, after, width = starts[level], np.int64(notes.ctypes.data), np.int64(1)
         if level > 0:
-            _descend(starts[level], tree.ctypes.data + 8 * starts[level - 1], 64, tree, mass, leaves, some)
-        else:
-            _descend(0, notes.ctypes.data, 1, tree, mass, leaves, some)
+            after, width = np.int64(tree.ctypes.data) + 8 * starts[level - 1], np.int64(64)
+        for i in range(mass.size):
+            # Three sums are compared to find the two children that matter, then the one between these.
+            x, j = mass[i], start + (leaves[i] << FAN_OUT_BITS)
+            a = tree[_at(j)] + tree[_at(j + 1)]
+            b = a + tree[_at(j + 2)] + tree[_at(j + 3)]
+            c = b + tree[_at(j + 4)] + tree[_at(j + 5)]
+            some[1], some[2], some[3] = a, b, c
+            pair = np.int64(a <= x) + np.int64(b <= x) + np.int64(c <= x)
+            j += pair << 1
+            before = some[_at(pair)]
+            some[4], some[5] = before, before + tree[_at(j)]
+            second = np.int64(some[5] <= x)
+            node = j + second - start
+            jit.prefetch(after + node * width)
+            leaves[i] = node
+            left, most = x - some[_at(second + 4)], tree[_at(j + second)] * _BELOW
+            mass[i] = left if left < most else most
     for i in range(mass.size):
         mass[i] = tree[_at(leaves[i])]

@@ -17,16 +17,6 @@ _at = np.uint64
 _FINITE = np.finfo(np.float64).max
 
 
-@jit.inner
-def _leave_out_missing(place: Ints, values: Floats) -> None:
-    """Move what has a place to the front."""
-    found = np.int64(0)
-    for i in range(place.size):
-        if place[i] >= 0:
-            place[_at(found)], values[_at(found)] = place[i], values[i]
-            found += 1
-
-
 @jit.kernel(
     "int", "ints", "floats", "float", "float", "int", "ints", "ints2", "ints2", "out_ints2", "out_floats2"
 )  # fmt: skip
@@ -67,8 +57,12 @@ def update(
     found = np.int64(0)
     for i in range(ids.size):
         found += place[i] >= 0
-    if found < ids.size:
-        _leave_out_missing(place, values)
+    if found < ids.size:  # those with a place are moved to the front
+        found = np.int64(0)
+        for i in range(ids.size):
+            if place[i] >= 0:
+                place[_at(found)], values[_at(found)] = place[i], values[i]
+                found += 1
     place, values, numbers, masses = place[:found], values[:found], numbers[:found], masses[:found]
     # What is changed, and what is added up with it, is on its way while the powers are computed.
     leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
@@ -82,4 +76,4 @@ def update(
     for i in range(found):
         raw[_at(place[i])] = values[i]
         raise_bound(place[i] >> paging.PAGE_BITS, values[i], bounds)
-    return int(ids.size - found)
+    return ids.size - found  # type: ignore[return-value]
