@@ -4,20 +4,24 @@ from diskreplay.ids import Ints
 
 from . import jit
 from .frozen import OWN_FOLDER
+from .packed import number
+
+FIRST_CHUNK, CHUNKS, SHIFT, BASES = range(4)
+"""The arrays of a `ChunkTable` in a record, see `packed`: how many lines behind the first of these."""
 
 
 @jit.inner
-def row_address(
-    folder: int, first: int, lane: int, row: int, row_bytes: int, first_chunk: Ints, chunks: Ints, shift: Ints,
-    bases: Ints,
-) -> int:  # fmt: skip
-    """Return the address of a row, 0 where it is not mapped.
+def row_address(record: Ints, table: int, folder: int, first: int, lane: int, row: int) -> int:
+    """Return the address of a row of 8 bytes, 0 where it is not mapped.
 
-    `first` is that of the lane in `frozen.FIRST_ROWS`; the arrays are those of a `ChunkTable`, which has the folder.
+    The arrays of the table, which has the folder, are in the record from line `table` on. `first` is that of the lane
+    in `frozen.FIRST_ROWS`.
     """
     is_own = first == OWN_FOLDER
     row, lane = row + jit.either(is_own, 0, first), jit.either(is_own, lane, 0)
-    bits = shift[folder]
+    bits = number(record, table + SHIFT, folder)
     chunk = row >> bits
-    base = bases[first_chunk[folder] + chunk] if chunk < chunks[folder] else 0
-    return base + ((lane << bits) + (row & ((1 << bits) - 1))) * row_bytes if base != 0 else 0
+    if chunk >= number(record, table + CHUNKS, folder):
+        return 0
+    base = number(record, table + BASES, number(record, table + FIRST_CHUNK, folder) + chunk)
+    return base + 8 * ((lane << bits) + (row & ((1 << bits) - 1))) if base != 0 else 0

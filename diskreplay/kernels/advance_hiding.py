@@ -1,14 +1,14 @@
 """Make the next snapshot of a store that hides what it keeps no longer, in one call: see `advancing`."""
 
-import numpy as np
-
-from diskreplay.ids import EPISODE_COLUMNS
-
 from . import advancing, following as live, hiding, jit, packed
-from .advance import follow_tables
 from .following import Ints
 from .freeze import freeze
 from .hide_oldest import hide_oldest
+
+if jit.IS_COMPILED:
+    from .follow import follow
+else:
+    from .following import follow_plain as follow
 
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints", "int", "ints", "out_ints", "out_ints")
@@ -19,9 +19,7 @@ def advance_hiding(
 
     Where anything was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` comes in place of `oldest`.
     """
-    growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
-    by_place, head = packed.ints2(tables, advancing.BY_PLACE), packed.ints(tables, advancing.HEAD)
-    status = follow_tables(tables, origin, found)
+    status = follow(tables, origin, found)
     if status != live.DONE:
         return status
     kept = hidden[hiding.CAPACITY]
@@ -32,28 +30,21 @@ def advance_hiding(
     if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
         if hidden[hiding.READY] == 0:
             return advancing.UNREADY
-        lines = jit.ints2_at(tables[advancing.ENDED, packed.ADDRESS], found[live.ENDED], EPISODE_COLUMNS)
-        status = hide_oldest(
-            lines, growing, rows, origin, packed.ints(tables, advancing.LANES),
-            packed.ints(tables, advancing.LANE_BASE), packed.ints(tables, advancing.CLOCKS),
-            packed.ints(tables, advancing.FOLDERS), packed.ints(tables, advancing.FIRST_ROWS),
-            packed.ints(tables, advancing.FIRST_TIMES), packed.ints(tables, advancing.TIME_CHUNKS),
-            packed.ints(tables, advancing.TIME_SHIFT), packed.ints(tables, advancing.TIMES),
-            packed.ints2(tables, advancing.HEAP), by_place, packed.ints(tables, advancing.FOLLOWING), hidden,
-        )  # fmt: skip
-        if status != hiding.DONE:
+        if hide_oldest(tables, origin, found[live.ENDED], hidden) != hiding.DONE:
             return advancing.UNMAPPED
         hidden[hiding.PAST] = hidden[hiding.UNTIL]
-    if hidden[hiding.LAST] >= 0:
+    has_hidden = hidden[hiding.LAST] >= 0
+    if has_hidden:
         # Steps of one call have the same time, and some of them may be left.
         hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
         hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
         hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
         hidden[hiding.LAST] = -1
         found[live.CHANGED] |= live.HIDDEN
-        for place in range(newer.size):
-            newer[np.uint64(place)] = by_place[hiding.OLDEST, np.uint64(place)]
-        freeze(growing, rows, newer, hidden[hiding.REACHED], head, record)
-    elif found[live.CHANGED] != 0:
-        freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+        source = tables[advancing.BY_PLACE, packed.ADDRESS] + 8 * hiding.OLDEST * newer.size
+        jit.copy_bytes(newer.ctypes.data, source, 8 * newer.size)
+    if found[live.CHANGED] != 0:
+        growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
+        head = packed.ints(tables, advancing.HEAD)
+        freeze(growing, rows, newer if has_hidden else oldest, hidden[hiding.REACHED], head, record)
     return live.DONE

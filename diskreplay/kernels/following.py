@@ -22,6 +22,8 @@ from diskreplay.ids import (
     TRUNCATED,
 )
 
+from . import advancing, packed
+
 Ints = NDArray[np.int64]
 
 # Columns of `growing`, a line a segment that may grow: its slot, its lanes, and the place of the first of them among
@@ -38,7 +40,7 @@ LANE_ROWS = 5
 
 # Of an array in the tables of a store: where the chunks of each folder begin in `bases`, how many have room there, the
 # binary logarithm of their rows, and the address of each chunk, 0 where it is not mapped. With no `bases`, times are 0.
-Chunks = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+Chunks = tuple[Ints, ...]
 
 # What `found` holds: how many lines of `ended` are filled, and the steps of these; bits of what changed; the steps
 # of open episodes, to which those of new ones are added; where a segment has to be attended to, its line in `growing`.
@@ -60,20 +62,19 @@ LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
 
-def follow_plain(
-    growing: Ints, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, first_times: Ints, time_chunks: Ints,
-    time_shift: Ints, times: Ints, origin: int, lanes: Ints, ended: Ints, found: Ints,
-) -> int:  # fmt: skip
+def follow_plain(tables: Ints, origin: int, found: Ints) -> int:
     """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
     if found[FOLLOWED]:
         return DONE
+    growing, lanes, ended = (packed.ints2(tables, i) for i in (advancing.GROWING, advancing.ROWS, advancing.ENDED))
+    flags = tuple(packed.ints(tables, i) for i in range(advancing.FIRST_CHUNK, advancing.FIRST_TIMES))
+    times = tuple(packed.ints(tables, i) for i in range(advancing.FIRST_TIMES, advancing.ROWS))
     before = found[ENDED]
     for which in range(len(growing) - 1, -1, -1):
         segment = growing[which].tolist()
         found[LEFT] = which
         for lane in range(segment[LANES] - 1, -1, -1):
-            tables = (first_chunk, chunks, shift, bases), (first_times, time_chunks, time_shift, times)
-            status = _follow_lane_plain(segment, lane, *tables, origin, lanes, ended, found)
+            status = _follow_lane_plain(segment, lane, flags, times, origin, lanes, ended, found)
             if status != DONE:
                 return status
     found[FOLLOWED] = 1

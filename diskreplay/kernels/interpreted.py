@@ -6,6 +6,7 @@ float64, which wrap and divide by zero without a warning.
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CASTS: dict[str, Callable[[Any], Any]] = {"int": np.int64, "uint": np.uint64, "float": np.float64}
+_C_TYPES: dict[Any, Any] = {
+    np.uint8: ctypes.c_uint8, np.int64: ctypes.c_int64, np.float32: ctypes.c_float, np.float64: ctypes.c_double
+}  # fmt: skip
 _RESULTS: dict[str, Callable[[Any], Any]] = {"int": int, "uint": int, "float": float}
 
 
@@ -34,14 +38,15 @@ def _as_it_is(value: Any) -> Any:
 
 def loading(kind: type[np.generic]) -> Callable[[int], Any]:
     """Return an instruction that reads the number at an address."""
-    return lambda address: array_at(address, kind, (1,))[0]
+    read: Callable[[int], Any] = _C_TYPES[kind].from_address
+    return lambda address: kind(read(int(address)).value)
 
 
 def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
     """Return an instruction that writes a number to an address."""
 
     def store(address: int, value: Any) -> None:
-        array_at(address, kind, (1,))[0] = value
+        _array_at(address, kind, (1,))[0] = value
 
     return store
 
@@ -61,10 +66,14 @@ def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDAr
     return array_at(address, kind, shape)
 
 
-def array_at(address: int, kind: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+def _array_at(address: int, kind: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
     """Return an array of the memory at an address, which it borrows."""
-    nbytes = int(np.prod(shape)) * np.dtype(kind).itemsize
+    nbytes = math.prod(map(int, shape)) * np.dtype(kind).itemsize
     return np.ndarray(shape, kind, memoryview((ctypes.c_char * nbytes).from_address(int(address))).cast("B"))
+
+
+# A store without numba asks for the same ones again and again. An array says nothing of who owns its memory by now.
+array_at: Callable[..., NDArray[Any]] = functools.lru_cache(maxsize=256)(_array_at)
 
 
 def copy_bytes(target: int, source: int, count: int) -> None:

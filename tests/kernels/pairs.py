@@ -6,10 +6,7 @@ from importlib import import_module
 from diskreplay.kernels.table import MODULES, Kernel, chosen
 
 # Those that a store uses without numba are in the package.
-IN_PACKAGE = {
-    "advance": "advancing", "advance_hiding": "advancing", "follow": "following", "freeze": "frozen",
-    "hide_oldest": "hiding", "sort_runs": "runs",
-}  # fmt: skip
+IN_PACKAGE = {"follow": "following", "freeze": "frozen", "sort_runs": "runs"}
 
 
 class Pairs(Mapping[str, tuple[Kernel, Kernel]]):

@@ -5,6 +5,7 @@ import pytest
 
 from diskreplay.ids import EPISODE_COLUMNS, FIRST_ID, POSITION_MASK, STEPS
 from diskreplay.kernels import advancing, following as live, frozen, hiding
+from diskreplay.kernels.packed import pack
 from tests.kernels.pairs import KERNELS
 from tests.kernels.plain.frozen import Frozen
 from tests.kernels.test_follow import CHUNK, CHUNKS, CLOCK, ORIGIN, ROWS, Lanes, episodes_of, untouched
@@ -42,7 +43,7 @@ class Reader:
         # Of `hide_oldest`, slot 0 is the segment with number ORIGIN.
         where = np.array([count]), one, np.array([CLOCK]), one, np.full(count, frozen.OWN_FOLDER)
         self.arrays = (*lanes, *where, self.heap, self.by_place, self.following) if hides else lanes
-        return advancing.tables_of(self.kernel, self.arrays), ORIGIN, self.found, self.hidden
+        return pack(*self.arrays), ORIGIN, self.found, self.hidden
 
     def advance(self, until: int = 0, hides: bool = True) -> np.ndarray | None:
         """Return the record of a snapshot, None where nothing has changed."""

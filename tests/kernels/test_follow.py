@@ -7,6 +7,7 @@ from diskreplay.format.parse_episodes import LaneSlice, parse_episodes
 from diskreplay.ids import DISCARDED, END, EPISODE_COLUMNS, FIRST_ID, OPEN, POSITION_MASK, TIME
 from diskreplay.kernels import following
 from diskreplay.kernels.following import follow_plain
+from diskreplay.kernels.packed import pack
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, CHUNK, CHUNKS = 3, 64, 4
@@ -67,7 +68,8 @@ class Lanes:
         first, bits = np.zeros(1, np.int64), CHUNK.bit_length() - 1
         flags = first, np.array([self.room]), np.array([bits]), self.bases
         times = first, np.array([CHUNKS // 2]), np.array([bits + 1]), self.time_bases
-        status = kernel(self.growing, *flags, *times, ORIGIN, lanes, ended, found)
+        tables = pack(self.growing, *flags, *times, lanes, ended)
+        status = kernel(tables, ORIGIN, found)
         return status, found, ended[: found[following.ENDED]]
 
 

@@ -6,6 +6,7 @@ import pytest
 from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS
 from diskreplay.kernels import following as live, hiding
 from diskreplay.kernels.frozen import OWN_FOLDER
+from diskreplay.kernels.packed import pack
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, ROWS, CHUNK = 2, 64, 8
@@ -103,9 +104,12 @@ class Hiding:
     def hide(self, count: int, until: int) -> None:
         of, lines = self.of, np.array(self.of.lines, np.int64).reshape(-1, EPISODE_COLUMNS)
         self.found[hiding.COUNT], self.found[hiding.UNTIL] = count, until
-        where = ORIGIN, of.lanes, of.lane_base, of.clocks, np.arange(3), of.first_rows, *of.table, self.bases
-        arguments = lines, of.growing, of.rows(), *where, self.heap, self.by_place, self.following, self.found
-        while self.kernel(*arguments) == hiding.UNMAPPED:
+        rows, head, apart = of.rows(), np.zeros(0, np.int64), np.arange(3)
+        where = of.lanes, of.lane_base, of.clocks, apart, of.first_rows
+        flags, times = (head,) * 4, (*of.table, self.bases)
+        known = self.heap, self.by_place, self.following
+        tables = pack(of.growing, *flags, *times, rows, lines, head, *where, *known)
+        while self.kernel(tables, ORIGIN, len(lines), self.found) == hiding.UNMAPPED:
             needed = int(self.found[hiding.NEEDED])
             slot = (needed >> POSITION_BITS) - ORIGIN
             row, lane = divmod(needed & ((1 << POSITION_BITS) - 1), int(of.lanes[slot]))

@@ -16,6 +16,7 @@ from diskreplay.kernels import following, frozen, gathering as rows
 from diskreplay.kernels.cache import is_disabled
 from diskreplay.kernels.find_windows import MANY_SLOTS
 from diskreplay.kernels.frozen import freeze_plain
+from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import SegmentTable
@@ -148,7 +149,7 @@ def test_initial_priorities(segments: list[tuple[int, int, int]], origin: int, s
     bases = np.array([block.ctypes.data if rng.random() < 0.95 else 0 for block in blocks], np.int64)
     slot = rng.integers(-1, len(lanes) + 1, 30)
     ids = (slot + origin << 35) + rng.integers(0, 20, 30)
-    inputs = (origin, lanes, lane_base, folders, first_rows, first_chunk, chunks, shift, bases)
+    inputs = (origin, lanes, pack(lane_base, folders, first_rows, first_chunk, chunks, shift, bases))
     for step_id in ids:  # one by one, so that those behind one that is not mapped are compared too
         fast, plain = both("initial_priorities", (np.array([step_id]), *inputs), (np.zeros(1),))
         assert fast[0] == plain[0]

@@ -26,6 +26,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
 from diskreplay.kernels.frozen import OWN_FOLDER
+from diskreplay.kernels.packed import pack
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.arena import BLOCK_BYTES, Piece, zeros_piece
@@ -402,7 +403,7 @@ class ChunkTable:
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
         _held, (addresses,) = tables.addresses([self.leaf])
-        return int(chosen("initial_priorities")(ids, origin, lanes, *where, *addresses, out))
+        return int(chosen("initial_priorities")(ids, origin, lanes, pack(*where, *addresses), out))
 
     def _blocks(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
         parts, bits = [], int(self.shift[folder])

@@ -22,7 +22,8 @@ from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, locate
 from diskreplay.kernels import following as rows, hiding
-from diskreplay.kernels.advancing import advance_hiding_plain, advance_plain
+from diskreplay.kernels.advance import advance
+from diskreplay.kernels.advance_hiding import advance_hiding
 from diskreplay.kernels.huge_pages import give_back_free
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
@@ -42,8 +43,8 @@ _CHECK_EVERY_S = 1.0
 # Each means that segments were put into a pack between two looks at the store.
 _ATTEMPTS = 100
 
-
-_TWINS: dict[str, Kernel] = {"advance": advance_plain, "advance_hiding": advance_hiding_plain}
+# Undecorated, until numba is needed anyway.
+_PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hiding}
 
 
 class _Merged(Exception):
@@ -72,7 +73,7 @@ class Follower:
         self._lock = threading.Lock()
         self._generation = 0
         self._least = layout.MAX_SEGMENTS  # the lowest number of a segment that is in a pack, where that is known
-        self._kernel: Callable[[str], Kernel] = _TWINS.__getitem__
+        self._kernel: Callable[[str], Kernel] = _PLAIN.__getitem__
         self._begin()
 
     def _begin(self) -> None:
@@ -85,7 +86,7 @@ class Follower:
         self._reset()
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
-        """Use kernels in place of their plain twins: ``kernel(name)``, compiled."""
+        """Use compiled kernels: ``kernel(name)``."""
         kernel(self.kernel_name)  # which takes seconds where it was not compiled yet: others may refresh meanwhile
         with self._lock:
             self._kernel = kernel

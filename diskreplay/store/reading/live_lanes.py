@@ -15,6 +15,7 @@ from diskreplay.format.metadata import identify
 from diskreplay.format.root import Root
 from diskreplay.ids import Ints, places_of
 from diskreplay.kernels import advancing, following as rows, frozen
+from diskreplay.kernels.packed import pack
 from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTables, Held, unseen
@@ -64,7 +65,7 @@ class LiveSegment:
 class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
 
-    ``kernel`` is `kernels.advance` or `kernels.advance_hiding`, or its plain twin; it writes the lines of episodes that
+    ``kernel`` is `kernels.advance` or `kernels.advance_hiding`, compiled or not; it writes the lines of episodes that
     end behind ``log``, and hides what ``frontier`` says. ``segments`` are by slot; after a change, `list_segments` is
     called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``open_steps`` are the steps
     of the open episodes of all lanes. ``leaves`` are the arrays that are read: flags, and times where they are of use.
@@ -159,8 +160,7 @@ class LiveLanes:
         every = *flags, *(times[0] if times else _NO_TIMES)
         hidden, *where = frontier.arguments(self._segments, len(ended))
         self._arrays = self.growing, *every, self._lanes, ended, segments.head, *where
-        tables = advancing.tables_of(self._kernel, self._arrays)
-        self._arguments = tables, self._segments.origin, self._numbers, hidden
+        self._arguments = pack(*self._arrays), self._segments.origin, self._numbers, hidden
         self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
         self._found[rows.SPLITS] = not follower.keeps_all_ended

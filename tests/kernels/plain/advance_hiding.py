@@ -1,0 +1,37 @@
+"""Plain twins of the kernels of `kernels.advance_hiding`."""
+
+from diskreplay.ids import Ints
+from diskreplay.kernels import advancing, following as live, hiding, packed
+from diskreplay.kernels.following import DONE, follow_plain
+from tests.kernels.plain.advance import frozen
+from tests.kernels.plain.hide_oldest import hide_oldest_plain
+
+
+def advance_hiding_plain(
+    tables: Ints, origin: int, found: Ints, hidden: Ints, until: int, oldest: Ints, newer: Ints, record: Ints
+) -> int:
+    """Do what `advance_hiding` does."""
+    status = follow_plain(tables, origin, found)
+    if status != DONE:
+        return status
+    kept = hidden[hiding.CAPACITY]
+    steps = int(found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN])
+    hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
+    hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
+    # Or it goes on with what it has begun, before the time of a step was mapped.
+    if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
+        if not hidden[hiding.READY]:
+            return advancing.UNREADY
+        if hide_oldest_plain(tables, origin, int(found[live.ENDED]), hidden):
+            return advancing.UNMAPPED
+        hidden[hiding.PAST] = hidden[hiding.UNTIL]
+    if hidden[hiding.LAST] >= 0:
+        hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
+        hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
+        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
+        hidden[hiding.LAST], found[live.CHANGED] = -1, found[live.CHANGED] | live.HIDDEN
+        newer[:] = packed.ints2(tables, advancing.BY_PLACE)[hiding.OLDEST]
+        frozen(tables, newer, hidden, record)
+    elif found[live.CHANGED]:
+        frozen(tables, oldest, hidden, record)
+    return DONE
