@@ -76,11 +76,14 @@ def is_disabled() -> bool:
     return not hasattr(numba.njit(is_disabled), "signatures")
 
 
+@cache
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
-    """Return a kernel, loaded or compiled."""
+    """Return a kernel, loaded or compiled; shared ones that it calls are too, before it."""
     path = folder()
     package = import_kernels(path)
     jit, function = import_module(f"{package}.jit"), getattr(import_module(f"{package}.{module}"), name)
+    for called in jit.shared_in(function):
+        function.__globals__[called.__name__] = compile_kernel(called.__module__.rpartition(".")[2], called.__name__)
     with _no_garbage_collection():
         if path is None or path in _refusing:
             return jit.compiled(function, kept=False)

@@ -59,23 +59,24 @@ if IS_COMPILED:
         "out_floats32": types.Array(types.float32, 1, "C"),
         "out_floats32_2": types.Array(types.float32, 2, "C"),
     }
-# Of each kernel its types, and the errors of its divisions.
-_SIGNATURES: dict[Callable[..., Any], tuple[Any, str]] = {}
+# Of each kernel its types, and whether it is compiled by itself for the kernels that call it.
+_SIGNATURES: dict[Callable[..., Any], tuple[Any, bool]] = {}
+_ERRORS = "numpy"  # of divisions: nothing is raised, so that a loop of them can become vector code
 
 
-def kernel(result: str, *arguments: str, checked: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function a kernel of one signature; other kernels may call it, too.
 
-    A division by zero raises, unless it is not `checked`: then a loop of divisions can become vector code. Nothing else
-    may be raised.
+    One that is `shared` is compiled once for all of these, which call it by its name; it is right for kernels that
+    samplers call by themselves. Any other is compiled anew as a part of each. No kernel may raise anything, and one
+    that divides must see to it that it does not by zero.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if not IS_COMPILED:
             return interpreted.interpreted(function, result, arguments)
-        errors = "python" if checked else "numpy"
-        _SIGNATURES[function] = _TYPES[result](*(_TYPES[a] for a in arguments)), errors
-        return register_jitable(error_model=errors)(function)
+        _SIGNATURES[function] = _TYPES[result](*(_TYPES[a] for a in arguments)), shared
+        return register_jitable(error_model=_ERRORS)(function)
 
     return decorate
 
@@ -85,12 +86,17 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return register_jitable(function) if IS_COMPILED else function
 
 
+def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return the shared kernels that a kernel calls."""
+    found = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return [each for each in found if inspect.isfunction(each) and _SIGNATURES.get(each, (None, False))[1]]
+
+
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
     """Return a kernel, compiled or loaded, and for no other types than its own; it is `kept` on disk or not."""
-    signature, error_model = _SIGNATURES[function]
     # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
     decorate: Callable[..., Any] = numba.njit
-    return decorate([signature], nogil=True, error_model=error_model, cache=kept)(function)
+    return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)
 
 
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:

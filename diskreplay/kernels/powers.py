@@ -32,7 +32,7 @@ SMALLEST, LARGEST = -963.0, 963.0
 _ROUND = 1.5 * 2.0**52
 
 
-@jit.kernel("none", "floats", "float", "float", "float", "out_floats", "out_floats", checked=False)
+@jit.kernel("none", "floats", "float", "float", "float", "out_floats", "out_floats", shared=True)
 def powers(values: Floats, exponent: float, low: float, high: float, numbers: Floats, out: Floats) -> None:
     """Raise positive values to a power, and keep the results from 2 ** low to 2 ** high; -1022 <= low <= high <= 1023.
 

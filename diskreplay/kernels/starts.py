@@ -86,7 +86,7 @@ def _starts_of(
     return at
 
 
-@jit.kernel("int", "ints2", "int", "ints", "ints", "out_ints2", "int", "out_ints2", checked=False)
+@jit.kernel("int", "ints2", "int", "ints", "ints", "out_ints2", "int", "out_ints2")
 def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, at: int, block: Ints) -> int:
     """Write the ids at which samples of episodes start; `rule` has the numbers of a `runs.Starts`, which says which.
 

@@ -63,7 +63,7 @@ def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -
     return smallest if smallest < math.inf else 0.0
 
 
-@jit.kernel("none", "ints", "floats", "ints", "out_floats", "out_floats", "out_floats", "out_ints")
+@jit.kernel("none", "ints", "floats", "ints", "out_floats", "out_floats", "out_floats", "out_ints", shared=True)
 def sumtree_set(
     leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats, changed: Ints
 ) -> None:

@@ -95,6 +95,21 @@ def test_what_only_kernels_call_is_compiled_with_them_and_not_kept(tmp_path):
     assert {path.name.split("-")[0] for path in tmp_path.glob("diskreplay-*/*.nb?")} == {"ids_at.ids_at"}
 
 
+# Compiles or loads a kernel; prints the folder and how often it was compiled itself.
+ONE = """
+from diskreplay.kernels import cache, table
+print(cache.folder(), sum(table.chosen("{}").stats.cache_misses.values()))
+"""
+
+
+@pytest.mark.slow(turns=4)
+def test_a_shared_kernel_is_compiled_once_for_itself_and_those_that_call_it(tmp_path):
+    assert finish(start(ONE.format("weights"), NUMBA_CACHE_DIR=tmp_path))[1] == 1
+    assert finish(start(ONE.format("powers"), NUMBA_CACHE_DIR=tmp_path))[1] == 0
+    kept = {path.name.split("-")[0] for path in tmp_path.glob("diskreplay-*/*.nb?")}
+    assert kept == {"powers.powers", "powers.weights"}
+
+
 @pytest.mark.slow(turns=4)
 def test_who_compiles_says_so_once(tmp_path):
     code = PICK.replace("print(", 'table.chosen("nstep")\nprint(')
