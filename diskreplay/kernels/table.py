@@ -19,6 +19,7 @@ MODULES = {
     "advance_hiding": "advance_hiding",
     "advise": "advice",
     "bind_table": "gather",
+    "copy_runs": "copy_runs",
     "discounted": "discounted",
     "draw": "draw",
     "find_steps": "find_windows",
@@ -43,7 +44,10 @@ MODULES = {
     "sumtree_set": "sumtree",
     "update": "update",
     "weights": "powers",
+    "write_lanes": "write_lanes",
 }
+
+_made: dict[str, Kernel] = {}
 
 _OF_ALL_SAMPLERS = "starts", "sort_runs", "random_ids", "bind_table", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "offer"
@@ -64,7 +68,13 @@ def chosen(name: str) -> Kernel:
     with compiling:  # to import its module, too, takes locks that a forked child would wait for
         if is_disabled():
             return getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name)
-        return compile_kernel(MODULES[name], name)
+        _made[name] = compile_kernel(MODULES[name], name)
+        return _made[name]
+
+
+def if_made(name: str) -> Kernel | None:
+    """Return the compiled kernel of this name where this process has it already, else None: nobody waits for it."""
+    return _made.get(name)
 
 
 def of_sampler(weighted: bool) -> tuple[str, ...]:

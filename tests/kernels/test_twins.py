@@ -14,11 +14,13 @@ import diskreplay
 from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels import following, frozen, gathering as rows
 from diskreplay.kernels.cache import is_disabled
+from diskreplay.kernels.copy_runs import COUNT as RUN_COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
 from diskreplay.kernels.find_windows import MANY_SLOTS
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, COUNT, FIRST, STRIDE, TIME
 from diskreplay.kernels.table import chosen
+from diskreplay.kernels.write_lanes import FIELD
 from diskreplay.store.reading.snapshot import SegmentTable
 from tests.kernels.pairs import KERNELS
 from tests.kernels.plain.frozen import Frozen
@@ -40,10 +42,10 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advance", "advance_hiding", "advise", "bind_table", "discounted", "draw", "find_steps", "find_windows",
-        "follow", "freeze", "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate",
-        "nstep", "offer", "powers", "random_ids", "sort_runs", "starts", "stream", "sumtree_find", "sumtree_set",
-        "update", "weights",
+        "advance", "advance_hiding", "advise", "bind_table", "copy_runs", "discounted", "draw", "find_steps",
+        "find_windows", "follow", "freeze", "gae", "gather", "hide_oldest", "ids_at", "initial_priorities",
+        "largest_given", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs", "starts", "stream",
+        "sumtree_find", "sumtree_set", "update", "weights", "write_lanes",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures") != is_disabled()
@@ -269,6 +271,55 @@ def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) ->
         for one, other in zip(fast[1:], plain[1:], strict=True):
             np.testing.assert_array_equal(one[begin:], other[begin:])
             assert (one[:begin] == 0xAB).all()
+
+
+@given(snapshots(), st.sampled_from(("obs/image", "reward", "action/0", "done")), st.sampled_from((1.0, 0.9)), seeds)
+def test_copy_runs(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots = np.flatnonzero(snapshot.lanes)
+    runs, columns, steps = int(rng.integers(0, 6)), 7, 5
+    if not len(slots):
+        runs = 0
+    table = np.zeros((RUN_ROWS, runs), np.int64)
+    if runs:
+        table[SLOT] = rng.choice(slots, runs)
+        table[LANE] = rng.integers(0, snapshot.lanes[table[SLOT]])
+        table[ROW], table[RUN_COUNT] = rng.integers(0, 20, runs), rng.integers(0, steps + 1, runs)
+        table[ITEM] = rng.permutation(columns)[:runs]  # a column each
+    arrays = table_arrays(snapshot, leaf, mapped, rng)
+    where = np.arange(len(snapshot.lanes)), snapshot.lane_base, snapshot.first_rows
+    row_bytes, begin = snapshot.leaf(leaf).row_bytes, int(rng.integers(0, runs + 1))
+    found = []
+    for kernel in KERNELS["copy_runs"]:
+        out = np.full((steps * columns, row_bytes), 0xAB, np.uint8)
+        bad = kernel(table, *where, *arrays, row_bytes, columns, out.ctypes.data, begin, runs)
+        found.append((bad, out))
+    (fast_bad, fast), (plain_bad, plain) = found
+    assert fast_bad == plain_bad
+    if fast_bad < 0:
+        np.testing.assert_array_equal(fast, plain)
+
+
+@given(st.integers(1, 5), st.lists(st.sampled_from((1, 4, 8, 12, 200)), min_size=1, max_size=3), seeds)
+def test_write_lanes(count: int, widths: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lanes, rows, found = np.sort(rng.choice(9, count, replace=False)), rng.integers(5, 20, count), []
+    shifts = rng.integers(0, 4, len(widths)).tolist()
+    values = [rng.integers(0, 256, (count, width), np.uint8) for width in widths]
+    for kernel in KERNELS["write_lanes"]:
+        heads, bases, files = [], [], []
+        for width, shift, value in zip(widths, shifts, values, strict=True):
+            first, last = int(rows.min()) >> shift, int(rows.max()) >> shift
+            chunks = np.full((last - first + 1, 9 << shift, width), 0xAB, np.uint8)
+            heads += first, shift, width, value.ctypes.data, FIELD * len(widths) + len(bases)
+            bases += [chunk.ctypes.data for chunk in chunks]
+            files.append(chunks)
+        kernel(lanes, rows, np.array(heads + bases), len(widths))
+        found.append(files)
+    for shift, value, fast, plain in zip(shifts, values, *found, strict=True):
+        np.testing.assert_array_equal(fast, plain)
+        chunk, inside = (rows >> shift) - (rows.min() >> shift), (lanes << shift) + (rows & ((1 << shift) - 1))
+        np.testing.assert_array_equal(fast[chunk, inside], value)
 
 
 @given(st.lists(st.sampled_from(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")), min_size=1), seeds)
