@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.format.schema import Schema
-from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.ids import FIRST, NO_STEP, TERMINATED, TRUNCATED
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.episode_filter import EpisodeFilter
@@ -46,6 +46,7 @@ from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.page_ranges import Pages, wide_pages
 from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.rollout_cursor import RolloutCursor
+from diskreplay.views.step_runs import StepRuns
 from diskreplay.views.successors import NONE, Bools, Following, Successors, place
 from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, refuse, refuse_evicted, step_fields
 
@@ -175,7 +176,7 @@ class RolloutsReader(Reader):
         discount = discount_leaf(schema, view.discount)
         if discount is not None:
             numbers.append(discount[0])
-        self._numbers, self._values = row_plan(numbers), row_plan([value])
+        self._numbers, self._values = numbers, row_plan([value])
         steps = step_fields(schema, view.frame_stack)
         del steps["reward"]  # which is summed
         steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
@@ -188,8 +189,11 @@ class RolloutsReader(Reader):
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
         self._requested = Requested(schema, self._place, self._rewards, view.gamma, discount).if_any()
-        self._plan = GatherPlan(self._copies)
-        self._sources = dict.fromkeys([*numbers, *(copy.leaf for copy in self._copies)])
+        # Single rows are copied as they are, run after run. A stack shows rows before them, and times are converted.
+        is_single = [copy.length == 1 and copy.leaf != TIME_SOURCE for copy in self._copies]
+        self._rows = [copy for copy, single in zip(self._copies, is_single, strict=True) if single]
+        others = [copy for copy, single in zip(self._copies, is_single, strict=True) if not single]
+        self._others = GatherPlan(others) if others else None
         self._obs_plan = GatherPlan([field.copy(target) for target, field in enumerate(self._obs)])
         self._successors = Successors(max(field.stack for field in self._obs))
         self.evaluate = view.value_fn
@@ -205,33 +209,40 @@ class RolloutsReader(Reader):
         Raises InvalidIndex where an id is no step's, or they are no grid; ReplayError where a step that was truncated,
         or the last of a column, has nothing to bootstrap from.
         """
-        steps = self._find(snapshot, ids)
-        self._map_columns(snapshot, steps)
-        following = self._successors.follow(snapshot, ids, steps)
-        grid = ids.reshape(self._view.num_steps, -1)
-        chained = np.zeros(grid.shape, np.bool_)
-        chained[:-1] = following.successor.reshape(grid.shape)[:-1] == grid[1:]
-        inside = np.ones(grid.shape, np.bool_)
-        inside[-1] = False
-        broken = (inside & ~chained).ravel() & ~following.terminated
-        made: dict[str, Any] = {
-            "terminated": following.terminated,
-            "truncated": following.truncated | broken,
-            "index": ids,
-        }
-        numbers = self._numbers.rows(snapshot, steps)
+        grid = self._grid(ids)
+        runs = StepRuns(snapshot, grid, lambda some: self._find(snapshot, some))
+        flags = runs.values("done")
+        no_step = np.flatnonzero(flags & NO_STEP)
+        if len(no_step):
+            raise refuse(snapshot, int(ids[no_step[0]]), self._view)
+        arrays = self._copied(runs, block)
+        # What follows a step in the middle of its run is the next one, unless it ended an episode or that begins one.
+        by_step, loose = flags.reshape(grid.shape), runs.last.copy()
+        loose[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
+        places = np.flatnonzero(loose)
+        following = self._successors.follow(snapshot, ids[places], self._find(snapshot, ids[places]))
+        chained = ~loose
+        inside = places < len(ids) - grid.shape[1]
+        chained.ravel()[places[inside]] = following.successor[inside] == ids[places[inside] + grid.shape[1]]
+        terminated, truncated = flags & TERMINATED != 0, flags & TRUNCATED != 0
+        truncated[places] |= following.truncated
+        truncated.reshape(grid.shape)[:-1] |= ~(chained | terminated.reshape(grid.shape))[:-1]
+        made: dict[str, Any] = {"terminated": terminated, "truncated": truncated, "index": ids}
+        numbers = [arrays[leaf] for leaf in self._numbers]
         made["reward"] = rewards = self._weighed(numbers)
         if any((name,) in self._place for name in ESTIMATES):
-            ends = np.where(following.terminated, TERMINATED, 0) | np.where(chained.ravel(), 0, TRUNCATED)
-            known = [array[:, 0].astype(np.float64) for array in numbers[len(self._rewards) :]]
+            ends = flags & TERMINATED | (~chained).ravel().view(np.uint8) * TRUNCATED
+            known = [array.astype(np.float64) for array in numbers[len(self._rewards) :]]
             discounts = [] if self._view.discount is None else [known.pop()]
             values = known[0]
-            bootstraps = self._next_values(snapshot, ids, following, chained.ravel(), *known)
-            columns: Any = (rewards, values, bootstraps, ends.astype(np.uint8), *discounts)
+            at_end = places, chained.ravel()[places]
+            bootstraps = self._next_values(snapshot, ids, following, *at_end, *known)
+            columns: Any = (rewards, values, bootstraps, ends, *discounts)
             inputs: Any = (array.reshape(grid.shape) for array in columns)
             found = estimates(self._view.gamma, self._view.gae_lambda, *inputs)
             made |= dict(zip(ESTIMATES, found, strict=True))
-        self._plan.copy(snapshot, steps, block, self.threads)
+        if self._others is not None:
+            self._others.copy(snapshot, self._find(snapshot, ids), block, self.threads)
         if self._requested is not None:
             self._requested.fill(snapshot, ids, block)
         with np.errstate(over="ignore"):
@@ -241,38 +252,42 @@ class RolloutsReader(Reader):
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""
+        self._grid(ids)
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
         """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""
+        self._grid(ids)
         self._find(snapshot, ids)
         refuse_evicted(snapshot, ids)
 
-    def _find(self, snapshot: Snapshot, ids: Ints) -> Windows:
+    def _grid(self, ids: Ints) -> Ints:
+        """Return ids as (num_steps, columns)."""
         steps = self._view.num_steps
         if not len(ids) or len(ids) % steps:
             raise InvalidIndex(
                 f"{len(ids)} ids are no grid of {steps} steps a column, one row of steps after the other"
             )
+        return ids.reshape(steps, -1)
+
+    def _find(self, snapshot: Snapshot, ids: Ints) -> Windows:
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
-    def _map_columns(self, snapshot: Snapshot, steps: Windows) -> None:
-        """Map the rows of a grid, a range of rows a column: a plan that finds one missing looks at each step of all."""
-        slot, lane, row, floor = (
-            part.reshape(self._view.num_steps, -1) for part in (steps.slot, steps.lane, steps.row, steps.floor)
-        )
-        stays = slot[0] == slot[-1]  # in one segment
-        parts = [(slot[0, stays], lane[0, stays], floor[0, stays], row[-1, stays])]
-        if not stays.all():
-            parts.append(tuple(part[:, ~stays].ravel() for part in (slot, lane, floor, row)))
-        slot, lane, first, last = map(np.concatenate, zip(*parts, strict=True))
-        for leaf in self._sources:
-            snapshot.leaf(leaf).ensure(slot, lane, first, last)
+    def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
+        """Copy the rows that the batch shows, and the other numbers; return the arrays of both by leaf."""
+        found = dict[str, NDArray[Any]]()
+        for copy in self._rows:
+            array = found[copy.leaf] = block.arrays[copy.target]
+            runs.copy(copy.leaf, array, self.threads)
+        for leaf in self._numbers:
+            if leaf not in found:
+                found[leaf] = runs.values(leaf)
+        return found
 
     def _weighed(self, numbers: Sequence[NDArray[Any]]) -> Floats:
         total: Floats = np.zeros(len(numbers[0]))
         for (_, _, weight), array in zip(self._rewards, numbers, strict=False):
-            total += array[:, 0].astype(np.float64) * weight
+            total += array.astype(np.float64) * weight
         return total
 
     def _next_values(
@@ -280,24 +295,30 @@ class RolloutsReader(Reader):
         snapshot: Snapshot,
         ids: Ints,
         following: Following,
+        places: Ints,
         chained: Bools,
         values: Floats,
         next_values: Floats | None = None,
     ) -> Floats:
-        """Return V of what each step led to; anything where it terminated."""
+        """Return V of what each step led to; anything where it terminated.
+
+        ``following`` and ``chained`` are of the steps at some ``places``, behind whose others the next one comes.
+        """
         columns = len(ids) // self._view.num_steps
         found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values
         left = np.flatnonzero(~following.terminated & ~chained)
         if self.evaluate is not None and len(left):
             seen = left[following.has_obs[left]]
             if len(seen):
-                found[seen] = self._evaluated(snapshot, following.observations(snapshot, seen))
+                found[places[seen]] = self._evaluated(snapshot, following.observations(snapshot, seen))
             left = left[~following.has_obs[left]]
         if next_values is None and len(left):
             unknown = left[following.successor[left] == NONE]
             if len(unknown):
-                raise self._nothing_behind(int(ids[unknown[0]]), bool(following.truncated[unknown[0]]))
-            found[left] = self._values.rows(snapshot, place(snapshot, following.successor[left]))[0][:, 0]
+                step_id = int(ids[places[unknown[0]]])
+                raise self._nothing_behind(step_id, bool(following.truncated[unknown[0]]))
+            behind = place(snapshot, following.successor[left])
+            found[places[left]] = self._values.rows(snapshot, behind)[0][:, 0]
         return found
 
     def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
