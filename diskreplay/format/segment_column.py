@@ -256,6 +256,11 @@ class Column:
             else:
                 self.chunks[chunk][at : at + count] = part
 
+    def addresses(self, first: int, last: int) -> list[Mapping] | None:
+        """Return the mapped chunks of the rows from ``first`` to ``last``, None where one of them is not mapped."""
+        found = [self._mappings.get(chunk) for chunk in range(first >> self.shift, (last >> self.shift) + 1)]
+        return None if None in found else found  # type: ignore[return-value]
+
     def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
         """Write one row of each of several lanes; they are reserved."""
         for chunk, at, chosen in places:

@@ -12,7 +12,7 @@ from diskreplay.errors import ReplayError
 from diskreplay.format import layout
 from diskreplay.format.commit import Counters, CountersByPosition, open_lane_counter
 from diskreplay.format.file_systems import keeps_reservations
-from diskreplay.format.layout import WIDE_ROW_BYTES
+from diskreplay.format.layout import CLOSE_LANES, WIDE_ROW_BYTES
 from diskreplay.format.locks import Lock
 from diskreplay.format.mapping import Mapping
 from diskreplay.format.marks import DurableRows
@@ -20,6 +20,8 @@ from diskreplay.format.segment import SegmentInfo
 from diskreplay.format.segment_column import MOST_DESCRIPTORS, Column, Ints, Places, find_places
 
 _NEVER = 1 << 62
+
+Kernel = Callable[..., Any]
 
 # By field: the chunk as items, and what added to a lane's row gives the number of the row's item.
 Window = dict[str, tuple[NDArray[Any], Ints]]
@@ -194,14 +196,17 @@ class SegmentWriter:
     @overload
     def write(self, lanes: int, rows: int, fields: Named[str, Any]) -> None: ...
     @overload
-    def write(self, lanes: Ints | None, rows: Ints, fields: Named[str, NDArray[Any]]) -> None: ...
-    def write(self, lanes: Any, rows: Any, fields: Named[str, Any]) -> None:
+    def write(
+        self, lanes: Ints | None, rows: Ints, fields: Named[str, NDArray[Any]], kernel: Kernel | None = None
+    ) -> None: ...
+    def write(self, lanes: Any, rows: Any, fields: Named[str, Any], kernel: Kernel | None = None) -> None:
         """Write rows in several fields; nobody sees them before `publish`.
 
         Of one lane, successive rows from ``rows`` on, ``(n, *shape)`` in each field, or a row's item: its bytes, or a
         number or array without axes that fits the dtype. Of an array of lanes, or of all with None, one row each, which
-        is one of the next two of its lane. They are reserved. Raises StorageFull where reserved blocks are not kept and
-        there is no room; the call may be repeated.
+        is one of the next two of its lane. They are reserved. Of many lanes, ``kernel`` does it where it is given and
+        all fields are mapped: `kernels.write_lanes`. Raises StorageFull where reserved blocks are not kept and there is
+        no room; the call may be repeated.
         """
         if isinstance(rows, int):
             for leaf, value in fields.items():
@@ -210,6 +215,10 @@ class SegmentWriter:
                     column.write_block(lanes, rows, value)
                 else:
                     column.write_row(lanes, rows, value)
+            return
+        if kernel is not None and len(rows) > CLOSE_LANES and (found := self._record_of(rows, fields)) is not None:
+            record, _held = found
+            kernel(self.every_lane if lanes is None else lanes, rows, record, len(fields))
             return
         window = self._find_window()
         places: dict[int, list[Places]] = {}
@@ -225,6 +234,21 @@ class SegmentWriter:
             if column.shift not in places:
                 places[column.shift] = find_places(self.every_lane if lanes is None else lanes, rows, column.shift)
             column.write_lanes(places[column.shift], column.items(value))
+
+    def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
+        """Return fields as `kernels.write_lanes` takes them, and what holds their memory; None: not all is mapped."""
+        first, last = int(rows.min()), int(rows.max())
+        heads, bases, held = list[int](), list[int](), list[Any]()
+        for leaf, value in fields.items():
+            column = self.columns[leaf]
+            items, chunks = column.items(value), column.addresses(first, last)
+            if chunks is None or items.dtype != column.item or len(items) != len(rows):
+                return None
+            place = 5 * len(fields) + len(bases)
+            heads += first >> column.shift, column.shift, column.row_bytes, items.ctypes.data, place
+            bases += [chunk.address for chunk in chunks]
+            held += items, chunks
+        return np.array(heads + bases, np.int64), held
 
     @overload
     def write_values(self, lanes: int, fields: Named[str, Any]) -> None: ...

@@ -83,6 +83,7 @@ class Store:
         try:
             self._counters = self._root.counters(writable=mode == "a")
             self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
+            self._is_compiled = False
             self._begin_maintenance()
             if mode == "a":
                 self._seal_dead()
@@ -206,6 +207,14 @@ class Store:
         follower = self._open_follower()
         compile_all([follower.kernel_name, *also])
         follower.follow_with(chosen)
+        self._is_compiled = True
+        for writer in list(self._writers):
+            self._compile_for(writer)
+
+    def _compile_for(self, writer: object) -> None:
+        """Have a writer use compiled code too, where it has so many lanes that it is of use."""
+        if isinstance(writer, VectorWriter) and writer.num_envs > layout.CLOSE_LANES:
+            compile_all(["write_lanes"])
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None, *, total_reward: bool = True) -> dict[str, Any]:
@@ -674,6 +683,8 @@ class Store:
         checks = checks_of(self.schema, self._root.validate)
         writer = kind(self.schema, episodes, durability, self, attached, self._marker, checks)
         self._writers.add(writer)
+        if self._is_compiled:
+            self._compile_for(writer)
         return writer
 
     @shown_paths()

@@ -10,6 +10,7 @@ from diskreplay.format import layout
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Ints
+from diskreplay.kernels.table import if_made
 from diskreplay.store.writing.append_cursor import Lane
 from diskreplay.store.writing.episode_writer import EpisodeWriter, final_flags, same_rows, step_flags
 
@@ -19,6 +20,9 @@ Bools = NDArray[np.bool_]
 # Numbers that no segment has: of a lane without one, and for no segment.
 _NOWHERE = -1
 _NONE = -2
+
+# Compiled where a store with so many lanes is sampled: a process that only writes does not wait for that.
+_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
@@ -333,12 +337,13 @@ class VectorSteps:
         if step.next_obs is None:
             if valued is not None:
                 flags[ends] |= EPISODE_VALUES
-            segment.write(at, rows, values)
+            segment.write(at, rows, values, if_made(_KERNEL))
             rows += 1
             return rows, len(rows), False, valued
-        segment.write(at, rows, values)
+        segment.write(at, rows, values, if_made(_KERNEL))
         rows += 1
-        segment.write(at, rows, dict(zip(writer.columns, _of(lanes, step.next_obs), strict=False)))
+        next_obs = dict(zip(writer.columns, _of(lanes, step.next_obs), strict=False))
+        segment.write(at, rows, next_obs, if_made(_KERNEL))
         if not some_end:
             return rows, len(rows), True, None
         writer.write_final(segment, last_at, rows[ends], final_flags(True, True, valued is not None), {})
@@ -366,7 +371,7 @@ class VectorSteps:
             lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
         observations = _of(lanes, step.values[: self._episode_writer.obs_count])
         fields = dict(zip(self._episode_writer.columns, observations, strict=False))
-        segment.write(self._places(lanes), rows, fields)
+        segment.write(self._places(lanes), rows, fields, if_made(_KERNEL))
 
     def _update_lanes(self, step: Step) -> None:
         """Bring the state of the lanes up to date after the step."""

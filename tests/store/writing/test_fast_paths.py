@@ -7,7 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
+from diskreplay.format.layout import CLOSE_LANES
 from diskreplay.ids import POSITION_BITS
+from diskreplay.kernels.table import chosen
 from diskreplay.store.writing.append_cursor import AppendCursor, Lane
 from diskreplay.store.writing.casting import leaf_caster, part_caster
 from diskreplay.store.writing.episode_writer import EpisodeWriter
@@ -178,6 +180,42 @@ def test_a_lane_that_leaves_the_older_segment_lets_the_newest_end_in_the_same_st
     with dr.open(stores[0].path) as store:
         # Both are cut by the step in which the straggler leaves the first segment, and go on in one segment.
         assert len({episode.ids[0] >> POSITION_BITS for episode in store.episodes if 205 in episode["serial"]}) == 1
+
+
+@pytest.mark.parametrize("given", ["always", "sometimes"])
+def test_compiled_code_writes_what_numpy_writes(tmp_path, monkeypatch, given):
+    lanes, calls, kernel = 2 * CLOSE_LANES, [], chosen("write_lanes")
+
+    def counted(lanes, rows, *rest):
+        calls.append(len(rows))
+        kernel(lanes, rows, *rest)
+
+    schema = serial_schema(episode={"seed": dr.Field((), "int64")})
+    for name, way in {"compiled": counted, "numpy": None}.items():
+        monkeypatch.setattr("diskreplay.store.writing.vector_steps.if_made", lambda _, way=way: way)
+        with dr.create(tmp_path / name, schema, chunk_bytes=1 << 15, segment_steps=13 * lanes) as store:
+            writer = quiet(store.writer(num_envs=lanes))
+            for call in vector_calls(np.random.default_rng(3), lanes, 40, "next_step", given):
+                writer.append(**call)
+
+    assert rows_on_disk(tmp_path / "compiled") == rows_on_disk(tmp_path / "numpy")
+    assert len(list((tmp_path / "numpy" / "segments").glob("0*"))) > 1
+    assert lanes in calls
+    assert min(calls) < lanes  # of some of them, too
+
+
+@pytest.mark.parametrize("sampler_first", [False, True])
+def test_a_process_that_samples_writes_many_lanes_with_compiled_code(tmp_store, sampler_first, monkeypatch):
+    asked = []
+    monkeypatch.setattr("diskreplay.store.store.compile_all", asked.extend)
+    with dr.create(tmp_store, serial_schema()) as store:
+        writers = [] if sampler_first else [store.writer(num_envs=CLOSE_LANES + 1)]
+        assert asked == []
+        store.follow_compiled()
+        writers += [store.writer(), store.writer(num_envs=CLOSE_LANES)]
+        assert asked.count("write_lanes") == (not sampler_first)
+        writers.append(store.writer(num_envs=CLOSE_LANES + 1))
+        assert asked.count("write_lanes") == 1 + (not sampler_first)
 
 
 def test_the_short_way_is_taken(tmp_store, monkeypatch):
