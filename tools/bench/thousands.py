@@ -1,8 +1,9 @@
 """Thousands of environments side by side: rollouts, appends at a pace, and batches while steps come in."""
 
 import itertools
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -49,6 +50,7 @@ CALLS_A_SECOND = 50
 WANTED_TIMES = {4096: 1.5, 1024: 1.7, 64: 2.2}
 LEAST_P999_S, LEAST_P99_S, OF_BARE = 5e-3, 12e-3, 1.5
 PLAIN, TORCHRL, BARE = "plain torch tensors", "TorchRL LazyTensorStorage", "bare mapped writes"
+MAPPED = "plain torch tensors through mapped files"
 SCHEMA = dr.Schema(
     dr.Field((OBS,), "float32"), dr.Field((ACTIONS,), "float32"), extra={"value": dr.Field((), "float32")}
 )
@@ -105,6 +107,42 @@ class PlainTensors:
             run = delta + GAMMA * LAMBDA * live * run
             advantages[t] = run
         return advantages, advantages + values
+
+
+class MappedFiles:
+    """Steps in mapped files, each at the place that it has in a store: what the layout costs, and nothing else.
+
+    ``chunk_rows`` are those of a segment. A field has one file, which has room for ``rows`` rows of each lane, chunk
+    after chunk, and whose pages are there from the beginning. Later steps take the places of the first ones.
+    """
+
+    def __init__(self, folder: Path, chunk_rows: Mapping[str, int], step: Mapping[str, np.ndarray], rows: int) -> None:
+        folder.mkdir()
+        self.step, self.count, self.chunks = step, 0, dict[str, np.ndarray]()
+        for leaf, array in step.items():
+            lanes, *shape = array.shape
+            path = folder / leaf.replace("/", " ")
+            whole = -(-rows // chunk_rows[leaf]), lanes, chunk_rows[leaf], *shape
+            self.chunks[leaf] = np.memmap(path, array.dtype, "w+", shape=whole)
+            self.chunks[leaf][:] = 0
+            path.unlink()
+
+    def place(self, leaf: str, number_: int) -> np.ndarray:
+        """Return the rows of a step, ``(lanes, *shape)``."""
+        chunks = self.chunks[leaf]
+        rows = chunks.shape[2]
+        return chunks[number_ // rows % len(chunks), :, number_ % rows]
+
+    def append(self) -> None:
+        """Write a step."""
+        for leaf, array in self.step.items():
+            self.place(leaf, self.count)[:] = array
+        self.count += 1
+
+    def read(self, leaf: str, out: np.ndarray) -> None:
+        """Read a field of the last steps, ``(steps, lanes, *shape)``."""
+        for at, row in enumerate(out, self.count - len(out)):
+            row[:] = self.place(leaf, at)
 
 
 class BareWrites:
@@ -229,14 +267,34 @@ def _rollouts_of_a_store(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
             batch = sampler.sample()
             return [batch[name] for name in batch]
 
-        calls = {OURS: ours, PLAIN: tensors}
+        ours()
+        files = _files_like(store, folder / "mapped", appended, size.capacity // size.lanes)
+        leaves = "obs", "action", "reward", "done", "extra/value"
+
+        def mapped() -> Any:
+            for _ in range(size.steps):
+                files.append()
+            for leaf, field in zip(leaves, plain.fields, strict=False):
+                files.read(leaf, field.numpy())
+            return plain.compute_returns(value_fn(step.obs))
+
+        calls = {OURS: ours, PLAIN: tensors, MAPPED: mapped}
         seconds = in_turn(
             [Contestant(name, partial(_timed_calls, call, size.repeats)) for name, call in calls.items()],
             rounds,
         )
     what = f"{size.steps} VectorWriter.append and Rollouts({size.steps}), {size.lanes:,} lanes"
-    tables = [timing_table(seconds, what), ratio_table(seconds, [(OURS, PLAIN)])]
+    tables = [timing_table(seconds, what), ratio_table(seconds, [(OURS, PLAIN), (OURS, MAPPED), (MAPPED, PLAIN)])]
     return tables, [_times(seconds, OURS, PLAIN, f"{what}: time", 4)]
+
+
+def _files_like(store: dr.Store, folder: Path, appended: dict[str, Any], rows: int) -> MappedFiles:
+    """Return files with the chunks of a store, for what a step of all lanes has there."""
+    document = json.loads(next((store.path / "segments").glob("*/zarr.json")).read_text())
+    names = {"value": "extra/value", "terminated": "done"}
+    step = {names.get(name, name): array for name, array in appended.items()}
+    step["time"] = np.zeros(len(step["done"]), np.int64)
+    return MappedFiles(folder, document["attributes"]["chunk_rows"], step, rows)
 
 
 def _paced_appends(size: Size, folder: Path) -> tuple[list[Table], list[Target]]:
@@ -318,6 +376,10 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "plain tensors are a tensor a field, one copy a field and step, and a loop over steps for the advantages, "
             "in the form of rsl_rl's RolloutStorage. They check nothing and sum in float32; ours checks shapes, dtypes "
             "and flags, and sums in float64. TorchRL makes a TensorDict a step, and has its own estimate.",
+            f"{MAPPED.capitalize()}: the plain tensors' work, but each step is first written to mapped files, to "
+            "the places that its values have in the store, and read from there when the rollout is complete. The files "
+            "have the store's chunks and as many steps as its capacity. They are made beforehand; nothing else that a "
+            "store does is done.",
             "Appends go to files, which the system writes back meanwhile. The bare writes copy the same bytes to "
             f"mapped files, a new one after {size.file_calls} calls, and keep no index of episodes.",
             f"The paced appends and the bare writes take turns in one run of {size.paced / CALLS_A_SECOND:.0f} s. The "
