@@ -53,7 +53,7 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes in the order of (lane, id), and the keys of their lanes."""
+    """Episodes, and the keys of their lanes; functions of this module take them in the order of (lane, id)."""
 
     key: Ints
     episodes: EpisodeTable
@@ -63,10 +63,13 @@ class LaneEpisodes(NamedTuple):
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
-        """Return these and others, in order."""
-        key = np.append(self.key, others.key)
+        """Return these and others, in no order."""
         episodes = EpisodeTable.concatenate([self.episodes, others.episodes])
-        return LaneEpisodes(key, episodes).select(np.lexsort((episodes.first, key)))
+        return LaneEpisodes(np.append(self.key, others.key), episodes)
+
+    def in_order(self) -> "LaneEpisodes":
+        """Return these in the order of (lane, id)."""
+        return self.select(np.lexsort((self.episodes.first, self.key)))
 
 
 def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
@@ -290,7 +293,7 @@ class RolloutCursor(Owned):
         self._ended = every.select(last >= np.maximum(self._seen.of(every.key), snapshot.least_ids(last)))
         self._read = len(snapshot.log)
         lanes, growing = (keys[self._is_in_share(keys)] for keys in (self._lanes.keys, self._lanes.growing(snapshot)))
-        return _SnapshotLanes(snapshot, self._ended.with_others(still_open), lanes, growing)
+        return _SnapshotLanes(snapshot, self._ended.with_others(still_open).in_order(), lanes, growing)
 
     def _episodes_of_share(self, episodes: EpisodeTable) -> LaneEpisodes:
         key = self._lanes.key[self._lanes.places(episodes.first)]
