@@ -1,4 +1,4 @@
-"""Make the record of a snapshot, and read it: see `frozen`."""
+"""Make the record of a snapshot: see `frozen`."""
 
 from diskreplay.ids import Ints
 
@@ -24,15 +24,3 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
             source = record[frozen.ROWS] + 8 * (row * rows.shape[1] + place)
             jit.copy_bytes(at + 8 * row * head[frozen.LIVE_LANES], source, count)
         at += count
-
-
-@jit.inner
-def rows_of(which: int, slot: int, lane: int, record: Ints) -> int:
-    """Return how many rows of a lane were followed: `following.COMMITTED` or `OBSERVED` ones."""
-    column = -1
-    if slot >= record[frozen.FIRST_GROWING]:  # most often it is not, and its place in the table not in a cache
-        column = jit.load_int(record[frozen.LIVE_BASE] + 8 * slot)
-    if column >= 0:
-        return jit.load_int(record[frozen.LIVE] + 8 * (which * record[frozen.LIVE_LANES] + column + lane))
-    place = jit.load_int(record[frozen.LANE_BASE] + 8 * slot) + lane
-    return jit.load_int(record[frozen.ROWS] + 8 * (which * record[frozen.ALL_LANES] + place))

@@ -1,5 +1,9 @@
 """The tables of `find_windows` and `gather`: windows, and the record of a gather plan. It needs no numba."""
 
+import numpy as np
+
+from diskreplay.ids import Ints
+
 # Rows of a table of windows, one column an id.
 SLOT, LANE, ROW = 0, 1, 2
 FLOOR = 3  # the oldest row that a stack may show: the episode's first, or as many rows back as the stack has
@@ -39,3 +43,10 @@ KINDS = "fiu"
 
 LARGE_BATCH = 8 << 20
 """Bytes of a batch from which on its wide rows are streamed: a loss by half of that, a clear gain at twice."""
+
+
+def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int) -> Ints:
+    """Return the table of a leaf as a record has it; the caller keeps the arrays alive."""
+    addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
+    folders = min(len(first_chunk), len(chunks), len(shift))
+    return np.array([*addresses, folders, bases.ctypes.data, len(bases), row_bytes], np.int64)

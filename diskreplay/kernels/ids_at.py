@@ -12,44 +12,41 @@ Floats = NDArray[np.float64]
 
 
 @jit.inner
-def _search(out: Ints, width: int, before: Ints, wanted: Ints) -> None:
-    """Move each place to the last one of so many from there on with a number that is not above what is wanted.
-
-    Halving steps of one width for all, without a branch on data: cache misses overlap, and the inner loop becomes
-    vector code. Unsigned indices, because numba tests a signed one for being negative.
-    """
-    while width > 1:
-        half = width >> 1
-        for i in range(wanted.size):
-            further = out[i] + half
-            out[i] = jit.either(before[np.uint64(further)] <= wanted[i], further, out[i])
-        width -= half
-
-
-@jit.inner
 def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
     """Write the id at each position, counted from the first id of run 0.
 
     Of many runs, the first steps of the search are among the numbers that `coarse` has of them, one line of the cache
-    next to the other.
+    next to the other. Each search moves each place to the last one with a number that is not above the position:
+    halving steps of one width for all, without a branch on data. So cache misses overlap, and the inner loop becomes
+    vector code. Unsigned indices, because numba tests a signed one for being negative.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
-    start, covered = low >> COARSE_BITS, coarse.size << COARSE_BITS
-    if covered <= low:
-        for i in range(wanted.size):
-            out[i] = low
-        _search(out, high - low, before, wanted)
-    else:
-        for i in range(wanted.size):
-            out[i] = start
-        _search(out, coarse.size - start, coarse, wanted)
+    covered = coarse.size << COARSE_BITS
+    is_coarse = covered > low
+    start = low >> COARSE_BITS if is_coarse else low
+    for i in range(wanted.size):
+        out[i] = start
+    numbers, width = coarse if is_coarse else before, coarse.size - start if is_coarse else high - low
+    while True:
+        while width > 1:
+            half = width >> 1
+            for i in range(wanted.size):
+                further = out[i] + half
+                out[i] = jit.either(numbers[np.uint64(further)] <= wanted[i], further, out[i])
+            width -= half
+        if not is_coarse:
+            break
         for i in range(wanted.size):
             out[i] <<= COARSE_BITS
-        _search(out, 1 << COARSE_BITS, before, wanted)
-        for i in range(wanted.size if covered < high else 0):  # few runs are not covered
-            if before[covered] <= wanted[i]:
-                out[i] = covered
-                _search(out[i : i + 1], high - covered, before, wanted[i : i + 1])
+        numbers, width, is_coarse = before, 1 << COARSE_BITS, False
+    for i in range(wanted.size if low < covered < high else 0):  # few runs are not covered
+        if before[covered] <= wanted[i]:
+            out[i], width = covered, high - covered
+            while width > 1:
+                half = width >> 1
+                further = out[i] + half
+                out[i] = jit.either(before[np.uint64(further)] <= wanted[i], further, out[i])
+                width -= half
     for i in range(wanted.size):
         run = np.uint64(out[i])
         out[i] = first[run] + (wanted[i] - before[run]) * stride[run]

@@ -42,6 +42,11 @@ def loading(kind: type[np.generic]) -> Callable[[int], Any]:
     return lambda address: kind(read(int(address)).value)
 
 
+def load_byte(address: int) -> np.int64:
+    """Return the byte at an address."""
+    return np.int64(array_at(address, np.uint8, (1,))[0])
+
+
 def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
     """Return an instruction that writes a number to an address."""
 

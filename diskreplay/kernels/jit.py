@@ -149,7 +149,6 @@ def _reading_as(kind: type[np.generic], llvm_type: Callable[[], LLVMType], given
     return _instruction(plain, kind.__name__, given.__name__)(lambda builder, x: builder.bitcast(x, llvm_type()))
 
 
-load_byte: Callable[[int], int] = _loading(np.uint8, lambda: _BYTE)
 load_int: Callable[[int], int] = _loading(np.int64, lambda: _INT)
 load_float32: Callable[[int], float] = _loading(np.float32, lambda: _FLOAT)
 load_float64: Callable[[int], float] = _loading(np.float64, lambda: _DOUBLE)
@@ -157,6 +156,12 @@ store_byte = _storing(np.uint8, lambda: _BYTE)
 store_float32 = _storing(np.float32, lambda: _FLOAT)
 bits_of: Callable[[float], int] = _reading_as(np.int64, lambda: _INT, np.float64)
 number_of: Callable[[int], float] = _reading_as(np.float64, lambda: _DOUBLE, np.int64)
+
+
+@_instruction(interpreted.load_byte, "int64", "int64")
+def load_byte(builder: Builder, address: Value) -> Value:
+    """Return the byte at an address."""
+    return builder.zext(builder.load(builder.inttoptr(address, _POINTER)), _INT)
 
 
 @_instruction(interpreted.same, "voidptr", "int64")

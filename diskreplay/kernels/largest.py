@@ -44,31 +44,29 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
             bounds[_at(block)] = value
 
 
-@jit.inner
-def _first_largest(bounds: Floats, begin: int, end: int) -> int:
-    """Return where the largest of the bounds from one to before another is; the first of equal ones."""
-    most = np.int64(0)
-    for i in range(begin, end):  # positive numbers are in the order of their bits: this becomes vector code
-        bits = np.int64(jit.bits_of(bounds[_at(i)]))
-        most = bits if bits > most else most
-    at = begin
-    while jit.bits_of(bounds[_at(at)]) != most:
-        at += 1
-    return int(at)
-
-
 @jit.kernel("float", "ints2", "floats", "out_floats")
 def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
     """Return the largest priority given to a wanted id, 0 if no wanted id was given one; lower bounds on the way."""
     blocks = bounds.size // (BLOCK + 1)
     while True:
-        block = _first_largest(bounds, 0, blocks)
-        first = blocks + (block << BLOCK_BITS)
-        at = _first_largest(bounds, first, first + BLOCK)
-        bound = bounds[_at(at)]
+        block, at, begin, end = -1, 0, 0, blocks
+        while block < 0 or at < blocks:  # the first block with the largest bound, and the first such page of it
+            most_bits = 0
+            for i in range(begin, end):  # positive numbers are in the order of their bits: this becomes vector code
+                bits = jit.bits_of(bounds[_at(i)])
+                most_bits = bits if bits > most_bits else most_bits
+            at = begin
+            while jit.bits_of(bounds[_at(at)]) != most_bits:
+                at += 1
+            if block < 0:
+                block, begin = at, blocks + (at << BLOCK_BITS)
+                end = begin + BLOCK
+        bound, page = bounds[_at(at)], at - blocks
+        if bounds[_at(block)] > bound:
+            bounds[_at(block)] = bound
+            continue
         if bound == 0.0:
             return 0.0
-        page = at - blocks
         rows, most = pages[_at(page), WANTED] & pages[_at(page), KNOWN], 0.0
         while rows != 0:
             value = raw[_at((page << PAGE_BITS) + jit.lowest_bit(rows))]
@@ -77,4 +75,3 @@ def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
         if most == bound:
             return most
         bounds[_at(at)] = most
-        bounds[_at(block)] = bounds[_at(_first_largest(bounds, first, first + BLOCK))]

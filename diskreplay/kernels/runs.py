@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import (
     EPISODE_VALUES,
-    OBSERVATION_ONLY,
-    OPEN,
     POSITION_BITS,
-    TERMINATED,
     EpisodeTable,
     Ints,
     locate,
@@ -195,8 +192,8 @@ class Starts(NamedTuple):
     from_end: bool = False
 
 
-def sort_runs_plain(block: NDArray[np.int64], start: int, end: int) -> None:
-    """Do what the kernel `sort_runs` does."""
+def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
+    """Sort runs of a block by when their episodes began, and then by id; and count how many ids are before each."""
     runs = block[:BEFORE, start:end]
     order = np.lexsort((runs[FIRST], runs[TIME]))
     for column in runs:
@@ -215,38 +212,3 @@ def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int6
     steps, obs_rows = live[COMMITTED] - start, live[OBSERVED] - start
     columns = first, width, steps, obs_rows, live[OPEN_END] & ~EPISODE_VALUES, live[OPEN_TIME]
     return EpisodeTable.of(*(column[some] for column in columns))
-
-
-def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL_VISIBLE) -> TimedRuns:
-    """Return the ids at which samples of these episodes start: one run an episode, or two where one is moved."""
-    first, stride, steps, obs_rows, end, time = episodes.lines.T
-    is_open = (end & OPEN) != 0
-    beyond = np.where(starts.observed, obs_rows, steps) - starts.open_rows
-    of_open = np.where((beyond >= 0) & (starts.open_rows > 0), beyond // starts.step + 1, 0)
-    # Without a final observation the last step has nothing to bootstrap from, unless it terminated.
-    unfollowed = np.where((end & OBSERVATION_ONLY) != 0, starts.followed, 1)
-    total = steps - np.where((end & TERMINATED) != 0, 0, unfollowed)
-    missing = total - starts.length
-    whole, rest = np.divmod(np.maximum(missing, 0), starts.step)
-    whole = np.where(missing < 0, 0, whole + 1)
-    # One more sample has some of its steps in the episode.
-    partial = (rest > 0) & (starts.step < starts.length + rest)
-    of_ended = {
-        PADDED: whole + (partial | (missing < 0)),
-        MOVED_BACK: whole + (missing < 0),
-        DROPPED: whole,
-        FIRST_ONLY: np.ones_like(steps),
-        ALL_STEPS: steps,
-    }[starts.last]
-    if starts.last != ALL_STEPS:
-        of_ended = np.where(total > 0, of_ended, 0)
-    moves = ~is_open & partial & (starts.last == MOVED_BACK)
-    begin = np.where(is_open, 0, rest) if starts.from_end else np.zeros_like(steps)
-    regular = TimedRuns(first + begin * stride, stride * starts.step, np.where(is_open, of_open, of_ended), time)
-    moved = TimedRuns(first + (0 if starts.from_end else missing) * stride, stride, moves.astype(np.int64), time)
-    # The one behind the other, episode by episode.
-    pairs = zip(*((moved, regular) if starts.from_end else (regular, moved)), strict=True)
-    both = TimedRuns(*(np.stack(columns, axis=1).reshape(-1) for columns in pairs))
-    least = np.where(both.time < visible.reached, visible.least_ids(both.first), starts.since)
-    runs = without_hidden(both, np.maximum(least, starts.since))
-    return keep(runs, runs.count > 0)

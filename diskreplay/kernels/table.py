@@ -18,11 +18,9 @@ MODULES = {
     "advance": "advance",
     "advance_hiding": "advance_hiding",
     "advise": "advice",
-    "bind_table": "gather",
     "copy_runs": "copy_runs",
     "discounted": "discounted",
     "draw": "draw",
-    "find_steps": "find_windows",
     "find_windows": "find_windows",
     "follow": "follow",
     "freeze": "freeze",
@@ -37,7 +35,6 @@ MODULES = {
     "offer": "offer",
     "powers": "powers",
     "random_ids": "ids_at",
-    "sort_runs": "starts",
     "starts": "starts",
     "stream": "stream",
     "sumtree_find": "sumtree",
@@ -49,7 +46,7 @@ MODULES = {
 
 _made: dict[str, Kernel] = {}
 
-_OF_ALL_SAMPLERS = "starts", "sort_runs", "random_ids", "bind_table", "gather"
+_OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "offer"
 
 # Those that take longest are at both ends, where two processes begin.

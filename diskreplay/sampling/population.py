@@ -45,8 +45,7 @@ from diskreplay.kernels.runs import (
     lane_keys,
     last_ids,
     runs_with,
-    sort_runs_plain,
-    starting_runs,
+    sort_runs,
     without_hidden,
 )
 from diskreplay.kernels.table import chosen
@@ -55,8 +54,6 @@ from diskreplay.sampling.snapshot import Snapshot
 
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024
-# Runs for which insertion is the quickest sort.
-FEW = 32
 # Runs from which on a search among all reads more than caches hold.
 MANY = 1 << 15
 
@@ -301,16 +298,16 @@ class Population:
 
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
+        start, end = self._ended, self._write_starts(snapshot, ended)
         if self._restored is not None and is_fresh:
-            visible = snapshot.visible
-            new = self._restore_order(self._restored, starting_runs(self._starts, ended, visible), visible)
+            found = TimedRuns(*self._block.slice(start, end).copy())
+            new = self._restore_order(self._restored, found, snapshot.visible)
             if len(new.first) and _is_large(len(self._restored.ended.first), len(self._restored.main.first)):
                 self._merge()
             start = self._ended
             self._append(new)
             self._block.sort(start, self._ended)
             return
-        start, end = self._ended, self._write_starts(snapshot, ended)
         if end == start:
             return
         if self._is_unmerged:
@@ -588,7 +585,6 @@ class _Block:
 
     def __init__(self, capacity: int = 256) -> None:
         self.coarse: Ints = np.zeros(0, np.int64)
-        self._sort_few = chosen("sort_runs")
         self._replace(_block_array(capacity))
 
     def _replace(self, array: Ints) -> None:
@@ -631,10 +627,8 @@ class _Block:
     def sort(self, start: int, end: int) -> None:
         """Sort runs by when their episodes began, and then by id."""
         self._unsettle(start)
-        if end - start <= FEW:
-            self._sort_few(self.array, start, end)
-        elif not self._is_sorted(start, end):
-            sort_runs_plain(self.array, start, end)
+        if end - start > 1 and not self._is_sorted(start, end):
+            sort_runs(self.array, start, end)
 
     def _is_sorted(self, start: int, end: int) -> bool:
         first, time = self.runs.first[start:end], self.runs.time[start:end]

@@ -47,7 +47,7 @@ class Leaf:
 class Block:
     """The arrays of one batch of `size` items, laid out one after the other in `memory`.
 
-    `arrays[i]` is (size, *shape) of leaf i, at `addresses[i]`.
+    `arrays[i]` is (size, *shape) of leaf i, at `addresses[i]`; behind these addresses is a 0.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -55,7 +55,8 @@ class Block:
         self.size = size
         self.memory = memory
         self.offsets, self.nbytes = offsets(leaves, size)
-        self.addresses = np.array(self.offsets, np.int64) + memory.ctypes.data
+        start = memory.ctypes.data
+        self.addresses = np.array([*(start + at for at in self.offsets), 0], np.int64)
         self.arrays = [
             np.ndarray((size, *leaf.shape), leaf.dtype, memory, at)
             for leaf, at in zip(leaves, self.offsets, strict=True)

@@ -12,7 +12,7 @@ from diskreplay.errors import FormatError
 from diskreplay.kernels import gathering as kernel
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store.reading import chunk_budget
-from diskreplay.store.reading.chunk_table import Addresses, Held, unseen
+from diskreplay.store.reading.chunk_table import Held, TableLine, unseen
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.earlier_parts import EarlierParts
@@ -75,7 +75,7 @@ class GatherPlan:
         self._scratch: Block | None = None
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
-        self._seen: list[Addresses] = []
+        self._seen: list[TableLine] = []
         self._held: Callable[[], Held | None] = unseen  # what it was when these were read
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
@@ -172,15 +172,14 @@ class GatherPlan:
 
     def _bind_tables(self, snapshot: Snapshot) -> Held:
         """Have the record name the arrays of a snapshot's tables; return what keeps their rows mapped."""
-        bind = chosen("bind_table")
         places = {leaf: [kernel.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(kernel.HEAD + number * kernel.COLUMNS)
         self._held = unseen  # until all is bound
-        held, self._seen = snapshot.tables.addresses(self._leaves)
-        for leaf, arrays in zip(self._leaves, self._seen, strict=True):
+        held, self._seen = snapshot.tables.lines(self._leaves)
+        for leaf, (line, _) in zip(self._leaves, self._seen, strict=True):
             for place in places[leaf]:
-                bind(self._record, place, *arrays, snapshot.leaf(leaf).row_bytes)
+                self._record[place : place + len(line)] = line
         self._held = weakref.ref(held)
         return held
 

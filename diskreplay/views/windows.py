@@ -105,7 +105,14 @@ class Windows:
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""
-        return self._find(snapshot, ids, "find_windows", (n, stack, whole), n, stack)
+        find = chosen("find_windows")
+        for _ in range(1 + ATTEMPTS):
+            _held, ((done, _arrays),) = snapshot.tables.lines(["done"])
+            where = snapshot.record, done.ctypes.data
+            bad: int = find(ids, n, stack, whole, *where, self.table, self.ends, self.behind)
+            if bad < 0 or not map_flags(snapshot, ids, n or 1, stack):
+                break
+        return bad
 
     def find_steps(self, snapshot: Snapshot, ids: Ints) -> int:
         """Find windows of one row, that of the step of each id; returns the place of the first without one, or -1.
@@ -113,18 +120,7 @@ class Windows:
         `ends` has the flags of the row, `behind` those of the row behind it, 0 if the lane ends; `own_stop` has the end
         of the lane.
         """
-        return self._find(snapshot, ids, "find_steps", (), 1, 1, self.behind)
-
-    def _find(
-        self, snapshot: Snapshot, ids: Ints, kernel: str, how: tuple[int, ...], n: int, stack: int, *more: Any
-    ) -> int:
-        """Call a kernel, until the flags that it needs are mapped."""
-        for _ in range(1 + ATTEMPTS):
-            _held, (done,) = snapshot.tables.addresses(["done"])
-            bad: int = chosen(kernel)(ids, *how, snapshot.record, *done, self.table, self.ends, *more)
-            if bad < 0 or not map_flags(snapshot, ids, n, stack):
-                break
-        return bad
+        return self.find(snapshot, ids, 0, 1, False)
 
     def select(self, which: Ints) -> "Windows":
         """Return the windows at these places, copied."""

@@ -6,7 +6,7 @@ from importlib import import_module
 from diskreplay.kernels.table import MODULES, Kernel, chosen
 
 # Those that a store uses without numba are in the package.
-IN_PACKAGE = {"follow": "following", "freeze": "frozen", "sort_runs": "runs"}
+IN_PACKAGE = {"follow": "following", "freeze": "frozen"}
 
 
 class Pairs(Mapping[str, tuple[Kernel, Kernel]]):

@@ -18,7 +18,7 @@ from diskreplay.kernels.copy_runs import COUNT as RUN_COUNT, ITEM, LANE, ROW, RU
 from diskreplay.kernels.find_windows import MANY_SLOTS
 from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.packed import pack
-from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, COUNT, FIRST, STRIDE, TIME
+from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, FIRST, STRIDE
 from diskreplay.kernels.table import chosen
 from diskreplay.kernels.write_lanes import FIELD
 from diskreplay.store.reading.snapshot import SegmentTable
@@ -42,10 +42,9 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advance", "advance_hiding", "advise", "bind_table", "copy_runs", "discounted", "draw", "find_steps",
-        "find_windows", "follow", "freeze", "gae", "gather", "hide_oldest", "ids_at", "initial_priorities",
-        "largest_given", "locate", "nstep", "offer", "powers", "random_ids", "sort_runs", "starts", "stream",
-        "sumtree_find", "sumtree_set", "update", "weights", "write_lanes",
+        "advance", "advance_hiding", "advise", "copy_runs", "discounted", "draw", "find_windows", "follow", "freeze",
+        "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate", "nstep", "offer",
+        "powers", "random_ids", "starts", "stream", "sumtree_find", "sumtree_set", "update", "weights", "write_lanes",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures") != is_disabled()
@@ -83,16 +82,17 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
     behind = int(record[frozen.ORIGIN] + record[frozen.SLOTS]) << POSITION_BITS
     candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model), behind, behind - 1]
     ids = rng.choice(np.array(candidates, np.int64), 20)
-    inputs = (n, stack, whole, record, *arrays)
+    line = rows.table_line(*arrays, 1)
+    inputs = (n, stack, whole, record, line.ctypes.data)
     # One by one, so that the ids behind the first bad one are compared too.
     for step_id in ids:
-        out = np.zeros((rows.WINDOW_ROWS, 1), np.int64), np.zeros(1, np.uint8)
+        out = np.zeros((rows.WINDOW_ROWS, 1), np.int64), *np.zeros((2, 1), np.uint8)
         fast, plain = both("find_windows", (np.array([step_id]), *inputs), out)
         assert fast[0] == plain[0]
         if fast[0] < 0:
             np.testing.assert_array_equal(fast[1], plain[1])
             np.testing.assert_array_equal(fast[2], plain[2])
-    out = np.zeros((rows.WINDOW_ROWS, len(ids)), np.int64), np.zeros(len(ids), np.uint8)
+    out = np.zeros((rows.WINDOW_ROWS, len(ids)), np.int64), *np.zeros((2, len(ids)), np.uint8)
     fast, plain = both("find_windows", (ids, *inputs), out)
     assert fast[0] == plain[0]
 
@@ -101,6 +101,7 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
 def test_find_steps(snapshot: Snapshot, mapped: float, gone: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     arrays = table_arrays(snapshot, "done", mapped, rng)
+    line = rows.table_line(*arrays, 1)
     record, _kept = with_gone(snapshot.record, gone)
     behind = int(record[frozen.ORIGIN] + record[frozen.SLOTS]) << POSITION_BITS
     candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model), behind, behind - 1]
@@ -117,7 +118,7 @@ def test_find_steps(snapshot: Snapshot, mapped: float, gone: int, seed: int) -> 
     for some in [*ids[:, None], ids]:  # one by one too: the ids behind the first bad one are compared there
         flags = np.zeros(len(some), np.uint8)
         out = np.zeros((rows.WINDOW_ROWS, len(some)), np.int64), flags, flags
-        fast, plain = both("find_steps", (some, record, *arrays), out)
+        fast, plain = both("find_windows", (some, 0, 1, 0, record, line.ctypes.data), out)
         assert fast[0] == plain[0]
         if fast[0] < 0:
             np.testing.assert_array_equal(fast[1][written], plain[1][written])
@@ -232,7 +233,7 @@ def gather_both(
     for row, values in places.items():
         memory[row] = values
     no_rows, table = np.zeros(0, np.int64), segments_of(lanes, first_rows=first_rows)
-    for number, kernel in enumerate(KERNELS["gather"]):
+    for kernel in KERNELS["gather"]:
         record = np.zeros(rows.HEAD + len(lines) * rows.COLUMNS, np.int64)
         sources = np.empty((len(lines), items), np.int64)
         record[[rows.WINDOWS, rows.ITEMS, rows.SOURCES]] = memory.ctypes.data, items, sources.ctypes.data
@@ -240,10 +241,10 @@ def gather_both(
         record[rows.REWARD : rows.WEIGHT + 1] = -1
         outs = [np.full((items, line.length * line.row_bytes), 0xAB, np.uint8) for line in lines]
         for target, (line, at) in enumerate(zip(lines, range(rows.HEAD, len(record), rows.COLUMNS), strict=True)):
-            KERNELS["bind_table"][number](record, at, *line.table, line.row_bytes)
+            record[at : at + rows.ROW_BYTES + 1] = rows.table_line(*line.table, line.row_bytes)
             bounds = rows.OWN, rows.OWN_STOP, line.offset, line.length, target
             record[at + rows.BEGIN : at + rows.TARGET + 1] = bounds
-        addresses = np.array([out.ctypes.data for out in outs], np.int64)
+        addresses = np.array([*(out.ctypes.data for out in outs), 0], np.int64)
         found.append((kernel(no_rows, addresses, record_of(table), record, begin, items), *outs))
     return found
 
@@ -339,7 +340,7 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
         ]
         values = [np.clip(array, -1e30, 1e30) if array.dtype == "f8" else array for array in values]
     found = []
-    for number, kernel in enumerate(KERNELS["gather"]):
+    for kernel in KERNELS["gather"]:
         record = np.zeros(rows.HEAD + len(dtypes) * rows.COLUMNS, np.int64)
         none, segments = np.zeros(1, np.int64), segments_of(lanes)
         sources = np.empty((len(dtypes), size), np.int64)
@@ -351,12 +352,12 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
             bases = np.arange(array.ctypes.data, array.ctypes.data + array.nbytes, chunk * array.itemsize)
             table = none, np.array([len(bases)]), np.array([3]), bases
             keep.append(table)
-            KERNELS["bind_table"][number](record, at, *table, array.itemsize)
+            record[at : at + rows.ROW_BYTES + 1] = rows.table_line(*table, array.itemsize)
             record[at + rows.BEGIN], record[at + rows.STOP] = rows.ROW, rows.AFTER
             record[at + rows.KIND] = rows.KINDS.index(array.dtype.kind)
             record[at + rows.FACTOR] = np.float64(0.3).view(np.int64)
         outs = [np.zeros(size, dtype) for dtype in ("f4", "f4", "?", "?")]
-        addresses = np.array([out.ctypes.data for out in outs], np.int64)
+        addresses = np.array([*(out.ctypes.data for out in outs), 0], np.int64)
         assert kernel(np.zeros(0, np.int64), addresses, record_of(segments), record, 0, size) == -1
         found.append(outs)
     for one, other in zip(*found, strict=True):
@@ -463,25 +464,6 @@ def test_random_ids(counts: list[int], times: int, key: int) -> None:
     fast, plain = both("random_ids", inputs, (np.zeros(64, np.int64),))
     assert fast[1].tolist() == plain[1].tolist()
     assert set(fast[1].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 5)), max_size=40),
-    st.integers(0, 3),
-)
-def test_sort_runs(runs: list[tuple[int, int, int]], start: int) -> None:
-    runs = list({(time, first): (time, first, count) for time, first, count in runs}.values())
-    end = start + len(runs)
-    block = np.full((BLOCK_ROWS, end + 3), 7, np.int64)
-    block[[TIME, FIRST, COUNT], start:end] = np.array(runs, np.int64).reshape(-1, 3).T
-    block[STRIDE, start:end] = 100 + np.arange(len(runs))
-    fast, plain = block.copy(), block.copy()
-    for kernel, found in zip(KERNELS["sort_runs"], (fast, plain), strict=True):
-        kernel(found, start, end)
-    np.testing.assert_array_equal(fast, plain)
-    sorted_runs = fast[[TIME, FIRST, COUNT], start:end].T.tolist()
-    assert [tuple(run) for run in sorted_runs] == sorted(runs)
-    assert np.diff(fast[BEFORE, start : end + 1]).tolist() == [count for *_, count in sorted_runs]
 
 
 def test_random_numbers_are_those_of_splitmix64() -> None:

@@ -372,11 +372,7 @@ def test_episodes_are_put_in_order_when_the_first_step_is_hidden_and_not_before(
     assert (times[1:] >= times[:-1]).all()
 
 
-@pytest.mark.parametrize("few", [0, 100])
-def test_runs_that_are_found_together_are_in_order_however_many_they_are(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FEW", few)
+def test_runs_that_are_found_together_are_in_order() -> None:
     store = FakeStore()
     store.add_segment(2)
     for lane in (1, 0, 1, 0):

@@ -14,10 +14,12 @@ import diskreplay as dr
 from diskreplay.ids import OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.runs import IdRuns, Visible, open_episodes, starting_runs
+from diskreplay.kernels.gathering import table_line
+from diskreplay.kernels.runs import IdRuns, Visible, open_episodes
 from diskreplay.store.reading.chunk_budget import MAPPED
 from diskreplay.store.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
+from tests.kernels.plain.starts import starting_runs
 
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((2, 3), "uint8"), "state": dr.Field((3,), "float32")},
@@ -147,6 +149,11 @@ class Tables:
     def addresses(self, leaves: Iterable[str]) -> tuple[Held, list[tuple[np.ndarray, ...]]]:
         tables = [self.leaves[leaf] for leaf in leaves]
         return self.held, [(table.first_chunk, table.chunks, table.shift, table.bases) for table in tables]
+
+    def lines(self, leaves: Sequence[str]) -> tuple[Held, list[Any]]:
+        held, tables = self.addresses(leaves)
+        rows = [self.leaves[leaf].row_bytes for leaf in leaves]
+        return held, [(table_line(*arrays, row_bytes), arrays) for arrays, row_bytes in zip(tables, rows, strict=True)]
 
 
 def frozen_of(

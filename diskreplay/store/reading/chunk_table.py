@@ -26,6 +26,7 @@ from diskreplay.format.root import Root
 from diskreplay.format.segment import SegmentInfo, read_segment
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
 from diskreplay.kernels.frozen import OWN_FOLDER
+from diskreplay.kernels.gathering import table_line
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
@@ -50,6 +51,9 @@ WHOLE = 40
 
 # `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
 Addresses = tuple[Ints, Ints, Ints, Ints]
+
+# The line of `gathering` that has their addresses, and these arrays.
+TableLine = tuple[Ints, Addresses]
 
 LACKING = -1
 """In place of how a folder's rows are divided into chunks: it has no such array."""
@@ -95,6 +99,18 @@ class ChunkTable:
         self.used = np.zeros(0, np.int64)
         self.how = np.zeros(0, np.uint8)
         self.holder: dict[int, Mapping | Piece] = {}
+        self._line: TableLine | None = None
+
+    def arrays(self) -> Addresses:
+        """Return the arrays whose addresses kernels read."""
+        return self.first_chunk, self.chunks, self.shift, self.bases
+
+    def line(self) -> TableLine:
+        """Return these as `gather` reads them, under the lock."""
+        arrays, found = self.arrays(), self._line
+        if found is None or not all(map(is_, found[1], arrays)):
+            found = self._line = table_line(*arrays, self.row_bytes), arrays
+        return found
 
     @property
     def lock(self) -> Any:
@@ -494,7 +510,13 @@ class ChunkTables:
             if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and its note
                 self.note_change()
             tables = [self.leaves[leaf] for leaf in leaves]
-            return self.held, [(table.first_chunk, table.chunks, table.shift, table.bases) for table in tables]
+            return self.held, [table.arrays() for table in tables]
+
+    def lines(self, leaves: Collection[str]) -> tuple[Held, list[TableLine]]:
+        """Return what `addresses` does, as lines of `gathering`."""
+        with self.lock:
+            held, _ = self.addresses(leaves)
+            return held, [self.leaves[leaf].line() for leaf in leaves]
 
     def reset_after_fork(self) -> None:
         """Release all in a forked child: what is evicted must not stay on disk because a child has it mapped."""

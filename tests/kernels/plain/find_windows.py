@@ -8,8 +8,20 @@ from numpy.typing import NDArray
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
 from diskreplay.kernels.find_windows import Ints
 from diskreplay.kernels.following import COMMITTED, OBSERVED
-from diskreplay.kernels.gathering import BEFORE, FOLDER, OWN, OWN_STOP
-from tests.kernels.plain.frozen import Frozen
+from diskreplay.kernels.gathering import (
+    BASES,
+    BASES_SIZE,
+    BEFORE,
+    CHUNKS,
+    FIRST_CHUNK,
+    FOLDER,
+    FOLDERS,
+    OWN,
+    OWN_STOP,
+    ROW_BYTES,
+    SHIFT,
+)
+from tests.kernels.plain.frozen import Frozen, array_at
 
 
 def row_address(
@@ -26,7 +38,7 @@ def row_address(
     `where` is the folder, the line and how many rows come before the lane's.
     """
     folder, line, before = where
-    if not (0 <= folder < len(chunks) and row >= 0):
+    if not (0 <= folder < len(chunks) and before + row >= 0):
         return 0
     chunk, inside = divmod(before + row, 1 << int(shift[folder]))
     index = int(first_chunk[folder]) + chunk
@@ -35,20 +47,27 @@ def row_address(
     return int(bases[index]) + ((line << int(shift[folder])) + inside) * row_bytes
 
 
+def table_at(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the arrays of a table that a line names."""
+    first_chunk, chunks, shift = (array_at(columns[at], columns[FOLDERS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
+    return first_chunk, chunks, shift, array_at(columns[BASES], columns[BASES_SIZE])
+
+
 def find_windows_plain(
     ids: Ints,
     n: int,
     stack: int,
     whole: int,
     record: Ints,
-    first_chunk: Ints,
-    chunks: Ints,
-    shift: Ints,
-    bases: Ints,
+    line: int,
     windows: Ints,
     ends: NDArray[np.uint8],
+    flags_behind: NDArray[np.uint8],
 ) -> int:
     """Do what `find_windows` does: find the whole episode around each step first, then cut the window out of it."""
+    table = table_at(array_at(line, ROW_BYTES + 1).tolist())
+    if n == 0:
+        return _find_steps(ids, record, table, windows, ends, flags_behind)
     seen = Frozen.of(record)
     lanes = seen.lanes
     for i, step_id in enumerate(ids.tolist()):
@@ -63,7 +82,7 @@ def find_windows_plain(
         first, newest = max(0, row - stack + 1), stop if n < 0 else min(stop, row + n + 1)
         flags: dict[int, int] = {}
         for r in range(first, max(newest, row + 1)):
-            address = row_address(seen.folder(slot, lane), r, first_chunk, chunks, shift, bases, 1)
+            address = row_address(seen.folder(slot, lane), r, *table, 1)
             if r < stop and address:
                 flags[r] = ctypes.string_at(address, 1)[0]
         if row not in flags or flags[row] & NO_STEP:
@@ -110,18 +129,15 @@ def find_windows_plain(
     return -1
 
 
-def find_steps_plain(
+def _find_steps(
     ids: Ints,
     record: Ints,
-    first_chunk: Ints,
-    chunks: Ints,
-    shift: Ints,
-    bases: Ints,
+    table: tuple[Ints, Ints, Ints, Ints],
     windows: Ints,
     own: NDArray[np.uint8],
     behind: NDArray[np.uint8],
 ) -> int:
-    """Do what `find_steps` does, id by id."""
+    """Do what `find_windows` does for windows of one row, id by id."""
     seen = Frozen.of(record)
     for i, step_id in enumerate(ids.tolist()):
         slot, position = (step_id >> POSITION_BITS) - seen.origin, step_id & POSITION_MASK
@@ -133,7 +149,7 @@ def find_steps_plain(
             return i
         found = []
         for r in range(row, min(row + 2, stop)):
-            address = row_address(seen.folder(slot, lane), r, first_chunk, chunks, shift, bases, 1)
+            address = row_address(seen.folder(slot, lane), r, *table, 1)
             if not address:
                 return i
             found.append(ctypes.string_at(address, 1)[0])

@@ -9,20 +9,15 @@ from numpy.typing import NDArray
 from diskreplay.ids import TERMINATED, TRUNCATED, Ints
 from diskreplay.kernels.gathering import (
     AFTER,
-    BASES,
-    BASES_SIZE,
     BEGIN,
-    CHUNKS,
     COLUMNS,
     COPIED,
     FACTOR,
     FAILED,
     FINDS,
-    FIRST_CHUNK,
     FLAGS,
     FLOOR,
     FOLDER,
-    FOLDERS,
     FRAMES_STOP,
     GAMMA,
     HEAD,
@@ -39,7 +34,6 @@ from diskreplay.kernels.gathering import (
     REWARD,
     ROW,
     ROW_BYTES,
-    SHIFT,
     SLOT,
     STACK,
     STEP_STOP,
@@ -53,23 +47,9 @@ from diskreplay.kernels.gathering import (
     K,
     N,
 )
-from tests.kernels.plain.find_windows import find_windows_plain, row_address
+from tests.kernels.plain.find_windows import find_windows_plain, row_address, table_at
 from tests.kernels.plain.frozen import Frozen, array_at
 from tests.kernels.plain.nstep import sum_windows
-
-
-def _table(columns: list[int]) -> tuple[Ints, Ints, Ints, Ints]:
-    first_chunk, chunks, shift = (array_at(columns[at], columns[FOLDERS]) for at in (FIRST_CHUNK, CHUNKS, SHIFT))
-    return first_chunk, chunks, shift, array_at(columns[BASES], columns[BASES_SIZE])
-
-
-def bind_table_plain(
-    record: Ints, at: int, first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int
-) -> None:
-    """Do what `bind_table` does."""
-    folders = min(len(first_chunk), len(chunks), len(shift))
-    addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
-    record[at : at + ROW_BYTES + 1] = *addresses, folders, bases.ctypes.data, len(bases), row_bytes
 
 
 def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
@@ -82,12 +62,14 @@ def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin
     some = slice(begin, until)
     record[FAILED] = bad = -1
     if head[FINDS]:
-        bounds, flags = (head[N], head[STACK], head[WHOLE]), _table(head[FLAGS:HEAD])
-        bad = find_windows_plain(ids[some], *bounds, snapshot, *flags, windows[:, some], ends[some])
+        bounds, flags = (head[N], head[STACK], head[WHOLE]), record.ctypes.data + 8 * FLAGS
+        bad = find_windows_plain(ids[some], *bounds, snapshot, flags, windows[:, some], ends[some], ends[some])
     else:
         slot, lane = windows[SLOT, some], windows[LANE, some]
         width = np.append(lanes, 0)[np.where((slot >= 0) & (slot < len(lanes)), slot, len(lanes))]
-        misplaced = (lane < 0) | (lane >= width) | (windows[FLOOR, some] < 0)
+        misplaced = (lane < 0) | (lane >= width)
+        for i in np.flatnonzero(~misplaced):  # a lane in a pack has rows below 0, as many as come before it
+            misplaced[i] = seen.folder(int(slot[i]), int(lane[i]))[2] + windows[FLOOR, some][i] < 0
         bad = int(misplaced.argmax()) if misplaced.any() else -1
     if bad >= 0:
         return begin + bad
@@ -143,7 +125,7 @@ def _copy_plain(
     windows: Ints, line: list[int], row: Ints, stop: Ints, begin: int, until: int, out: NDArray[np.uint8]
 ) -> int:
     """Copy rows row, row + 1, ... of each item of a leaf, as many as there is room for; return as the kernel does."""
-    first_chunk, chunks, shift, bases = _table(line)
+    table = table_at(line)
     row_bytes = line[ROW_BYTES]
     for i in range(begin, until):
         for j in range(out.shape[1] // max(row_bytes, 1)):
@@ -153,7 +135,7 @@ def _copy_plain(
                 target[:] = 0
                 continue
             folder, beside, before = windows[FOLDER:, i].tolist()
-            source = row_address((folder, beside, before), r, first_chunk, chunks, shift, bases, row_bytes)
+            source = row_address((folder, beside, before), r, *table, row_bytes)
             if source == 0:
                 return i
             target[:] = np.frombuffer(ctypes.string_at(source, row_bytes), np.uint8)
