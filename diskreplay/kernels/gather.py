@@ -28,6 +28,7 @@ Ints = NDArray[np.int64]
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64
+_LINE = 64  # bytes that a cache reads at once
 # Items that are found, and then copied: of more, the first rows that were prefetched would have left the caches.
 _PART = 512
 
@@ -37,12 +38,8 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
     """Write where the window of each item starts, and 0 where it is not one run of mapped rows; count the latter."""
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
-    begin, stop, offset, length = (
-        plan[leaf, cols.BEGIN],
-        plan[leaf, cols.STOP],
-        plan[leaf, cols.OFFSET],
-        plan[leaf, cols.LENGTH],
-    )
+    begin, stop = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
+    offset, length = plan[leaf, cols.OFFSET], plan[leaf, cols.LENGTH]
     left = 0
     for i in range(count):
         item = _at(i)
@@ -67,6 +64,38 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 
 @jit.inner
+def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
+    """Do what `_locate` does with windows that were found, and one row of each or its steps: nearly always.
+
+    These are not below the floor, nor is the end of the steps behind the stop, so there is less to check and to keep in
+    registers. Each row lies in one cache line.
+    """
+    first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
+    bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
+    row_window, stop_window = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
+    is_step, found = leaf < copied, 0
+    for i in range(count):
+        item = _at(i)
+        folder, before, r = windows[cols.FOLDER, item], windows[cols.BEFORE, item], windows[row_window, item]
+        bits = load_int(shifts + 8 * folder)
+        chunk = (before + r) >> bits
+        inside = (before + r) & ((1 << bits) - 1)
+        source = np.int64(0)
+        whole = r < windows[stop_window, item] if is_step else inside + windows[cols.K, item] <= 1 << bits
+        if whole and chunk < load_int(chunk_counts + 8 * folder):
+            place = load_int(first_chunks + 8 * folder) + chunk
+            base = load_int(bases + 8 * place) if _at(place) < _at(bases_size) else 0
+            if base != 0:
+                source = base + ((windows[cols.LINE, item] << bits) + inside) * row_bytes
+                prefetch(source)
+                if not is_step:
+                    prefetch(source + windows[cols.K, item] * row_bytes - 1)
+                found += 1
+        sources[_at(leaf), item] = source
+    return count - found
+
+
+@jit.inner
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
     """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
     item = _at(i)
@@ -82,26 +111,37 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 
 
 @jit.inner
-def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, count: int, sources: Ints) -> int:
+def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
     """Copy the window of each item, past the caches if runs are wide and that is wanted.
 
-    Piece by piece where `_locate` found no run. Returns the first item with an unmapped row, or -1.
+    Piece by piece where `_locate` found no run, as it did of `left` items of all leaves. Returns the first item with an
+    unmapped row, or -1.
     """
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
     nbytes, begin, stop_row = length * row_bytes, _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
     is_streamed = streamed != 0 and nbytes >= WIDE
+    # Of a constant width a copy is two moves and no call.
+    if nbytes == 16:
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * 16, sources[_at(leaf), _at(i)], 16)
+    elif nbytes == 8:
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * 8, sources[_at(leaf), _at(i)], 8)
+    elif nbytes == 4:
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * 4, sources[_at(leaf), _at(i)], 4)
+    elif not is_streamed:
+        for i in range(count):
+            if sources[_at(leaf), _at(i)] != 0:
+                copy_bytes(out + i * nbytes, sources[_at(leaf), _at(i)], nbytes)
+    if not is_streamed and left == 0:
+        return -1
     for i in range(count):
         source, target = sources[_at(leaf), _at(i)], out + i * nbytes
-        # Of a constant width a copy is two moves and no call.
         if source != 0 and not is_streamed:
-            if nbytes == 16:
-                copy_bytes(target, source, 16)
-            elif nbytes == 8:
-                copy_bytes(target, source, 8)
-            elif nbytes == 4:
-                copy_bytes(target, source, 4)
-            else:
-                copy_bytes(target, source, nbytes)
             continue
         row, stop = windows[begin, _at(i)] + plan[leaf, cols.OFFSET], windows[stop_row, _at(i)]
         done, run = 0, length
@@ -261,14 +301,20 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
                     after + 1
                 )
                 ends[item] &= ~(TERMINATED | TRUNCATED)
-        missing = 0
+        left = missing = 0
         for leaf in range(lines):
             if plan[leaf, cols.FOLDERS] < snapshot[frozen.FOLDER_COUNT]:
                 return begin
-            missing = _locate(windows, plan, leaf, copied, count, sources)
+            is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
+            row_bytes = plan[leaf, cols.ROW_BYTES]
+            if record[cols.FINDS] and is_step and row_bytes <= _LINE and row_bytes & (row_bytes - 1) == 0:
+                missing = _locate_found(windows, plan, leaf, copied, count, sources)
+            else:
+                missing = _locate(windows, plan, leaf, copied, count, sources)
+            left += missing
         for leaf in range(copied):
             out = addresses[plan[leaf, cols.TARGET]] + begin * plan[leaf, cols.LENGTH] * plan[leaf, cols.ROW_BYTES]
-            bad = _copy(windows, plan, leaf, out, streamed, count, sources)
+            bad = _copy(windows, plan, leaf, out, streamed, left, count, sources)
             if bad >= 0:
                 record[cols.FAILED] = leaf
                 return begin + bad
