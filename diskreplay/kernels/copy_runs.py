@@ -6,9 +6,7 @@ batch has them a row of all columns apart. The next runs are on their way from m
 
 from diskreplay.ids import Ints
 
-from . import jit
-from .addresses import row_address
-from .frozen import OWN_FOLDER
+from . import frozen, gathering as table, jit
 
 _AHEAD = 4  # runs
 _LINE, _LINES = 64, 6  # bytes that a cache reads at once; what comes behind these is read ahead by the processor
@@ -31,32 +29,48 @@ def _copy(target: int, apart: int, source: int, row_bytes: int, count: int) -> N
             jit.copy_bytes(target + j * apart, source + j * row_bytes, row_bytes)
 
 
-@jit.kernel("int", "ints2", *["ints"] * 7, "int", "int", "int", "int", "int")
-def copy_runs(
-    runs: Ints, folders: Ints, lane_base: Ints, first_rows: Ints, first_chunk: Ints, chunks: Ints, shift: Ints,
-    bases: Ints, row_bytes: int, columns: int, out: int, begin: int, until: int,
-) -> int:  # fmt: skip
+@jit.inner
+def _address(line: Ints, folder: int, before: int, lane: int, row: int) -> int:
+    """Return where a row is in memory, 0 where it is not mapped; `before` is the lane's in `frozen.FIRST_ROWS`."""
+    if folder < 0 or folder >= line[table.FOLDERS]:
+        return 0
+    is_own = before == frozen.OWN_FOLDER
+    row, lane = row + jit.either(is_own, 0, before), jit.either(is_own, lane, 0)
+    bits = jit.load_int(line[table.SHIFT] + 8 * folder)
+    chunk = row >> bits
+    place = jit.load_int(line[table.FIRST_CHUNK] + 8 * folder) + chunk
+    if chunk >= jit.load_int(line[table.CHUNKS] + 8 * folder) or place >= line[table.BASES_SIZE]:
+        return 0
+    base = jit.load_int(line[table.BASES] + 8 * place)
+    return base + line[table.ROW_BYTES] * ((lane << bits) + (row & ((1 << bits) - 1))) if base != 0 else 0
+
+
+@jit.kernel("int", "ints", "ints", "ints2", "int", "int", "int", "int")
+def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begin: int, until: int) -> int:
     """Copy the rows of the runs `begin` to below `until` to the items of a batch at an address.
 
-    The items of a run are so many `columns` apart. For `lane_base`, `folders` and `first_rows` see `frozen`; the four
-    arrays behind them are of the table of the leaf. Returns the first run with a row that is not mapped, or -1.
+    The items of a run are so many `columns` apart. `record` is a snapshot's, see `frozen`, and `line` the table of the
+    leaf, see `gathering.table_line`. Returns the first run with a row that is not mapped, or -1.
     """
+    folders, lane_base, first_rows = record[frozen.FOLDERS], record[frozen.LANE_BASE], record[frozen.FIRST_ROWS]
+    row_bytes = line[table.ROW_BYTES]
     for i in range(begin, until):
         if i + _AHEAD < until:
             slot, lane, row = runs[SLOT, i + _AHEAD], runs[LANE, i + _AHEAD], runs[ROW, i + _AHEAD]
-            folder, first = folders[slot], first_rows[lane_base[slot] + lane]
-            source = row_address(folder, first, lane, row, row_bytes, first_chunk, chunks, shift, bases)
-            for line in range(min(_LINES, 1 + (runs[COUNT, i + _AHEAD] * row_bytes) // _LINE)):
-                jit.prefetch(source + line * _LINE)
+            before = jit.load_int(first_rows + 8 * (jit.load_int(lane_base + 8 * slot) + lane))
+            source = _address(line, jit.load_int(folders + 8 * slot), before, lane, row)
+            for ahead in range(min(_LINES, 1 + (runs[COUNT, i + _AHEAD] * row_bytes) // _LINE)):
+                jit.prefetch(source + ahead * _LINE)
         slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i]
-        folder, first = folders[slot], first_rows[lane_base[slot] + lane]
+        folder = jit.load_int(folders + 8 * slot)
+        before = jit.load_int(first_rows + 8 * (jit.load_int(lane_base + 8 * slot) + lane))
         target, left = out + runs[ITEM, i] * row_bytes, runs[COUNT, i]
-        mask = (1 << shift[folder]) - 1
         while left > 0:
-            source = row_address(folder, first, lane, row, row_bytes, first_chunk, chunks, shift, bases)
+            source = _address(line, folder, before, lane, row)
             if source == 0:
                 return i
-            inside = row + jit.either(first == OWN_FOLDER, 0, first) & mask
+            mask = (1 << jit.load_int(line[table.SHIFT] + 8 * folder)) - 1
+            inside = (row + jit.either(before == frozen.OWN_FOLDER, 0, before)) & mask
             count = min(left, mask + 1 - inside)
             _copy(target, columns * row_bytes, source, row_bytes, count)
             target += count * columns * row_bytes

@@ -61,12 +61,10 @@ class StepRuns:
         for _ in range(ATTEMPTS):
             with snapshot.tables.lock:  # while it is held, nothing leaves for what other threads map
                 table.ensure(slot, lane, first, first + self._runs[COUNT] - 1)
-                held, (addresses,) = snapshot.tables.addresses([leaf])
-            segments = snapshot.segments
-            where = segments.folders, segments.lane_base, segments.first_rows, *addresses
-            arguments = self._runs, *where, table.row_bytes, self._columns, out.ctypes.data
+                held, ((line, arrays),) = snapshot.tables.lines([leaf])
+            arguments = snapshot.record, line, self._runs, self._columns, out.ctypes.data
             # A thread that an interrupt leaves copying holds what the kernel has addresses of.
-            work = partial(_call, (held, out), kernel, arguments)
+            work = partial(_call, (held, arrays, snapshot, out), kernel, arguments)
             if threads is None or out.nbytes < threads.least:
                 bad = work(0, len(slot))
             else:

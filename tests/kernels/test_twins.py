@@ -288,12 +288,12 @@ def test_copy_runs(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> N
         table[ROW], table[RUN_COUNT] = rng.integers(0, 20, runs), rng.integers(0, steps + 1, runs)
         table[ITEM] = rng.permutation(columns)[:runs]  # a column each
     arrays = table_arrays(snapshot, leaf, mapped, rng)
-    where = np.arange(len(snapshot.lanes)), snapshot.lane_base, snapshot.first_rows
     row_bytes, begin = snapshot.leaf(leaf).row_bytes, int(rng.integers(0, runs + 1))
+    line = rows.table_line(*arrays, row_bytes)
     found = []
     for kernel in KERNELS["copy_runs"]:
         out = np.full((steps * columns, row_bytes), 0xAB, np.uint8)
-        bad = kernel(table, *where, *arrays, row_bytes, columns, out.ctypes.data, begin, runs)
+        bad = kernel(snapshot.record, line, table, columns, out.ctypes.data, begin, runs)
         found.append((bad, out))
     (fast_bad, fast), (plain_bad, plain) = found
     assert fast_bad == plain_bad

@@ -3,20 +3,17 @@
 import ctypes
 
 from diskreplay.ids import Ints
-from diskreplay.kernels.frozen import OWN_FOLDER
-from tests.kernels.plain.find_windows import row_address
+from diskreplay.kernels.gathering import ROW_BYTES
+from tests.kernels.plain.find_windows import row_address, table_at
+from tests.kernels.plain.frozen import Frozen
 
 
-def copy_runs_plain(
-    runs: Ints, folders: Ints, lane_base: Ints, first_rows: Ints, first_chunk: Ints, chunks: Ints, shift: Ints,
-    bases: Ints, row_bytes: int, columns: int, out: int, begin: int, until: int,
-) -> int:  # fmt: skip
+def copy_runs_plain(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begin: int, until: int) -> int:
     """Do what `copy_runs` does, row after row."""
+    seen, table, row_bytes = Frozen.of(record), table_at(line.tolist()), int(line[ROW_BYTES])
     for i, (slot, lane, row, count, item) in enumerate(runs.T[begin:until].tolist(), begin):
-        first = int(first_rows[lane_base[slot] + lane])
-        where = int(folders[slot]), lane if first == OWN_FOLDER else 0, max(first, 0)
         for j in range(count):
-            source = row_address(where, row + j, first_chunk, chunks, shift, bases, row_bytes)
+            source = row_address(seen.folder(slot, lane), row + j, *table, row_bytes)
             if not source:
                 return i
             ctypes.memmove(out + (item + j * columns) * row_bytes, source, row_bytes)
