@@ -58,7 +58,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_files() -> set[tuple[int, str]]:
     """Every open descriptor of a file or folder, with its target. Pipes and sockets belong to event loops and pools."""
-    # multiprocessing keeps its arenas of shared memory (pym-...) for the next one who asks.
+    # multiprocessing keeps its arenas of shared memory (pym-...) for the next one who asks, matplotlib its fonts.
     devices = ("/dev/null", "/dev/pts", "/dev/tty", "/dev/urandom", "/dev/shm/pym-", "/dev/nvidia", "/proc/")
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -66,7 +66,7 @@ def open_files() -> set[tuple[int, str]]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # the descriptor of the listing itself
-        if target.startswith("/") and not target.startswith(devices):
+        if target.startswith("/") and not target.startswith(devices) and "/mpl-data/fonts/" not in target:
             found.add((int(name), target))
     return found
 

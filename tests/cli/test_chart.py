@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 
 from diskreplay.cli.chart import Chart, Series, picture, sparkline
 
-pytestmark = pytest.mark.leaks("matplotlib keeps the files of its fonts open")
 ANY = st.floats(width=64)
 HOSTILE = "<script>$x$</script>]]>--&amp;\"'"
 

@@ -20,7 +20,6 @@ ELSEWHERE = {"demo", "inspect", "verify", "repair"}  # in docs/look.md
 
 
 @pytest.mark.slow
-@pytest.mark.leaks("matplotlib keeps the files of its fonts open")
 def test_the_commands_run_one_after_the_other(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_small(tmp_path / "runs/a")

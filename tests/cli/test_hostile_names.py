@@ -36,7 +36,6 @@ def hostile(tmp_store: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.leaks("matplotlib keeps the files of its fonts open")
 def test_no_command_passes_on_what_a_terminal_or_a_browser_would_obey(
     run: Callable, hostile: Path, tmp_path: Path
 ) -> None:

@@ -171,7 +171,6 @@ def test_drawing_again_draws_nothing_of_before() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.leaks("matplotlib keeps the files of its fonts open")
 @pytest.mark.parametrize("what", sorted({*What} - {What.priorities}))
 def test_it_is_saved_as_a_picture(run: Callable, small: Path, tmp_path: Path, what: What) -> None:
     png, svg = tmp_path / "plot.png", tmp_path / "plot.svg"

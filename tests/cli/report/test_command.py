@@ -15,8 +15,6 @@ from diskreplay.format import layout
 from tests.cli.report.conftest import HOSTILE
 from tests.testing.pages import Page
 
-pytestmark = pytest.mark.leaks("matplotlib keeps the files of its fonts open")
-
 
 def written(run: Callable, path: Path, *arguments: object) -> Page:
     """The page of a store, which loads nothing."""
