@@ -347,14 +347,15 @@ class _Build:
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
         """Yield the places of the values of those episodes, in order."""
         lost = {first: values for first, _, values in self._lost().entries}
-        edges = [edge for first, stop in self._skipped for edge in (first, stop)]
+        stops = {stop for _, stop in self._skipped}
+        edges = {first for first, _ in self._skipped} | stops
         count = before = row = 0
-        for edge in sorted({*edges, *lost}) if self._values and edges else ():
+        for edge in sorted(edges | lost.keys()) if self._values and edges else ():
             while row < edge:
                 flags = np.frombuffer(os.pread(fd, min(edge - row, _AT_ONCE), row), np.uint8)
                 count += int(np.count_nonzero(flags & layout.EPISODE_VALUES))
                 row += len(flags)
-            if any(stop == edge for _, stop in self._skipped) and before < count:
+            if edge in stops and before < count:
                 yield before, count
             count += lost.get(edge, 0)
             before = count
