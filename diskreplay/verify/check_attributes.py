@@ -3,7 +3,7 @@
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,7 @@ from diskreplay.verify.pack_tables import Tables
 
 _SECTOR = 512  # what a disk writes as a whole
 _MOST_NS = 1 << 62
+_BLOCK_BYTES = 1 << 20  # of flags at once
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,18 @@ class Segment:
             if fd is not None and len(data := read_at(fd, nbytes, at)) == nbytes:
                 return data
         return None
+
+    def read_flags(self, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Return the flags of rows of one lane that lie in one chunk, none where its file is not whole."""
+        return np.frombuffer(self.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)
+
+    def flag_parts(self, lane: int, first: int, stop: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+        """Yield the flags of rows of one lane in parts of bounded size: first row, the row behind the last, flags."""
+        per_chunk = self.chunk_rows[layout.DONE]
+        while first < stop:
+            end = min(stop, (first // per_chunk + 1) * per_chunk, first + _BLOCK_BYTES)
+            yield first, end, self.read_flags(lane, first, end)
+            first = end
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:

@@ -131,14 +131,14 @@ def check_lost(segment: Segment) -> bool:
     for position, count in segment.attributes.lost:
         row, lane = divmod(position, segment.lanes)
         stop, rows = row + count, segment.rows[lane]
-        good = stop <= rows and (stop == rows or bool((_flags(segment, lane, stop, stop + 1) & layout.FIRST).all()))
-        for at, end in _parts(segment, row, stop) if good else ():
+        good = stop <= rows and (stop == rows or bool((segment.read_flags(lane, stop, stop + 1) & layout.FIRST).all()))
+        for at, end, flags in segment.flag_parts(lane, row, stop) if good else ():
             expected = np.zeros(end - at, np.uint8)
             if at == row:
                 expected[0] = layout.FIRST
             if end == stop:
                 expected[-1] |= layout.TRUNCATED
-            good &= np.array_equal(_flags(segment, lane, at, end), expected)
+            good &= np.array_equal(flags, expected)
         if not good:
             detail = f"{count} rows from row {row} of lane {lane} on were lost, and are not one episode"
             segment.files.report("flags", segment.inside(layout.DONE), detail)
@@ -164,23 +164,8 @@ def is_episode(segment: Segment, lane: int, row: int, stop: int, rows: int) -> b
     """Whether an episode has its steps in exactly the rows ``[row, stop)`` of those before ``rows``."""
     if not row < stop <= rows:
         return False
-    for at, end in _parts(segment, row, stop):
-        flags = _flags(segment, lane, at, end)
+    for at, end, flags in segment.flag_parts(lane, row, stop):
         starts = np.flatnonzero(flags & layout.FIRST).tolist()
         if len(flags) < end - at or starts != ([0] if at == row else []) or (flags & NO_STEP).any():
             return False
-    return stop == rows or bool((_flags(segment, lane, stop, stop + 1) & (layout.FIRST | NO_STEP)).all())
-
-
-def _parts(segment: Segment, first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of some rows that lie in one chunk each, and are not too large to be read at once."""
-    per_chunk = segment.chunk_rows[layout.DONE]
-    while first < stop:
-        end = min(stop, (first // per_chunk + 1) * per_chunk, first + _BLOCK_BYTES)
-        yield first, end
-        first = end
-
-
-def _flags(segment: Segment, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
-    """Return flags of one lane that lie in one chunk."""
-    return np.frombuffer(segment.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)
+    return stop == rows or bool((segment.read_flags(lane, stop, stop + 1) & (layout.FIRST | NO_STEP)).all())

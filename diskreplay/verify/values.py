@@ -3,12 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format import layout
 from diskreplay.ids import EPISODE_VALUES
 from diskreplay.verify.check_attributes import Segment
 
 Ints = NDArray[np.int64]
-_BLOCK_BYTES = 1 << 20
 
 
 def count_values(segment: Segment, upto: Ints, before: Ints | None = None) -> Ints:
@@ -17,16 +15,12 @@ def count_values(segment: Segment, upto: Ints, before: Ints | None = None) -> In
     Flags that cannot be read count as 0.
     """
     before = np.zeros_like(upto) if before is None else before
-    found, per_chunk = np.zeros(segment.lanes, np.int64), segment.chunk_rows[layout.DONE]
+    found = np.zeros(segment.lanes, np.int64)
     if not segment.plan.episode_arrays:
         return found
     for lane in np.flatnonzero(before < upto).tolist():
-        at, stop = int(before[lane]), int(upto[lane])
-        while at < stop:
-            end = min(stop, (at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
-            flags = np.frombuffer(segment.read_rows(layout.DONE, lane, at, end) or b"", np.uint8)
+        for _, _, flags in segment.flag_parts(lane, int(before[lane]), int(upto[lane])):
             found[lane] += np.count_nonzero(flags & EPISODE_VALUES)
-            at = end
     return found + lost_values(segment, before, upto)
 
 
