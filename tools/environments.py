@@ -29,7 +29,7 @@ from importlib import metadata
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -268,6 +268,14 @@ class Resolver:
         return subprocess.run([*command, str(self._torch)], capture_output=True, check=False).returncode == 0
 
 
+class Python(NamedTuple):
+    """An interpreter, its version such as 3.13, and whether the CPU build of torch is to be had for it."""
+
+    path: str
+    minor: str
+    has_torch: bool
+
+
 def pins() -> dict[str, str]:
     """Return the pinned version of each library."""
     found: list[tuple[str, str]] = re.findall(r"(?m)^([\w.-]+)==(\S+)$", CONSTRAINTS.read_text())
@@ -275,26 +283,27 @@ def pins() -> dict[str, str]:
 
 
 def attempt_end(
-    extra: str, end: str, interpreter: str, resolver: Resolver, wheel: Path, sdist: Path, scratch: Path, whole: bool
+    extra: str, end: str, python: Python, resolver: Resolver, wheel: Path, sdist: Path, scratch: Path, whole: bool
 ) -> ranges.Run | None:
     """Install an extra in the versions at an end of its ranges, run its tests, and return what ran.
 
     Without a CPU build of torch, tests that need it skip, and an extra whose library needs torch does not run.
     """
-    started, project, python = perf_counter(), ranges.Project.read(), minor_of(interpreter)
+    started, project = perf_counter(), ranges.Project.read()
     module, *tests = TRIED.get(extra, ("diskreplay",))
-    torch = resolver.has_torch(interpreter)
-    if not torch and extra != "torch" and project.needs(extra, "torch", python):
-        print(f"{extra}, {end}, Python {python}: not run, no CPU build of torch is there", flush=True)
+    minor, torch, needs_torch = python.minor, python.has_torch, project.needs(extra, "torch", python.minor)
+    if not torch and extra != "torch" and needs_torch:
+        print(f"{extra}, {end}, Python {minor}: not run, no CPU build of torch is there", flush=True)
         return None
-    needed = list(dict.fromkeys(project.needed([extra, *BESIDE.get(extra, ())], python)))
+    needed = list(dict.fromkeys(project.needed([extra, *BESIDE.get(extra, ())], minor)))
     tools = {*TEST_TOOLS, "google-crc32c", *EXAMPLES.get(extra, ())} - {Requirement(line).name for line in needed}
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            environment = Environment(Path(folder) / "env", interpreter, wheel)
-            pinned = (f"{name}=={pins()[name]}" for name in sorted(tools))
+            environment = Environment(Path(folder) / "env", python.path, wheel)
+            versions = pins()
+            pinned = (f"{name}=={versions[name]}" for name in sorted(tools))
             resolver.install(environment.python, [*needed, *pinned, str(wheel)], end, torch=torch)
-            if torch or not project.needs(extra, "torch", python):
+            if torch or not needs_torch:
                 run(environment.python, "-c", f"import {module}", cwd=sdist)
             (site,) = environment.folder.glob("lib/python*/site-packages")
             there = {
@@ -309,10 +318,10 @@ def attempt_end(
             more = {"DISKREPLAY_WITHOUT": modules}
             run(*command, *AT_ENDS.get(extra, tests), cwd=sdist, more=more, fine=(0, NO_TESTS))
     except SystemExit as error:
-        sys.exit(f"{error}\ntools/extras: {extra}, {end}, Python {python}: failed")
-    ran = {each.name: there[each.name] for each in project.own(extra, python) if each.name in there}
-    print(f"{extra}, {end}, Python {python}: {ran} in {perf_counter() - started:.0f} s", flush=True)
-    return ranges.Run(extra, end, python, f"{datetime.now(UTC):%Y-%m-%d}", ran, () if torch else ("torch",))
+        sys.exit(f"{error}\ntools/extras: {extra}, {end}, Python {minor}: failed")
+    ran = {each.name: there[each.name] for each in project.own(extra, minor) if each.name in there}
+    print(f"{extra}, {end}, Python {minor}: {ran} in {perf_counter() - started:.0f} s", flush=True)
+    return ranges.Run(extra, end, minor, f"{datetime.now(UTC):%Y-%m-%d}", ran, () if torch else ("torch",))
 
 
 def minor_of(interpreter: str) -> str:
@@ -376,15 +385,17 @@ def attempts(
 
 
 def attempts_at_ends(
-    names: Iterable[str], ends: Iterable[str], pythons: Iterable[str], wheel: Path, sdist: Path, scratch: Path,
+    names: Iterable[str], ends: Iterable[str], pythons: Sequence[str], wheel: Path, sdist: Path, scratch: Path,
     whole: bool,
 ) -> Iterator[Callable[[], ranges.Run | None]]:  # fmt: skip
     """Yield what tries extras at ends of their ranges on these Pythons."""
     resolver, here = Resolver(scratch), {minor_of(each): each for each in interpreters()}
-    for extra, python, end in product(names, pythons, ends):
-        if python not in here:
-            sys.exit(f"tools/extras: there is no Python {python} here, only {', '.join(sorted(here))}: install it")
-        yield partial(attempt_end, extra, end, here[python], resolver, wheel, sdist, scratch, whole)
+    for minor in pythons:
+        if minor not in here:
+            sys.exit(f"tools/extras: there is no Python {minor} here, only {', '.join(sorted(here))}: install it")
+    found = [Python(here[minor], minor, resolver.has_torch(here[minor])) for minor in pythons]
+    for extra, python, end in product(names, found, ends):
+        yield partial(attempt_end, extra, end, python, resolver, wheel, sdist, scratch, whole)
 
 
 def main() -> None:
