@@ -85,8 +85,7 @@ def _fill(path: Path, size: Size) -> None:
 def _steps_from(device: str, size: Size, rounds: int, folder: Path) -> dict[str, list[Seconds]]:
     """Return the times of calls that take a step of many environments from a device."""
     step = Steps(*(tensor.to(device) for tensor in Steps.random(size.envs)))
-    fields = {name: tensor for name, tensor in step._asdict().items() if name not in ("done", "log_prob")}
-    fields["terminated"] = step.done > 0
+    fields = step.fields()
     with (
         dr.create(folder / "vector", SCHEMA, capacity=64 * size.envs) as store,
         store.writer(size.envs) as writer,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from tools.bench.harness import (
     number,
     ratio_table,
     ratios,
+    timed,
     timing_table,
 )
 
@@ -75,11 +76,14 @@ class Steps(NamedTuple):
         done = (torch.rand(envs, generator=generator) < ends).float()
         return cls(obs, action, reward, done, value, log_prob)
 
+    def fields(self) -> dict[str, torch.Tensor]:
+        """Return the arguments of an append as tensors."""
+        fields = {name: tensor for name, tensor in self._asdict().items() if name not in ("done", "log_prob")}
+        return {**fields, "terminated": self.done > 0}
+
     def appended(self) -> dict[str, Any]:
-        """Return the arguments of an append."""
-        arrays = {name: tensor.numpy() for name, tensor in self._asdict().items() if name != "log_prob"}
-        arrays["terminated"] = arrays.pop("done") > 0
-        return arrays
+        """Return the arguments of an append as arrays."""
+        return {name: tensor.numpy() for name, tensor in self.fields().items()}
 
 
 class PlainTensors:
@@ -171,15 +175,6 @@ class BareWrites:
             at += len(array)
 
 
-def _timed_calls(call: Callable[[], Any], repeats: int) -> Seconds:
-    taken = []
-    for _ in range(repeats):
-        started = perf_counter_ns()
-        call()
-        taken.append(perf_counter_ns() - started)
-    return np.array(taken, np.float64) / 1e9
-
-
 def _torchrl_rollout(steps: int, step: Steps) -> Callable[[], Any]:
     from torchrl.objectives.value.functional import generalized_advantage_estimate
 
@@ -225,7 +220,7 @@ def _rollout_buffers(envs: int, size: Size, rounds: int, peers: bool) -> tuple[l
         if peers:
             calls[TORCHRL] = _torchrl_rollout(size.steps, step)
         seconds = in_turn(
-            [Contestant(name, partial(_timed_calls, call, size.repeats)) for name, call in calls.items()],
+            [Contestant(name, partial(timed, call, [()] * size.repeats)) for name, call in calls.items()],
             rounds,
         )
     what = f"RolloutBuffer, {envs:,} environments x {size.steps} steps"
@@ -280,7 +275,7 @@ def _rollouts_of_a_store(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
 
         calls = {OURS: ours, PLAIN: tensors, MAPPED: mapped}
         seconds = in_turn(
-            [Contestant(name, partial(_timed_calls, call, size.repeats)) for name, call in calls.items()],
+            [Contestant(name, partial(timed, call, [()] * size.repeats)) for name, call in calls.items()],
             rounds,
         )
     what = f"{size.steps} VectorWriter.append and Rollouts({size.steps}), {size.lanes:,} lanes"
@@ -330,7 +325,7 @@ def _appends_and_batches(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
     appended = Steps.random(size.lanes).appended()
     bare = BareWrites(folder / "bare of batches", appended, size.file_calls)
     ids = {OURS: dr.Uniform(), f"{OURS}, priorities with an update": dr.Prioritized()}
-    contestants = [Contestant(BARE, partial(_timed_calls, bare.append, size.calls))]
+    contestants = [Contestant(BARE, partial(timed, bare.append, [()] * size.calls))]
     opened: list[Any] = []
     for name, distribution in ids.items():
         store = dr.create(folder / f"batches {name}", SCHEMA, capacity=size.capacity)
@@ -347,7 +342,7 @@ def _appends_and_batches(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
             if updates:
                 sampler.update_priorities(batch.index, batch.reward)
 
-        contestants.append(Contestant(name, partial(_timed_calls, step, size.calls)))
+        contestants.append(Contestant(name, partial(timed, step, [()] * size.calls)))
         opened += sampler, writer, store
     seconds = in_turn(contestants, rounds)
     for each in opened:
