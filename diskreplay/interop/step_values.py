@@ -7,8 +7,6 @@ import numpy as np
 
 from diskreplay import ReplayError, SchemaError, Store
 
-_OF_RESET = ("seed", "options")  # arguments of `reset` that are recorded where the schema has these episode fields
-
 Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to read in it
 
 
@@ -126,11 +124,12 @@ class StepValues:
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
             seeds = list(seed)
         given: list[dict[str, Any]] = [{} for _ in range(count)]
+        # The arguments that are recorded where the schema has these episode fields.
         arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
-        for name in _OF_RESET:
+        for name, values in arguments.items():
             if name in self._schema.episode and name not in self._episode_infos:
                 # The environments refuse a wrong count.
-                for lane, value, is_reset in zip(given, arguments[name], lanes, strict=False):
+                for lane, value, is_reset in zip(given, values, lanes, strict=False):
                     if is_reset and value is not None:
                         lane[name] = value
         cast = self._schema.cast
