@@ -144,30 +144,32 @@ def check_views(store: Any, model: ModelStore, ids: dict[int, int], views: Itera
         }
         view = dr.Transitions(n_step=n_step, gamma=gamma, frame_stack=frame_stack)
         unsure = _note_parts_before(store, model, ids)
-        sure = {i for i, (episode, t) in starts.items() if episode not in unsure or t >= frame_stack - 1}
+        known = {i: (of, t) for i, (of, t) in starts.items() if of not in unsure or t >= frame_stack - 1}
         sampler = dr.Sampler(store, view, batch_size=32, seed=seed, refresh=False)
         try:
             order = np.random.default_rng(seed).permutation(np.array(list(starts), np.int64))
             for part in np.split(order, range(512, len(order), 512)) if starts else ():
                 batch = sampler.gather(part)
                 assert batch.numpy()["index"].tolist() == part.tolist()
-                some = [at for at, i in enumerate(part.tolist()) if i in sure]
-                rows = [starts[i] for i in part[some].tolist()]
-                count += check_transitions(batch.select(some), rows, n_step, gamma, frame_stack) if some else 0
+                count += _check_known(batch, part.tolist(), known, (n_step, gamma, frame_stack))
             if starts:
                 batch = sampler.sample()
                 drawn = batch.numpy()["index"].tolist()
                 assert set(drawn) <= set(starts)
                 assert (batch.numpy()["weight"] == 1).all()
-                some = [at for at, i in enumerate(drawn) if i in sure]
-                rows = [starts[drawn[at]] for at in some]
-                count += check_transitions(batch.select(some), rows, n_step, gamma, frame_stack) if some else 0
+                count += _check_known(batch, drawn, known, (n_step, gamma, frame_stack))
             else:
                 with pytest.raises(dr.NotEnoughData):
                     sampler.sample()
         finally:
             sampler.close()
     return count
+
+
+def _check_known(batch: Any, drawn: list[int], known: dict[int, tuple[ModelEpisode, int]], view: tuple) -> int:
+    """Compare the transitions of a batch whose ids have a known reference; return how many these are."""
+    some = [at for at, i in enumerate(drawn) if i in known]
+    return check_transitions(batch.select(some), [known[drawn[at]] for at in some], *view) if some else 0
 
 
 def _note_parts_before(store: Any, model: ModelStore, ids: dict[int, int]) -> set[ModelEpisode]:
