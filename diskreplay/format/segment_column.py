@@ -256,7 +256,7 @@ class Column:
             else:
                 self.chunks[chunk][at : at + count] = part
 
-    def addresses(self, first: int, last: int) -> list[Mapping] | None:
+    def mapped_chunks(self, first: int, last: int) -> list[Mapping] | None:
         """Return the mapped chunks of the rows from ``first`` to ``last``, None where one of them is not mapped."""
         found = [self._mappings.get(chunk) for chunk in range(first >> self.shift, (last >> self.shift) + 1)]
         return None if None in found else found  # type: ignore[return-value]

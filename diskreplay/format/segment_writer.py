@@ -100,15 +100,10 @@ class SegmentWriter:
         """
         if row < self.reserved[lane]:
             return
-        rows = self._lane_rows
-        first = int(rows.min())
         self._is_needed = True
         with self._reserving:
             self._is_needed = False
-            for column in self.columns.values():
-                column.reserve(lane, row, stop, rows)
-                column.unmap_before(first)
-                column.close_before(first)
+            _reserve(self.columns, lane, row, stop, self._lane_rows)
             self._note_reserved()
         self._ahead_at = self._growth
 
@@ -162,11 +157,7 @@ class SegmentWriter:
         row = int(self._values[lane])
         if row < self._reserved_values[lane]:
             return
-        first = int(self._values.min())
-        for column in self._value_columns.values():
-            column.reserve(lane, row, 0, self._values)
-            column.unmap_before(first)
-            column.close_before(first)
+        _reserve(self._value_columns, lane, row, 0, self._values)
         np.min([column.reserved for column in self._value_columns.values()], axis=0, out=self._reserved_values)
 
     def lacks_values(self, lanes: Any) -> Any:
@@ -241,7 +232,7 @@ class SegmentWriter:
         heads, bases, held = list[int](), list[int](), list[Any]()
         for leaf, value in fields.items():
             column = self.columns[leaf]
-            items, chunks = column.items(value), column.addresses(first, last)
+            items, chunks = column.items(value), column.mapped_chunks(first, last)
             if chunks is None or items.dtype != column.item or len(items) != len(rows):
                 return None
             place = 5 * len(fields) + len(bases)
@@ -412,7 +403,7 @@ class SegmentWriter:
             return self.release()
 
     def release(self) -> list[Mapping]:
-        """Release every chunk, in a forked child: it has no thread that reserves.
+        """Release every chunk while no thread reserves: `close` waits for it, and a forked child has none.
 
         The returned mappings are unmapped with the last reference to them.
         """
@@ -421,6 +412,15 @@ class SegmentWriter:
         self.publish_delayed(late=True)
         every = (*self.columns.values(), *self._value_columns.values())
         return [mapping for column in every for mapping in column.close()]
+
+
+def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: Ints) -> None:
+    """Reserve rows of a lane as `Column.reserve` does, and release the chunks before the ``rows`` of every lane."""
+    first = int(rows.min())
+    for column in columns.values():
+        column.reserve(lane, row, stop, rows)
+        column.unmap_before(first)
+        column.close_before(first)
 
 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
