@@ -351,9 +351,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         """Send updates that no request takes along."""
         while not self._end.wait(self._update_age_s / 2):
             with self._lock:
-                for link in self._links:
-                    if link.lost is None and link.update_age() > self._update_age_s / 2:
-                        link.send_updates()
+                self._send_updates(self._update_age_s / 2)
 
     @property
     def sampleable(self) -> int:
@@ -447,10 +445,10 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             self._rounds.refresh()
             raise
 
-    def _send_updates(self) -> None:
-        """Send the updates that wait: a shard takes them before its next call."""
+    def _send_updates(self, waiting_s: float = 0.0) -> None:
+        """Send the updates that have waited longer than ``waiting_s``: a shard takes them before its next call."""
         for link in self._links:
-            if link.lost is None and link.update_age():
+            if link.lost is None and link.update_age() > waiting_s:
                 link.send_updates()
 
     def _states(self) -> list[Any]:
