@@ -113,10 +113,7 @@ def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
 
 def is_inside(writer: Any) -> bool:
     """Tell whether this thread is in the middle of a call of a writer: a signal's handler runs there, or a caster."""
-    return _is_in(sys._getframe(1), writer)
-
-
-def _is_in(frame: FrameType | None, writer: Any) -> bool:
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _codes and frame.f_locals.get("self") is writer:
             return True
