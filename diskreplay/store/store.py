@@ -42,6 +42,7 @@ from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.marker import Durability, Marker, check_durability
 from diskreplay.store.writing.sealer import Sealer
 from diskreplay.store.writing.validation import checks_of
+from diskreplay.store.writing.vector_steps import STEP_KERNEL
 from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.store.writing.writer import Writer
 
@@ -214,7 +215,7 @@ class Store:
     def _compile_for(self, writer: object) -> None:
         """Have a writer use compiled code too, where it has so many lanes that it is of use."""
         if isinstance(writer, VectorWriter) and writer.num_envs > layout.CLOSE_LANES:
-            compile_all(["write_lanes"])
+            compile_all([STEP_KERNEL])
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None, *, total_reward: bool = True) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _NOWHERE = -1
 _NONE = -2
 
 # Compiled where a store with so many lanes is sampled: a process that only writes does not wait for that.
-_KERNEL = "write_lanes"
+STEP_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
@@ -337,13 +337,13 @@ class VectorSteps:
         if step.next_obs is None:
             if valued is not None:
                 flags[ends] |= EPISODE_VALUES
-            segment.write(at, rows, values, if_made(_KERNEL))
+            segment.write(at, rows, values, if_made(STEP_KERNEL))
             rows += 1
             return rows, len(rows), False, valued
-        segment.write(at, rows, values, if_made(_KERNEL))
+        segment.write(at, rows, values, if_made(STEP_KERNEL))
         rows += 1
         next_obs = dict(zip(writer.columns, _of(lanes, step.next_obs), strict=False))
-        segment.write(at, rows, next_obs, if_made(_KERNEL))
+        segment.write(at, rows, next_obs, if_made(STEP_KERNEL))
         if not some_end:
             return rows, len(rows), True, None
         writer.write_final(segment, last_at, rows[ends], final_flags(True, True, valued is not None), {})
@@ -371,7 +371,7 @@ class VectorSteps:
             lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
         observations = _of(lanes, step.values[: self._episode_writer.obs_count])
         fields = dict(zip(self._episode_writer.columns, observations, strict=False))
-        segment.write(self._places(lanes), rows, fields, if_made(_KERNEL))
+        segment.write(self._places(lanes), rows, fields, if_made(STEP_KERNEL))
 
     def _update_lanes(self, step: Step) -> None:
         """Bring the state of the lanes up to date after the step."""
