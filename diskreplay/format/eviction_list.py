@@ -47,11 +47,11 @@ class EvictionEntries:
         return np.concatenate(parts)
 
     def steps_by_segment(self, count: int) -> dict[int, int]:
-        """Return how many steps those entries hide of each segment; some of the segments may be gone. See `new`."""
+        """Return how many steps of each segment the new entries evict; segments may be gone. See `new`."""
         steps: dict[int, int] = {}
-        for first, hidden in self.new(count).tolist():
+        for first, evicted in self.new(count).tolist():
             number = first >> layout.POSITION_BITS
-            steps[number] = steps.get(number, 0) + hidden
+            steps[number] = steps.get(number, 0) + evicted
         return steps
 
     def _read(self, path: str, first: int, count: int) -> NDArray[np.int64]:

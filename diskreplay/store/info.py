@@ -35,12 +35,12 @@ _ROWS_AT_ONCE = 1 << 22
 
 def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[str, NDArray[Any]]:
     """Return the episodes of a snapshot as columns, oldest first, without those whose segment has left meanwhile."""
-    returns, gone = sum_rewards(snapshot, progress)
-    table = _columns(snapshot, returns)
+    total_rewards, gone = sum_rewards(snapshot, progress)
+    table = _columns(snapshot, total_rewards)
     return {name: column[~gone] for name, column in table.items()} if gone.any() else table
 
 
-def _columns(snapshot: Snapshot, returns: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
+def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
     """Return the columns of `episode_table`; without them, nothing is read."""
     episodes = snapshot.episodes
     end = episodes.end
@@ -52,7 +52,7 @@ def _columns(snapshot: Snapshot, returns: NDArray[np.float64] | None) -> dict[st
         "start": position // episodes.stride,
         "length": episodes.steps,
         "hidden_steps": snapshot.hidden_steps(episodes),
-        **({} if returns is None else {"total_reward": returns}),
+        **({} if total_rewards is None else {"total_reward": total_rewards}),
         "terminated": (end & layout.TERMINATED) != 0,
         "truncated": (end & layout.TRUNCATED) != 0,
         "cut": (end & layout.CUT) != 0,
@@ -69,11 +69,11 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
     position = episodes.first & layout.POSITION_MASK
     segment, lane = episodes.first >> layout.POSITION_BITS, position % episodes.stride
     start = position // episodes.stride
-    returns, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
+    total_rewards, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
     are_known = np.zeros(len(episodes), np.bool_)
     # Episodes are in the order of their ids.
     for some in np.split(np.arange(len(episodes)), np.flatnonzero(np.diff(segment)) + 1) if len(episodes) else []:
-        returns[some], are_known[some] = snapshot.kept_reward_sums(episodes.select(some))
+        total_rewards[some], are_known[some] = snapshot.kept_reward_sums(episodes.select(some))
     order = np.flatnonzero(~are_known)
     order = order[np.lexsort((start[order], lane[order], segment[order]))]
     breaks = np.flatnonzero((np.diff(segment[order]) != 0) | (np.diff(lane[order]) != 0)) + 1
@@ -81,17 +81,17 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
     done, total = 0, int(episodes.steps[order].sum()) * row_bytes
     for group in np.split(order, breaks) if len(order) else []:
         try:
-            for some in _sum_lane(snapshot, group, start, returns):
+            for some in _sum_lane(snapshot, group, start, total_rewards):
                 done += int(episodes.steps[some].sum()) * row_bytes
                 if progress is not None:
                     progress(done, total)
         except SegmentGone:
             gone[group] = True
-    return returns, gone
+    return total_rewards, gone
 
 
 def _sum_lane(
-    snapshot: Snapshot, group: NDArray[np.int64], start: NDArray[np.int64], returns: NDArray[np.float64]
+    snapshot: Snapshot, group: NDArray[np.int64], start: NDArray[np.int64], total_rewards: NDArray[np.float64]
 ) -> Iterator[NDArray[np.int64]]:
     """Sum episodes of one lane, which are in order, a bounded number of rows at a time; yield which were summed."""
     episodes = snapshot.episodes
@@ -102,7 +102,7 @@ def _sum_lane(
         first = int(start[group[at]])
         rewards = snapshot.rows("reward", int(episodes.first[group[at]]), int(stop[upto - 1]) - first)
         bounds = np.stack([start[group[at:upto]], stop[at:upto]], axis=1) - first
-        returns[group[at:upto]] = sums_between(rewards, bounds)
+        total_rewards[group[at:upto]] = sums_between(rewards, bounds)
         yield group[at:upto]
         at = upto
 
