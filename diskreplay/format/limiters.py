@@ -150,6 +150,7 @@ class StepCounter:
         self._by_hand: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._packs: dict[int, dict[int, int]] = {}  # the steps of each segment that is in a pack
+        self._writers: dict[int, int] = {}
 
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
         """Count the new steps, and return the totals.
@@ -216,6 +217,10 @@ class StepCounter:
             found[number] = SegmentCount(segment.steps, evicted, self._lost.get(number, 0), (number,))
         return found
 
+    def writers(self) -> dict[int, int]:
+        """Return the writer of each segment that `by_segment` counts, without those whose documents are damaged."""
+        return dict(self._writers)
+
     def growing(self) -> list[SegmentInfo]:
         """Return the segments that were not sealed when `read` saw them last."""
         return [segment.info for segment in self._growing.values()]
@@ -229,9 +234,12 @@ class StepCounter:
             try:
                 info = read_shown(self._root, number)
                 self._lost[number] = info.lost.steps
+                self._writers[number] = info.writer
                 if info.packed is not None and number not in self._packs:
                     tables = read_tables(info)
-                    self._packs[number] = dict(zip(tables.numbers.tolist(), tables.steps.tolist(), strict=True))
+                    members = tables.numbers.tolist()
+                    self._packs[number] = dict(zip(members, tables.steps.tolist(), strict=True))
+                    self._writers.update(zip(members, tables.writers.tolist(), strict=True))
                 if info.steps is not None and self._rows_of(number) is None:
                     self._sealed[number] = info.steps
                     self._growing.pop(number, None)
@@ -244,6 +252,8 @@ class StepCounter:
         self._forget_merged()
         there = {*self._sealed, *self._growing}
         self._lost = {number: steps for number, steps in self._lost.items() if steps and number in there}
+        counted = self.by_segment()
+        self._writers = {number: writer for number, writer in self._writers.items() if number in counted}
         self._next = end
 
     def _forget_merged(self) -> None:

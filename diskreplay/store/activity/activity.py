@@ -133,7 +133,7 @@ class Activity:
         self._follower = Follower(root, self._counters)
         self._steps = StepCounter(root)
         self._episodes = NewestEpisodes(NEWEST)
-        self._writers, self._samplers = Writers(root, _RATE_S), SavedSamplers(root)
+        self._writers, self._samplers = Writers(_RATE_S), SavedSamplers(root)
         self._limiters, self._disk = Limiters(root, limiters, _RATE_S), DiskUse(root)
         self._rates = {name: Rate(_RATE_S) for name in ("inserted", "gone", "episodes")}
         self._growth = Rate(_GROWTH_S, _LEAST_GROWTH_S)
@@ -177,16 +177,15 @@ class Activity:
         snapshot, account = read_account(self._follower, self._steps)
         root.follow_limits()
         now = time.time()
-        growing, of_segments = self._steps.growing(), self._steps.by_segment()
         self._episodes.follow(snapshot)
-        writers = self._writers.read(now, snapshot, growing, of_segments)
+        writers = self._writers.read(now, snapshot, self._steps)
         total = account.total
         steps, gone = total.visible, max(0, total.inserted - total.visible)
         rates = {
             name: self._rates[name].add(now, value)
             for name, value in (("inserted", total.inserted), ("gone", gone), ("episodes", self._episodes.seen))
         }
-        nbytes = self._disk.read({info.number for info in growing})
+        nbytes = self._disk.read({info.number for info in self._steps.growing()})
         growth = self._growth.add(now, nbytes)
         if self._is_full(steps, nbytes):
             growth = None

@@ -1,7 +1,6 @@
 """The writers of a store: where each writes, how fast, and how far behind what it made durable is."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +9,8 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.format import layout
 from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.packs import find_pack, read_packs
-from diskreplay.format.root import Root
-from diskreplay.format.segment import SegmentInfo, read_segment
+from diskreplay.format.limiters import StepCounter
+from diskreplay.format.segment import SegmentInfo
 from diskreplay.store.activity.rates import Rate
 from diskreplay.store.info import segment_state
 from diskreplay.store.reading.snapshot import Snapshot
@@ -44,24 +42,20 @@ class WriterActivity:
 class Writers:
     """The writers that were seen writing since the first look. Not thread-safe."""
 
-    def __init__(self, root: Root, window_s: float) -> None:
-        self._root, self._window_s = root, window_s
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
         self._counted: Mapping[int, int] | None = None
-        self._writer_of: dict[int, int] = {}
         self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
         self._appended: dict[int, int] = {}  # when each published its newest row, in nanoseconds since the epoch
 
-    def read(
-        self, now: float, snapshot: Snapshot, growing: Sequence[SegmentInfo], steps: Mapping[int, int]
-    ) -> list[WriterActivity]:
-        """Return what each does, those that need attention first; ``steps`` are those of every segment."""
+    def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
+        """Return what each does, those that need attention first, by the last count of the store's steps."""
         own: dict[int, list[SegmentInfo]] = {}
-        for info in growing:
-            self._writer_of[info.number] = info.writer
+        for info in counter.growing():
             own.setdefault(info.writer, []).append(info)
-        self._count(steps)
+        self._count(counter.by_segment(), counter.writers())
         for writer in own:
             self._new.setdefault(writer, 0)
         found = []
@@ -70,30 +64,15 @@ class Writers:
             found.append(self._describe(writer, own.get(writer, []), now, rate, snapshot))
         return sorted(found, key=lambda one: (_STATES.index(one.state), one.writer))
 
-    def _count(self, steps: Mapping[int, int]) -> None:
+    def _count(self, steps: Mapping[int, int], writers: Mapping[int, int]) -> None:
         """Count the steps of each writer on disk, and its new steps since the look before."""
-        before, self._counted = self._counted, dict(steps)
-        if before is None:
-            packs = (tables.members.tolist() for _, tables in read_packs(self._root))
-            self._writer_of |= {number: writer for members in packs for number, _, writer, _ in members}
-        for number in steps.keys() - self._writer_of.keys():
-            with suppress(FormatError, OSError):
-                self._writer_of[number] = self._find_writer(number)
-        self._writer_of = {number: writer for number, writer in self._writer_of.items() if number in steps}
+        before, self._counted = self._counted, steps
         self._steps = {}
-        for number, writer in self._writer_of.items():
+        for number, writer in writers.items():
             self._steps[writer] = self._steps.get(writer, 0) + steps[number]
             more = 0 if before is None else steps[number] - before.get(number, 0)
             if more > 0:
                 self._new[writer] = self._new.get(writer, 0) + more
-
-    def _find_writer(self, number: int) -> int:
-        try:
-            return read_segment(self._root, number).writer
-        except FileNotFoundError:  # it may be in a pack by now
-            if (found := find_pack(self._root, number)) is None:
-                raise
-            return int(found[1].writers[found[1].places(np.array([number]))[0]])
 
     def _describe(
         self, writer: int, own: Sequence[SegmentInfo], now: float, rate: float | None, snapshot: Snapshot
