@@ -125,7 +125,7 @@ class BaseWriter:
         leaves = self._schema.cast(part, value, leading)
         if self._checks:
             for path in self._checks.keys() & leaves.keys():
-                self._checks[path](leaves[path] if rows is None else leaves[path][rows])
+                self._checks[path].check(leaves[path] if rows is None else leaves[path][rows])
         return list(leaves.values())
 
     def _cast_rest(
@@ -155,7 +155,7 @@ class BaseWriter:
             return None
         leaves = self._schema.leaves
         flat = self._schema.flatten("episode", episode)
-        return {path: leaf_caster(leaves[path], path)(raw) for path, raw in flat}
+        return {path: leaf_caster(leaves[path], path).item(raw) for path, raw in flat}
 
     def _append_episode(
         self,

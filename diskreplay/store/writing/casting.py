@@ -1,11 +1,11 @@
 """What a writer makes of the values of a step: rows as bytes, scalars as numbers, truth values as flags.
 
-Casters are prepared once a schema. Each takes the short way for a value that needs nothing, and asks `Field.cast` about
+Casters are made once a schema. Each takes the short way for a value that needs nothing, and asks `Field.cast` about
 every other one; so the rules and the errors are its own.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,52 +17,67 @@ from diskreplay.format.schema import Field, Schema
 from diskreplay.format.segment_column import is_bytes
 from diskreplay.store.writing.validation import NO_CHECKS, Check
 
-Caster = Callable[[Any], Any]
 Items = list[Any]
-PartCaster = Callable[[Any], Items]
 
 
-def leaf_caster(field: Field, path: str, check: Check | None = None) -> Caster:
-    """Return what casts one step's value of a leaf: to the bytes of its row, or to a number that fits the dtype.
+class LeafCaster:
+    """Casts one step's value of a leaf to its item: the bytes of its row, or a number that fits the dtype."""
 
-    It raises as `Field.cast`, and as the check of its values.
-    """
-    if check is not None:
-        return _checked_caster(field, path, check)
-    return _bytes_caster(field, path) if is_bytes(path, field.shape) else _number_caster(field, path)
+    __slots__ = ("_check", "_field", "_is_bytes", "_path")
 
+    def __init__(self, field: Field, path: str, check: Check | None = None) -> None:
+        self._field, self._path, self._check = field, path, check
+        self._is_bytes = is_bytes(path, field.shape)
 
-def _checked_caster(field: Field, path: str, check: Check) -> Caster:
-    def to_item(value: Any) -> Any:
-        array = field.cast(value, path)
-        check(array)
-        return array.tobytes() if is_bytes(path, field.shape) else array
-
-    return to_item
+    def item(self, value: Any) -> Any:
+        """Return the item of a value. Raises as `Field.cast`, and as the check of its values."""
+        array = self._field.cast(value, self._path)
+        if self._check is not None:
+            self._check.check(array)
+        return array.tobytes() if self._is_bytes else array
 
 
-def _bytes_caster(field: Field, path: str) -> Caster:
-    ndarray, dtype, shape, cast = np.ndarray, field.dtype, field.shape, field.cast
+class BytesCaster(LeafCaster):
+    """Casts observations and arrays, whose values have no check."""
 
-    def to_bytes(value: Any) -> bytes:
-        if type(value) is ndarray and value.dtype is dtype and value.shape == shape:
+    __slots__ = ("_dtype", "_shape")
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path)
+        self._dtype, self._shape = field.dtype, field.shape
+
+    def item(self, value: Any) -> Any:
+        """Return the bytes of a value's row."""
+        if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
             return value.tobytes()
-        return cast(value, path).tobytes()
-
-    return to_bytes
+        return LeafCaster.item(self, value)
 
 
-def _number_caster(field: Field, path: str) -> Caster:
-    exact, cast = field.dtype.type, field.cast
-    usual, others, (low, high) = _python_numbers(field.dtype)
+class NumberCaster(LeafCaster):
+    """Casts other scalars, whose values have no check."""
 
-    def to_number(value: Any) -> Any:
+    __slots__ = ("_exact", "_high", "_low", "_others", "_usual")
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path)
+        self._exact = field.dtype.type
+        self._usual, self._others, (self._low, self._high) = _python_numbers(field.dtype)
+
+    def item(self, value: Any) -> Any:
+        """Return a number that fits the dtype: most often the value itself."""
         kind = type(value)
-        if (kind is usual and low <= value <= high) or kind is exact or (kind in others and low <= value <= high):
+        if (kind is self._usual and self._low <= value <= self._high) or kind is self._exact:
             return value
-        return cast(value, path)
+        if kind in self._others and self._low <= value <= self._high:
+            return value
+        return LeafCaster.item(self, value)
 
-    return to_number
+
+def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCaster:
+    """Return the caster of a leaf."""
+    if check is not None:
+        return LeafCaster(field, path, check)
+    return BytesCaster(field, path) if is_bytes(path, field.shape) else NumberCaster(field, path)
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
@@ -76,46 +91,40 @@ def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple
     return int, (bool,), (int(bounds.min), int(bounds.max))
 
 
-def part_caster(schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> PartCaster:
-    """Return what casts one step's value of "obs", "action", "reward" or "extra" to the items of its leaves, in order.
+class PartCaster:
+    """Casts one step's value of "obs", "action" or "extra" to the items of its leaves, in order.
 
-    It raises as `Schema.flatten`, `Field.cast` and the checks, by path.
+    ``lone`` is the caster of a part that is a single field, else None.
     """
-    leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] == part}
-    casters = {path: leaf_caster(leaf, path, checks.get(path)) for path, leaf in leaves.items()}
-    if part in casters:
-        caster = casters[part]
-        return lambda value: [caster(value)]
-    names = [path.split("/", 1)[1] for path in casters]
-    nested = any("/" in name for name in names) or not isinstance(getattr(schema, part), Mapping)
 
-    def slow(value: Any) -> Items:
-        return [casters[path](raw) for path, raw in schema.flatten(part, value)]
+    def __init__(self, schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> None:
+        self._schema, self._part = schema, part
+        leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] == part}
+        self._casters = {path: leaf_caster(leaf, path, checks.get(path)) for path, leaf in leaves.items()}
+        self.lone = self._casters.get(part)
+        self._by_name = [(path.partition("/")[2], caster) for path, caster in self._casters.items()]
+        is_flat = isinstance(getattr(schema, part), Mapping) and not any("/" in name for name, _ in self._by_name)
+        self._names = dict(self._by_name).keys() if is_flat else None  # of a mapping of fields
 
-    return slow if nested else _flat(dict(zip(names, casters.values(), strict=True)), slow)
-
-
-def _flat(casters: dict[str, Caster], slow: PartCaster) -> PartCaster:
-    pairs, names = list(casters.items()), casters.keys()
-
-    def flat(value: Any) -> Items:
-        if type(value) is not dict or value.keys() != names:
-            return slow(value)
-        return [caster(value[name]) for name, caster in pairs]
-
-    return flat
+    def items(self, value: Any) -> Items:
+        """Return the items of a value. Raises as `Schema.flatten`, `Field.cast` and the checks, by path."""
+        if self.lone is not None:
+            return [self.lone.item(value)]
+        if type(value) is dict and value.keys() == self._names:
+            return [caster.item(value[name]) for name, caster in self._by_name]
+        return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
 
 
 _BOOL = np.dtype(np.bool_)  # a comparison with np.bool_ would look it up each time
 _PRIORITY = Field((), "float64")
-_cast_priority = leaf_caster(_PRIORITY, "priority")
+_priority_caster = leaf_caster(_PRIORITY, "priority")
 
 
 def as_priority(value: Any) -> float:
     """Return a step's initial priority, |td|, as it is stored, None too; SchemaError if it is not finite."""
     if value is None:
         return 0.0
-    priority = abs(float(_cast_priority(value)))
+    priority = abs(float(_priority_caster.item(value)))
     if not priority <= sys.float_info.max:
         raise SchemaError(f"priority is {value!r:.80}; give the absolute TD error, a finite number, or None")
     return max(priority, layout.LEAST_PRIORITY)

@@ -1,7 +1,7 @@
 """What a store refuses beside values that do not fit its schema: actions outside their space, NaN and infinities."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,45 +9,60 @@ from numpy.typing import NDArray
 from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Field, Schema
 
-Check = Callable[[NDArray[Any]], None]
+
+class Check(Protocol):
+    """The rule of a leaf's values."""
+
+    def check(self, values: NDArray[Any]) -> None:
+        """Raise SchemaError if one of the values, ``(..., *shape)`` in the dtype of their field, breaks the rule."""
+
+
 NO_CHECKS: Mapping[str, Check] = {}
 
 
 def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
-    """Return what raises SchemaError for invalid values of a leaf, by the paths of those that have such a check.
-
-    Each is given an array of any number of values, ``(..., *shape)``, in the dtype of its field.
-    """
+    """Return the checks of leaves, by path."""
     if validate is None:
         return NO_CHECKS
-    found = {path: _finite(path) for path, leaf in schema.step_leaves.items() if leaf.dtype.kind == "f"}
+    found: dict[str, Check] = {
+        path: FiniteCheck(path) for path, leaf in schema.step_leaves.items() if leaf.dtype.kind == "f"
+    }
     if validate == "space":
         for path, leaf in schema.step_leaves.items():
             if path.split("/")[0] == "action":
-                found[path] = _inside(path, leaf)
+                found[path] = SpaceCheck(path, leaf)
     return found
 
 
-def _finite(path: str) -> Check:
-    def check(values: NDArray[Any]) -> None:
+class FiniteCheck:
+    """Refuses NaN and infinities."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def check(self, values: NDArray[Any]) -> None:
+        """See `Check`."""
         good = np.isfinite(values)
         if not good.all():
-            raise SchemaError(f"{path}: {values[~good].flat[0]} is not finite, and this store takes finite values only")
+            raise SchemaError(
+                f"{self._path}: {values[~good].flat[0]} is not finite, and this store takes finite values only"
+            )
 
-    return check
 
+class SpaceCheck:
+    """Refuses values outside the space of a leaf, NaN among them."""
 
-def _inside(path: str, leaf: Field) -> Check:
-    low, high = _bounds(path, leaf)
+    def __init__(self, path: str, leaf: Field) -> None:
+        self._path = path
+        self._low, self._high = _bounds(path, leaf)
 
-    def check(values: NDArray[Any]) -> None:
-        good = (values >= low) & (values <= high)  # NaN is not
+    def check(self, values: NDArray[Any]) -> None:
+        """See `Check`."""
+        good = (values >= self._low) & (values <= self._high)
         if not good.all():
             at = np.unravel_index(int(np.argmin(good)), good.shape)
-            least, most = (np.broadcast_to(bound, good.shape)[at] for bound in (low, high))
-            raise SchemaError(f"{path}: {values[at]} is outside its space, {least} to {most}")
-
-    return check
+            least, most = (np.broadcast_to(bound, good.shape)[at] for bound in (self._low, self._high))
+            raise SchemaError(f"{self._path}: {values[at]} is outside its space, {least} to {most}")
 
 
 def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:

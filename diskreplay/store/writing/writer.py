@@ -6,7 +6,7 @@ from diskreplay.errors import SchemaError
 from diskreplay.format.schema import Schema
 from diskreplay.store.writing.base_writer import BaseWriter
 from diskreplay.store.writing.call_lock import note_exclusive, one_call_at_a_time
-from diskreplay.store.writing.casting import as_flag, as_priority, leaf_caster, part_caster
+from diskreplay.store.writing.casting import PartCaster, as_flag, as_priority, leaf_caster
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 
 
@@ -24,17 +24,12 @@ class Writer(BaseWriter):
     def __init__(self, schema: Schema, episode_writer: EpisodeWriter, *args: Any) -> None:
         super().__init__(schema, episode_writer, *args)
         self._lane = episode_writer.lanes[0]
-        self._obs_items, self._action_items, self._extra_items = (
-            part_caster(schema, part, self._checks) for part in ("obs", "action", "extra")
+        self._obs, self._action, self._extra = (
+            PartCaster(schema, part, self._checks) for part in ("obs", "action", "extra")
         )
         self._has_extra = bool(schema.extra)
-        self._reward_item = leaf_caster(schema.reward, "reward", self._checks.get("reward"))
-        # One array and one action, as most schemas have it: without the lists in between.
-        self._is_flat = "obs" in schema.leaves and "action" in schema.leaves
-        if self._is_flat:
-            self._obs_item, self._action_item = (
-                leaf_caster(schema.leaves[path], path, self._checks.get(path)) for path in ("obs", "action")
-            )
+        self._reward = leaf_caster(schema.reward, "reward", self._checks.get("reward"))
+        self._obs_leaf, self._action_leaf = self._obs.lone, self._action.lone
 
     @property
     def last_id(self) -> int:
@@ -95,16 +90,18 @@ class Writer(BaseWriter):
                 terminated = as_flag(terminated, "terminated", reward)
             if truncated is not False:
                 truncated = as_flag(truncated, "truncated", reward)
-            if self._is_flat:
-                items = [self._obs_item(obs), self._action_item(action), self._reward_item(reward)]
+            obs_leaf, action_leaf = self._obs_leaf, self._action_leaf
+            # One array and one action, as most schemas have it: without the lists in between.
+            if obs_leaf is not None and action_leaf is not None:
+                items = [obs_leaf.item(obs), action_leaf.item(action), self._reward.item(reward)]
             else:
-                items = [*self._obs_items(obs), *self._action_items(action), self._reward_item(reward)]
+                items = [*self._obs.items(obs), *self._action.items(action), self._reward.item(reward)]
             if extra or self._has_extra:
-                items += self._extra_items(extra)
+                items += self._extra.items(extra)
             if next_obs is None:
                 next_items = None
             else:
-                next_items = [self._obs_item(next_obs)] if self._is_flat else self._obs_items(next_obs)
+                next_items = self._obs.items(next_obs) if obs_leaf is None else [obs_leaf.item(next_obs)]
             ended = terminated or truncated
             if episode and not ended:
                 raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
@@ -158,7 +155,7 @@ class Writer(BaseWriter):
 
         Nothing happens where no episode is open. Raises as `append`.
         """
-        final = None if final_obs is None else self._obs_items(final_obs)
+        final = None if final_obs is None else self._obs.items(final_obs)
         values = self._cast_episode(episode)
         with self._recording(inserts=False):
             self._episode_writer.read_clock()

@@ -11,7 +11,7 @@ from diskreplay.format.layout import CLOSE_LANES
 from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels.table import chosen
 from diskreplay.store.writing.append_cursor import AppendCursor, Lane
-from diskreplay.store.writing.casting import leaf_caster, part_caster
+from diskreplay.store.writing.casting import PartCaster, leaf_caster
 from diskreplay.store.writing.episode_writer import EpisodeWriter
 from diskreplay.store.writing.vector_steps import VectorSteps, as_item
 from diskreplay.testing.scripts import play, random_values
@@ -292,7 +292,7 @@ def test_a_caster_gives_what_the_field_gives(dtype, shape, value, path):
     field = dr.Field(shape, dtype)
 
     def cast():
-        item = leaf_caster(field, path)(value)
+        item = leaf_caster(field, path).item(value)
         # As it enters the chunk: bytes as they are, a number by assignment.
         chunk = np.zeros(1, f"V{field.row_bytes}" if type(item) is bytes else field.dtype)
         chunk[0] = item
@@ -308,11 +308,11 @@ def test_the_items_of_a_part_are_its_leaves_in_order(schema, seed):
     for part, tree in (("obs", schema.obs), ("action", schema.action), ("extra", schema.extra)):
         value = random_values(tree, rng)
         plain = [np.asarray(x).tobytes() for _, x in schema.flatten(part, value)]
-        items = part_caster(schema, part)(value)
+        items = PartCaster(schema, part).items(value)
         assert [item if type(item) is bytes else np.asarray(item).tobytes() for item in items] == plain
         if isinstance(value, dict):
             shuffled = dict(reversed(value.items()))
-            assert part_caster(schema, part)(shuffled) == items or any(item != item for item in items)
+            assert PartCaster(schema, part).items(shuffled) == items or any(item != item for item in items)
 
 
 # --- interruptions ---------------------------------------------------------------------------------------------------
