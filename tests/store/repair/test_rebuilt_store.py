@@ -241,7 +241,7 @@ def test_small_files_and_rows_are_repaired_together(path):
 
 def test_a_segment_that_was_sealed_with_bad_flags_is_set_aside_whole(path, monkeypatch):
     monkeypatch.setattr(
-        "diskreplay.store.repair.repair.verify_folder", lambda *args: [dr.Problem("flags", "done", "wrong")]
+        "diskreplay.store.repair.segment_repair.verify_folder", lambda *args: [dr.Problem("flags", "done", "wrong")]
     )
     flip(path / SEGMENT / "reward/c.0.1")
     (action,) = repair(path).actions

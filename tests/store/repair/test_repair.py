@@ -13,7 +13,7 @@ import zarr
 import diskreplay as dr
 from diskreplay.format import root as root_module, segment as segment_module
 from diskreplay.format.locks import held_lock, is_locked
-from diskreplay.store.repair import repair as repair_module
+from diskreplay.store.repair import dead_writers, repair as repair_module
 from diskreplay.store.repair.repair import repair
 from diskreplay.verify.verify import Problem, verify
 from tests.store.writing.test_recovery import ENDLESS
@@ -254,13 +254,13 @@ def test_a_segment_that_is_evicted_while_dead_ones_are_looked_for_is_not_told_of
         append_numbered(other, range(3, 5), end="open")
         other.flush()
         shutil.copytree(tmp_store, tmp_path / "dead")
-    real = getattr(repair_module, look)
+    real = getattr(dead_writers, look)
 
     def after_an_eviction(*args):
         shutil.rmtree(tmp_path / "dead/segments/00000000", ignore_errors=True)
         return real(*args)
 
-    monkeypatch.setattr(repair_module, look, after_an_eviction)
+    monkeypatch.setattr(dead_writers, look, after_an_eviction)
     done = repair(tmp_path / "dead")
     assert [(action.what, action.where) for action in done.actions] == [("sealed", "segments/00000001")]
     assert done.left == done.quarantine == []
@@ -418,6 +418,6 @@ def test_numbers_of_segments_are_never_used_again(store_path):
 
 
 def test_a_repair_waits_for_the_lock_of_the_store(store_path, monkeypatch):
-    monkeypatch.setattr("diskreplay.store.repair.repair.held_lock", lambda path: held_lock(path, 0.01))
+    monkeypatch.setattr("diskreplay.store.repair.remedies.held_lock", lambda path: held_lock(path, 0.01))
     with held_lock(store_path / "counters/lock"), pytest.raises(dr.StoreLocked):
         repair(store_path)
