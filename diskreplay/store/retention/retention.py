@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,9 +16,9 @@ from diskreplay.format.eviction_list import EvictionEntries, evict, has_reserve,
 from diskreplay.format.locks import Lock, held_lock, is_held, is_locked, try_lock
 from diskreplay.format.machine import Clock, clock_ns, this_clock
 from diskreplay.format.marks import proven_rows
-from diskreplay.format.metadata import Identity, identify
+from diskreplay.format.metadata import identify
 from diskreplay.format.numbers import listed_numbers, live_numbers, next_number
-from diskreplay.format.packs import PackTables, read_packs, read_tables
+from diskreplay.format.packs import PackTables, read_packs
 from diskreplay.format.quarantine import (
     claimed_steps,
     copy_aside,
@@ -47,6 +46,7 @@ from diskreplay.format.segment import (
 )
 from diskreplay.format.times import last_time
 from diskreplay.format.unproven import WHY, Fate, fate_of
+from diskreplay.store.retention.known_packs import KnownPacks, Pack
 from diskreplay.store.retention.policy import RetentionPolicy
 
 # How the name of a folder begins in which a living process makes something, and where in it is the lock that it holds.
@@ -63,17 +63,6 @@ _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
 _HINT_TIMEOUT_S = 1.0
 
 
-class _Pack(NamedTuple):
-    """A pack: its document as it was read, and the numbers of the segments that are in it."""
-
-    document: Identity
-    members: set[int]
-
-
-def _members_of(pack: SegmentInfo) -> set[int]:
-    return {*read_tables(pack).numbers.tolist()}
-
-
 class Retention:
     """Makes and removes segments of one store.
 
@@ -86,7 +75,7 @@ class Retention:
         self._policy = RetentionPolicy(root, counters)
         self._tried: set[int] = set()  # dead segments that were handed out to be sealed
         self._sealed: set[int] = set()  # which stay so
-        self._packs: dict[int, _Pack] = {}
+        self._packs = KnownPacks(root)
         self._clock: Clock | None = None
 
     @contextmanager
@@ -208,20 +197,20 @@ class Retention:
         Readers leave these out as soon as the pack is there; whoever opens the store next deletes what is left of them.
         Raises SegmentGone where one of them is not what was read any more: the pack is of no use.
         """
-        made = _Pack(identify(draft.path / layout.METADATA), _members_of(draft))
-        merged = {source.number: _Pack(source.document, _members_of(source)) for source in sources if source.packed}
+        made = Pack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
+        merged = {source.number: Pack.of(source) for source in sources if source.packed}
         with self._locked():
             for source in sources:
                 if identify(source.path / layout.METADATA) != source.document:
                     raise SegmentGone(f"segment {source.number} was evicted, repaired or merged meanwhile")
             info = self._place(draft, next_number(self._root, self._counters))
-        self._packs |= {info.number: made, **merged}
+        self._packs.add({info.number: made, **merged})
         self._remove_merged(pace)
         return info
 
     def _remove_merged(self, pace: Callable[[], None] = lambda: None) -> None:
         """Delete the segments, and the packs, whose rows are in packs that came later; no step of these is evicted."""
-        left = self._find_merged()
+        left = self._packs.find_merged(self._counters.peek(layout.NEXT_SEGMENT))
         if left:
             # The names of packs, and the number up to which readers look for them: a pack's maker may have died before.
             with self._root.still_there(), storage_errors(self._root.counters_folder):
@@ -231,29 +220,10 @@ class Retention:
             with self._locked() as gone:  # some at a time: others get the lock in between
                 for number, pack in left[:_MERGED_AT_ONCE]:
                     # A pack that was set aside or replaced since it was read may not have their rows.
-                    if self._is_same(pack) and os.path.lexists(self._root.segment_path(number)):
+                    if self._packs.is_same(pack) and os.path.lexists(self._root.segment_path(number)):
                         gone.append(_take_out(self._root, self._counters, number, 0))
             del left[:_MERGED_AT_ONCE]
             pace()
-
-    def _find_merged(self) -> list[tuple[int, int]]:
-        """Return what is there beside a pack that has its rows, each with the number of that."""
-        there = {*listed_numbers(self._root)} if self._packs else set[int]()
-        self._packs = {
-            number: pack for number, pack in self._packs.items() if number in there and self._is_same(number)
-        }
-        merged: dict[int, int] = {}
-        for number, pack in sorted(self._packs.items()):
-            if number >= self._counters.peek(layout.NEXT_SEGMENT):
-                continue  # readers do not know it yet
-            older = {n for n, other in self._packs.items() if n < number and other.members <= pack.members}
-            merged |= dict.fromkeys((member for member in pack.members & there | older if member < number), number)
-        return sorted(merged.items())
-
-    def _is_same(self, pack: int) -> bool:
-        """Whether a pack is the one that was read."""
-        known = self._packs.get(pack)  # another thread may have found that it is gone
-        return known is not None and identify(self._root.segment_path(pack) / layout.METADATA) == known.document
 
     def add_priority(self, add: Callable[[], None]) -> None:
         """Add the array of priorities to a segment, and notify readers before any row has one.
@@ -303,30 +273,12 @@ class Retention:
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
             known = set(entries[:, 0].tolist())
-            left = self._without_gone([episode for episode in episodes if episode[0] not in known])
+            left = _without_gone(
+                self._root, self._counters, [episode for episode in episodes if episode[0] not in known]
+            )
             if left:
                 evict(self._root, self._counters, left, find_hidden())
         return [first for first, _ in left]
-
-    def _without_gone(self, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Leave out episodes that have left since they were chosen, or were lost to damage, and are counted as that."""
-        numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
-        where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
-        for pack in read_packs(self._root):
-            where |= dict.fromkeys(numbers & {*pack[1].numbers.tolist()}, pack)
-        has_lost = bool(self._counters.read()[layout.CHANGES])
-        for number in numbers - where.keys():
-            if os.path.exists(self._root.segment_path(number)):
-                where[number] = (read_segment(self._root, number) if has_lost else None), None
-        left = []
-        for first, steps in episodes:
-            number, position = first >> layout.POSITION_BITS, first & layout.POSITION_MASK
-            info, tables = where.get(number, (None, None))
-            if info is not None and tables is not None:
-                position = int(tables.rows_of(np.array([first]))[0])
-            if number in where and not (info is not None and info.lost.holds(position, len(info.lanes))):
-                left.append((first, steps))
-        return left
 
     def reserve_entries(self) -> None:
         """Reserve room for evictions by hand on a disk that may become full; where there is none now, do nothing."""
@@ -453,7 +405,7 @@ class Retention:
         aside = [number for number in quarantined_numbers(self._root.folder) if number < most]
         if aside and aside[-1] >= self._counters.read()[layout.NEXT_SEGMENT]:
             self._counters.set(layout.NEXT_SEGMENT, aside[-1] + 1)
-        least = min((min(pack.members) for pack in self._packs.values()), default=layout.MAX_SEGMENTS)
+        least = self._packs.least_member
         if least < self._counters.read()[layout.FIRST_LIVE]:
             include_number(self._counters, least)
         if returned:
@@ -490,7 +442,7 @@ class Retention:
                 with suppress(OSError, FormatError):  # it is read again under the lock
                     info = read_segment(self._root, number)
                     if info.packed is not None:
-                        self._packs[number] = _Pack(info.document, _members_of(info))
+                        self._packs.add({number: Pack.of(info)})
                     if info.sealed:
                         self._sealed.add(number)
 
@@ -523,6 +475,27 @@ class Retention:
         for number, steps in self._policy.due(_AT_ONCE, again=again):
             gone.append(_take_out(self._root, self._counters, number, steps))
         return self._policy.has_more
+
+
+def _without_gone(root: Root, counters: StoreCounters, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Leave out episodes that have left since they were chosen, or were lost to damage, and are counted as that."""
+    numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
+    where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
+    for pack in read_packs(root):
+        where |= dict.fromkeys(numbers & {*pack[1].numbers.tolist()}, pack)
+    has_lost = bool(counters.read()[layout.CHANGES])
+    for number in numbers - where.keys():
+        if os.path.exists(root.segment_path(number)):
+            where[number] = (read_segment(root, number) if has_lost else None), None
+    left = []
+    for first, steps in episodes:
+        number, position = first >> layout.POSITION_BITS, first & layout.POSITION_MASK
+        info, tables = where.get(number, (None, None))
+        if info is not None and tables is not None:
+            position = int(tables.rows_of(np.array([first]))[0])
+        if number in where and not (info is not None and info.lost.holds(position, len(info.lanes))):
+            left.append((first, steps))
+    return left
 
 
 # --- taken out of sight, in one step ----------------------------------------------------------------------------------
