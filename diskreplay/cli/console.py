@@ -132,18 +132,16 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 
 
 @contextmanager
-def signals(
-    handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object] | signal.Handlers],
-) -> Iterator[None]:
+def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Handle signals in the block, in the main thread; one that the process was started to ignore stays ignored."""
-    numbers = handlers if threading.current_thread() is threading.main_thread() else ()
-    wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as by nohup
-    previous = [(number, signal.signal(number, handlers[number])) for number in wanted]
+    in_main = threading.current_thread() is threading.main_thread()
+    wanted = [number for number in numbers if in_main and signal.getsignal(number) is not signal.SIG_IGN]  # as by nohup
+    previous = [(number, signal.signal(number, handler)) for number in wanted]
     try:
         yield
     finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
+        for number, before in previous:
+            signal.signal(number, before)
 
 
 class TextTable:

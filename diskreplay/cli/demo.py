@@ -108,7 +108,7 @@ def signals_noted() -> Iterator[Callable[[], None]]:
             check()
 
     try:
-        with console.signals(dict.fromkeys(ENDING, receive)):
+        with console.signals(ENDING, receive):
             yield check
     finally:
         check()

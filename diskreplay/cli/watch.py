@@ -102,7 +102,7 @@ def _draw(look: Look, looks: Iterator[Look]) -> None:
             # It draws by itself, too, as the size of the terminal may change.
             Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True) as live,
             # What ends the process ends the block, which gives the terminal back.
-            console.signals(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), _end)),
+            console.signals((signal.SIGTERM, signal.SIGHUP), _end),
         ):
             live.refresh()
             for look in looks:  # noqa: B007 - which the view shows
