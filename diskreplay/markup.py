@@ -62,6 +62,6 @@ def facts(values: Mapping[str, Html]) -> Html:
     return element("table", element("tbody", *rows))
 
 
-def image(data: bytes, kind: str, alt: str) -> Html:
-    """Return a picture that lies in the page itself; ``kind`` is "png" or "gif"."""
-    return Html(f'<img src="data:image/{text(kind)};base64,{b64encode(data).decode()}" alt="{text(alt)}">')
+def image(png: bytes, alt: str) -> Html:
+    """Return a picture, PNG, that lies in the page itself."""
+    return Html(f'<img src="data:image/png;base64,{b64encode(png).decode()}" alt="{text(alt)}">')

@@ -35,6 +35,12 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return np.round(255 * scaled).astype(np.uint8)
 
 
+def spread(count: int, most: int) -> list[int]:
+    """Return the numbers of ``count`` frames, or of ``most`` at equal distances, with the first and the last one."""
+    found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
+    return found
+
+
 def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return frames beside and below each other, with a pixel of white between them."""
     count, height, width = images.shape[:3]

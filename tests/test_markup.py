@@ -27,5 +27,5 @@ def test_facts_have_a_line_each() -> None:
 
 
 def test_an_image_lies_in_the_page() -> None:
-    page = Page(markup.image(b"\x89PNG", "png", 'a "frame"'))
+    page = Page(markup.image(b"\x89PNG", 'a "frame"'))
     assert page.all("img") == [{"src": "data:image/png;base64,iVBORw==", "alt": 'a "frame"'}]

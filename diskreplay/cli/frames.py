@@ -12,7 +12,7 @@ from diskreplay.cli import console, text
 from diskreplay.cli.episode_leaves import chosen_leaves, find_episode, row_count
 from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice
 from diskreplay.format.schema import Schema
-from diskreplay.pictures import as_images, gif, is_image, mp4, png, strip
+from diskreplay.pictures import as_images, gif, is_image, mp4, png, spread, strip
 from diskreplay.store.reading.episodes import Episode
 
 MOST_FPS_OF_GIF = 50  # what browsers do not slow down
@@ -67,7 +67,7 @@ def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[An
     """Read a part of the rows of a leaf, and only these; or, where they should be few, some that are evenly spaced."""
     numbers = range(row_count(episode, leaf))[part]
     if are_few and len(numbers) > MOST_FRAMES:
-        chosen = np.linspace(numbers.start, numbers.stop - 1, MOST_FRAMES).round().astype(int).tolist()
+        chosen = [numbers[at] for at in spread(len(numbers), MOST_FRAMES)]
         return np.concatenate([episode.rows(leaf, number, number + 1) for number in chosen])
     return episode.rows(leaf, numbers.start, max(numbers.start, numbers.stop))
 

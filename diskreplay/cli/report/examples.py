@@ -14,7 +14,7 @@ from diskreplay.cli.plot import elements
 from diskreplay.cli.report.sample import Episodes, began_at
 from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Field, Schema
-from diskreplay.pictures import as_images, gif, is_image, png, smaller, strip
+from diskreplay.pictures import as_images, gif, is_image, png, smaller, spread, strip
 from diskreplay.store.reading.episodes import Episode
 
 FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation, a second, and pixels of a frame
@@ -114,20 +114,14 @@ def _readable(schema: Schema) -> dict[str, Field]:
     return {path: leaf for path, leaf in schema.step_leaves.items() if leaf.row_bytes <= ROW_BYTES}
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """Return all of so many places, or some at equal distances, with the first and the last one."""
-    found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
-    return found
-
-
 def frames(episode: Episode, schema: Schema) -> Iterator[Frames]:
     """Yield frames of each field that has images."""
     paths = [path for path, leaf in _readable(schema).items() if is_image(leaf)]
     for path in paths[:IMAGES]:
         rows = row_count(episode, path)
-        places = _spread(rows, FRAMES)
+        places = spread(rows, FRAMES)
         images = smaller(as_images(np.concatenate([episode.rows(path, at, at + 1) for at in places])), WIDEST)
-        some = _spread(len(images), STRIP)
+        some = spread(len(images), STRIP)
         steps = [places[at] for at in some]
         yield Frames(short(path), rows, len(places), steps, gif(images, FPS), png(strip(images[some])))
 

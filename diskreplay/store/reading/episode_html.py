@@ -10,7 +10,7 @@ from diskreplay import markup
 from diskreplay.errors import MissingExtra, ReplayError
 from diskreplay.format.schema import Schema
 from diskreplay.markup import Html
-from diskreplay.pictures import as_images, is_image, png, smaller, strip
+from diskreplay.pictures import as_images, is_image, png, smaller, spread, strip
 
 if TYPE_CHECKING:
     from diskreplay.store.reading.episodes import Episode
@@ -71,6 +71,6 @@ def _strip(episode: "Episode", schema: Schema) -> Html:
     path = next(iter(leaves), None)
     if path is None or leaves[path].row_bytes > MOST_BYTES // FRAMES:
         return markup.NOTHING
-    at = np.unique(np.linspace(0, len(episode) - 1, FRAMES).round().astype(int)).tolist()
+    at = spread(len(episode), FRAMES)
     frames = np.concatenate([episode.rows(path, t, t + 1) for t in at])
-    return markup.image(png(strip(smaller(as_images(frames), WIDEST))), "png", f"{path} of {len(at)} steps")
+    return markup.image(png(strip(smaller(as_images(frames), WIDEST))), f"{path} of {len(at)} steps")
