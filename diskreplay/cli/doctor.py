@@ -37,8 +37,8 @@ def doctor(
     if not path.exists():
         raise typer.BadParameter(f"{str(path)!r} is not there; name a folder that is", param_hint="'PATH'")
     found = examine(path)
-    shown = console.facts((name, text.clean(value)) for name, value in lines(found))
-    console.tell(found, shown, json=json, problems=not found["usable"])
+    shown = () if json else ((name, text.clean(value)) for name, value in lines(found))
+    console.tell(found, console.facts(shown), json=json, problems=not found["usable"])
 
 
 def examine(path: Path) -> dict[str, Any]:

@@ -40,8 +40,13 @@ def du(
     """
     with dr.open(path) as store, console.bar("Measuring segments", in_bytes=True) as progress:
         usage = usage_of(store, store.info(total_reward=False), progress)
+    console.tell(usage, [] if json else report(usage, all_rows=all_rows), json=json)
+
+
+def report(usage: Mapping[str, Any], *, all_rows: bool) -> Group:
+    """Build the tables of fields and segments as something rich can print."""
     segments = sorted(usage["segments"], key=lambda row: -row["bytes"])
-    shown = Group(
+    return Group(
         Text(text.clean(usage["path"]), style="bold", overflow="fold"),
         Text(summary(usage)),
         Text(),
@@ -49,7 +54,6 @@ def du(
         Text(),
         console.TextTable("segments, largest first", SEGMENTS, segments, None if all_rows else ROWS_SHOWN),
     )
-    console.tell(usage, shown, json=json)
 
 
 def summary(usage: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ def inspect(
     with dr.open(path, mode="r") as store, console.bar("Reading rewards", in_bytes=True) as progress:
         info, has_aside = store.info(progress=progress), bool(aside(store.quarantine))
     problems = info["steps_unproven"] or has_aside or has_damage(info)
-    console.tell(info, report(info, all_rows=all_rows), json=json, problems=problems)
+    console.tell(info, [] if json else report(info, all_rows=all_rows), json=json, problems=problems)
 
 
 def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:

@@ -108,9 +108,10 @@ def plural(amount: int, thing: str) -> str:
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Set rows in columns below their headers, to the right where these begin with >; for tables too long for rich.
+    """Return the lines of a table: the headers, and a line for each row.
 
-    If a line is wider than `width`, each row becomes a line that names its cells.
+    Columns whose headers begin with > are aligned to the right. If a line is wider than `width`, each row becomes a
+    line that names its cells, and there are no headers.
     """
     names = [header.removeprefix(">") for header in headers]
     sides = [">" if header != name else "<" for header, name in zip(headers, names, strict=True)]
