@@ -141,8 +141,7 @@ class MixedSampler(IterableDataset[Batch]):
             How many ids were skipped: evicted meanwhile, unknown to their view, or of another kind.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
-        if getattr(td_error, "is_cuda", False):
-            index, td_error = fetched(index, td_error)
+        index, td_error = fetched(index, td_error)
         kinds = self._kind[1:] if kind is None else kind[1:]
         if kind is not None and (kind[:1] != ("mixed",) or len(kinds) != len(self._samplers)):
             return len(ids_argument(index))

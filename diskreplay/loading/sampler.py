@@ -529,8 +529,7 @@ class Sampler(IterableDataset[Batch]):
             Another shape, a value that is not finite, or no `Prioritized` was ever the sampler's distribution.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
-        if getattr(td_error, "is_cuda", False):
-            index, td_error = fetched(index, td_error)
+        index, td_error = fetched(index, td_error)
         ids = ids_argument(index)
         errors = errors_argument(td_error, len(ids))
         with self._lock:
