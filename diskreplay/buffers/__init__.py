@@ -1,4 +1,4 @@
-"""Buffers with the interfaces of well-known ones, each a thin face of a store."""
+"""Buffers with the interfaces of well-known ones: replays are in a store, rollouts and pairs in tensors."""
 
 from diskreplay.errors import MissingExtra
 

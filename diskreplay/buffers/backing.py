@@ -1,4 +1,4 @@
-"""What every buffer has: a store, at a path of the user's or in a temporary folder, and its writer."""
+"""The base of buffers: a store, at a path of the user's or in a temporary folder, and its writer."""
 
 import shutil
 import tempfile
@@ -26,10 +26,11 @@ from diskreplay.store.writing.writer import Writer
 
 
 class Backed(ABC):
-    """What every buffer has: a store at a path, or in a temporary folder, and one writer of it.
+    """The base of buffers: at most one store, at a path or in a temporary folder, and one writer of it.
 
-    A store that is at the path is taken up at once; else it is made when the first step comes. A temporary folder is
-    removed by `close`, when the buffer is garbage, or when the process exits; a process that is killed leaves it.
+    A store at the path is opened at once. Without one, `_writer_of` makes a store with the first step. A buffer that
+    keeps its steps in tensors calls `_writer_of` only if it has a path. A temporary folder is removed by `close`, when
+    the buffer is garbage, or when the process exits; a process that is killed leaves it.
 
     Parameters
     ----------

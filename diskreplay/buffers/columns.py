@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diskreplay.buffers.values import fitted
+from diskreplay.buffers.values import differ_by_ones, fitted
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
 from diskreplay.loading.buffer_pool import BufferPool
@@ -19,10 +19,12 @@ Columns = dict[str, torch.Tensor]  # by the path of a field
 # Free memory that is kept: a training loop holds the batch of the last rollout while the next one is collected.
 SPARE = 1
 
-DTYPES = (
+# dtypes that numpy has too: torch casts the former to most others, and the latter to few.
+CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float16, torch.float32, torch.float64),
 )
+SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class ColumnMemory:
@@ -68,7 +70,7 @@ def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...])
         tensor: torch.Tensor = value.detach() if value.requires_grad else value
         if tensor.shape == shape:
             return tensor
-        if [n for n in tensor.shape if n != 1] == [n for n in shape if n != 1]:
+        if differ_by_ones(tensor.shape, shape):
             return tensor.reshape(shape)
     return tensor_of(field.cast(fitted(field, value, leading), path, leading))
 
@@ -87,12 +89,11 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def _fitting(dtype: np.dtype[Any]) -> frozenset[torch.dtype]:
     """Return the dtypes of torch whose values all fit a field, by the rules of `Field.cast`."""
     own, wide = torch_dtype(dtype), dtype.kind == "f" and dtype.itemsize >= 4
-    if own in DTYPES[-3:]:
-        return frozenset([own])  # torch casts few others to these
+    if own in SELDOM_CAST:
+        return frozenset([own])
     fitting = {own, torch.bfloat16} if wide else {own}
-    for other in DTYPES[:-3]:
-        if other != torch.bfloat16:
-            came = torch.empty(0, dtype=other).numpy().dtype
-            if np.can_cast(came, dtype, "safe") or (wide and came.kind in "biu"):
-                fitting.add(other)
+    for other in CAST:
+        came = torch.empty(0, dtype=other).numpy().dtype
+        if np.can_cast(came, dtype, "safe") or (wide and came.kind in "biu"):
+            fitting.add(other)
     return frozenset(fitting)

@@ -123,6 +123,7 @@ class RolloutBuffer(Backed):
         self._memory: ColumnMemory | None = None
         self._fields: Schema | None = None  # of the first step
         self._recorder = None if path is None else Recorder()
+        self._host_copy: HostCopy | None = None  # with a path, of the device of the first step
         self._forget()
         fields = {name: Field((), "float32") for name in SCALARS}
         if self._privileged:
@@ -132,7 +133,6 @@ class RolloutBuffer(Backed):
             raise ValueError(f"extra names {taken[0]!r}, which a batch has already: choose another name")
         steps = max(self._num_envs * self._num_steps, LEAST_SEGMENT_STEPS)
         super().__init__(path, device, Given(obs_shape, action_shape), KEPT * steps, steps, {**fields, **extra})
-        self._host_copy = HostCopy(self._device)
 
     def _begin(self, store: Store) -> None:
         """Ignore the steps in the store: a buffer begins empty."""
@@ -326,6 +326,8 @@ class RolloutBuffer(Backed):
     def _record(self, recorder: Recorder, schema: Schema, behind: Behind | None) -> None:
         """Have the new step appended to the store; the thread copies it from the device."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
+        if self._host_copy is None:
+            self._host_copy = HostCopy(rows["reward"].device)
         step = self._host_copy.later(rows, None if behind is None else behind[1:])
         recorder.append(lambda writer: _write(writer, schema, *step()), lambda: self._new_writer(schema))
 

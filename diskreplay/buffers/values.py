@@ -52,9 +52,12 @@ def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
             return value
         return {key: fitted(below[key], item, leading) if key in below else item for key, item in values.items()}
     array, shape = plain(value), leading + tree.shape
-    if array.shape != shape and [n for n in array.shape if n != 1] == [n for n in shape if n != 1]:
-        return array.reshape(shape)
-    return array
+    return array.reshape(shape) if differ_by_ones(array.shape, shape) else array
+
+
+def differ_by_ones(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Tell whether axes of length 1 are the only difference of two shapes; False for equal shapes."""
+    return shape != other and [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
 def shapes_of(value: Any) -> list[tuple[int, ...]]:
@@ -104,13 +107,11 @@ def flags_of(
     return as_flags(array.reshape(-1), name, num_envs, chosen, reward, floats=True)
 
 
-def rows_of(schema: Schema, obs: Any, lanes: NDArray[np.bool_]) -> Any:
-    """Return observations of some lanes, (lanes, ...): those of the others may hold anything.
+def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) -> Any:
+    """Return the observations of the flagged lanes as arrays, (lanes, ...), with zeros for the others.
 
-    They come as arrays, or as the array of one observation a lane, or None, that gymnasium's `info["final_obs"]` is.
+    `obs`, (lanes,), has an observation or None for each lane, as gymnasium's `info["final_obs"]` has.
     """
-    if not (isinstance(obs, np.ndarray) and obs.dtype == object):
-        return fitted(schema.obs, obs, (len(lanes),))
     if obs.shape != lanes.shape:
         raise SchemaError(f"final_observations: got {len(obs)} observations, needs one for each of {len(lanes)} lanes")
     rows: dict[str, NDArray[Any]] = {}
