@@ -68,6 +68,12 @@ def results_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> lis
     return results
 
 
+def set_to_zero(*networks: torch.nn.Module) -> None:
+    for network in networks:
+        for parameter in network.parameters():
+            torch.nn.init.zeros_(parameter)
+
+
 def last_line(capsys: pytest.CaptureFixture) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
@@ -86,8 +92,7 @@ def test_an_example_is_short_and_its_docstring_shows_how_it_is_called(module) ->
 
 def test_a_dqn_collector_plays_what_it_is_asked_for_with_the_parameters_that_it_is_sent(tmp_store) -> None:
     left = dqn_per.QNetwork()
-    for parameter in left.parameters():
-        torch.nn.init.zeros_(parameter)
+    set_to_zero(left)
     left[4].bias.data[0] = 1.0  # the better action is to push to the left, whatever is seen
     parameters = torch.nn.utils.parameters_to_vector(left.parameters()).detach().numpy()
     dr.create(tmp_store, dqn_per.SCHEMA).close()
@@ -166,8 +171,7 @@ def test_dqn_goes_for_reward_plus_discounted_value_of_the_other_networks_choice(
 
 def test_dqn_evaluates_by_the_seed_and_counts_each_episode_once() -> None:
     network = dqn_per.QNetwork()
-    for parameter in network.parameters():
-        torch.nn.init.zeros_(parameter)
+    set_to_zero(network)
     first, again = (dqn_per.evaluate(network, 7) for _ in range(2))  # always to the left: falls in about ten steps
     assert first == again
     assert 8 <= first <= 11
@@ -210,14 +214,12 @@ def test_dqn_weighs_the_errors_and_tells_them_to_the_sampler(tmp_store, monkeypa
     with dr.create(tmp_store, dr.Schema.from_env(gym.make("CartPole-v1"))) as store, store.writer() as writer:
         writer.append_episode(np.zeros((4, 4), "f4"), np.zeros(3, int), np.ones(3, "f4"), terminated=True)
         learner = dqn_per.Learner(store, seed=0)
-        for parameter in [*learner.online.parameters(), *learner.target.parameters()]:
-            torch.nn.init.zeros_(parameter)  # all values are 0: the error of a step is what it returned
+        set_to_zero(learner.online, learner.target)  # all values are 0: the error of a step is what it returned
         returns = {0: 1 + 0.99 + 0.99**2, 1: 1 + 0.99, 2: 1.0}
         batches = results_of(monkeypatch, learner.sampler, "sample")
         for _ in range(20):  # the networks are set back, so that errors stay what they are
             loss = learner.update()
-            for parameter in [*learner.online.parameters(), *learner.target.parameters()]:
-                torch.nn.init.zeros_(parameter)
+            set_to_zero(learner.online, learner.target)
         steps = batches[-1].index.tolist()
         assert set(steps) == {0, 1, 2}
         squares = torch.tensor([returns[step] ** 2 for step in steps])
