@@ -3,7 +3,7 @@
 Each call from Python costs as much as following a step, hiding one, or making the record.
 """
 
-from . import advancing, following as live, hiding, jit, packed
+from . import advancing, following as live, frozen, hiding, jit, packed
 from .following import Ints
 from .freeze import freeze
 
@@ -13,18 +13,16 @@ else:
     from .following import follow_plain as follow
 
 
-@jit.kernel("int", "ints2", "int", "out_ints", "out_ints", "int", "ints", "out_ints", "out_ints")
-def advance(
-    tables: Ints, origin: int, found: Ints, hidden: Ints, until: int, oldest: Ints, newer: Ints, record: Ints
-) -> int:
+@jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
+def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Follow lanes, and write the record of a snapshot if found[CHANGED]; see `follow` and `advancing` for the result.
 
-    For `tables` see `advancing.GROWING`: HEAD is what the record begins with. `oldest` is the first row of each lane
-    that is not hidden: none of an episode that began at hidden[REACHED] or later. `until` and `newer` are there for
-    `advance_hiding`, which is called alike.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are there for `advance_hiding`, which is called alike.
     """
-    status = follow(tables, origin, found)
+    head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
+    hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)
     if status == live.DONE and found[live.CHANGED] != 0:
         growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
-        freeze(growing, rows, oldest, hidden[hiding.REACHED], packed.ints(tables, advancing.HEAD), record)
+        oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
+        freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
     return status

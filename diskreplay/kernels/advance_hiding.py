@@ -1,6 +1,6 @@
 """Make the next snapshot of a store that hides what it keeps no longer, in one call: see `advancing`."""
 
-from . import advancing, following as live, hiding, jit, packed
+from . import advancing, following as live, frozen, hiding, jit, packed
 from .following import Ints
 from .freeze import freeze
 from .hide_oldest import hide_oldest
@@ -11,14 +11,14 @@ else:
     from .following import follow_plain as follow
 
 
-@jit.kernel("int", "ints2", "int", "out_ints", "out_ints", "int", "ints", "out_ints", "out_ints")
-def advance_hiding(
-    tables: Ints, origin: int, found: Ints, hidden: Ints, until: int, oldest: Ints, newer: Ints, record: Ints
-) -> int:
+@jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
+def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Do what `advance` does, and hide what is more than hidden[CAPACITY] steps, or was published before `until`.
 
-    Where anything was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` comes in place of `oldest`.
+    Where anything was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` comes in place of the first rows before.
     """
+    head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
+    hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]
     status = follow(tables, origin, found)
     if status != live.DONE:
         return status
@@ -33,8 +33,7 @@ def advance_hiding(
         if hide_oldest(tables, origin, found[live.ENDED], hidden) != hiding.DONE:
             return advancing.UNMAPPED
         hidden[hiding.PAST] = hidden[hiding.UNTIL]
-    has_hidden = hidden[hiding.LAST] >= 0
-    if has_hidden:
+    if hidden[hiding.LAST] >= 0:
         # Steps of one call have the same time, and some of them may be left.
         hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
         hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
@@ -43,8 +42,9 @@ def advance_hiding(
         found[live.CHANGED] |= live.HIDDEN
         source = tables[advancing.BY_PLACE, packed.ADDRESS] + 8 * hiding.OLDEST * newer.size
         jit.copy_bytes(newer.ctypes.data, source, 8 * newer.size)
+        hidden[hiding.OLDEST_AT] = newer.ctypes.data
     if found[live.CHANGED] != 0:
         growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
-        head = packed.ints(tables, advancing.HEAD)
-        freeze(growing, rows, newer if has_hidden else oldest, hidden[hiding.REACHED], head, record)
+        oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
+        freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
     return live.DONE

@@ -11,9 +11,10 @@ of step NEEDED is not mapped."""
 
 # The record of what `advance` reads, see `packed`, and what `advance_hiding` reads as well: `growing`, `lanes`, the log
 # of ended episodes and the head of a snapshot's record; the table of flags and that of times, see `addresses`. With no
-# TIMES, times are 0. Then by slot and by place, see `frozen`, but for what is added to the times of each segment; and
-# the tables of `hiding`. FOLLOWING says which line of the log comes behind another in its lane.
+# TIMES, times are 0. FOUND are the numbers of `following`, HIDDEN those of `hiding`. Then by slot and by place, see
+# `frozen`, but for what is added to the times of each segment; and the tables of `hiding`. FOLLOWING says which line of
+# the log comes behind another in its lane.
 (
     GROWING, FIRST_CHUNK, CHUNKS, SHIFT, BASES, FIRST_TIMES, TIME_CHUNKS, TIME_SHIFT, TIMES, ROWS, ENDED, HEAD,
-    LANES, LANE_BASE, CLOCKS, FOLDERS, FIRST_ROWS, HEAP, BY_PLACE, FOLLOWING,
-) = range(20)  # fmt: skip
+    FOUND, HIDDEN, LANES, LANE_BASE, CLOCKS, FOLDERS, FIRST_ROWS, HEAP, BY_PLACE, FOLLOWING,
+) = range(22)  # fmt: skip

@@ -17,9 +17,11 @@ PLACE_ROWS = 4
 # Then what `advance_hiding` knows: how many steps are left at most, or -1; before which time all are hidden by now, and
 # none of an episode that began at REACHED or later, as `advance` knows, too; whether the arrays of `hide_oldest` were
 # made; the time behind the last step that is hidden: steps of one call have one time, and some of them may be left.
-# The first line of the ring that is in use, and how many are.
-SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING = range(14)
-FOUND = 14
+# The first line of the ring that is in use, and how many are. The address of the first rows that are not hidden.
+(
+    SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
+) = range(15)  # fmt: skip
+FOUND = 15
 
 DONE, UNMAPPED = range(2)
 """What `hide_oldest` returns: all is done; the time of step NEEDED is not mapped, and it is to be called again."""

@@ -25,6 +25,7 @@ class Reader:
         self.hidden[[hiding.CAPACITY, hiding.LAST]] = -1 if capacity is None else capacity, -1
         self.found[live.SPLITS] = splits
         self.table = segments_of(np.array([count]), of.growing)
+        self.table.head[frozen.ORIGIN] = ORIGIN
         self.oldest, self.time_bases = np.zeros(count, np.int64), of.time_bases.copy()
         self.make_room(0)
         self.asked: list[int] = []
@@ -35,15 +36,16 @@ class Reader:
         self.by_place[[hiding.LINE, hiding.TAIL]] = -1
         self.following = np.zeros(len(self.ended), np.int64)
 
-    def arguments(self, hides: bool) -> tuple:
+    def tables(self, hides: bool) -> np.ndarray:
         of, one, count = self.of, np.zeros(1, np.int64), len(self.oldest)
         flags = one, np.array([of.room]), np.array([BITS]), of.bases
         times = one, np.array([CHUNKS // 2]), np.array([BITS + 1]), self.time_bases
-        lanes = of.growing, *flags, *times, self.rows, self.ended, self.table.head
+        lanes = of.growing, *flags, *times, self.rows, self.ended, self.table.head, self.found, self.hidden
         # Of `hide_oldest`, slot 0 is the segment with number ORIGIN.
         where = np.array([count]), one, np.array([CLOCK]), one, np.full(count, frozen.OWN_FOLDER)
         self.arrays = (*lanes, *where, self.heap, self.by_place, self.following) if hides else lanes
-        return pack(*self.arrays), ORIGIN, self.found, self.hidden
+        self.hidden[hiding.OLDEST_AT] = self.oldest.ctypes.data
+        return pack(*self.arrays)
 
     def advance(self, until: int = 0, hides: bool = True) -> np.ndarray | None:
         """Return the record of a snapshot, None where nothing has changed."""
@@ -52,7 +54,7 @@ class Reader:
         self.record, newer = np.full(frozen.HEAD + live.LANE_ROWS * count, -7), np.full(count, -7)
         record = self.record
         self.asked = []
-        while status := self.kernel(*self.arguments(hides), until, self.oldest, newer, record):
+        while status := self.kernel(self.tables(hides), until, newer, record):
             self.asked.append(status)
             if status == advancing.UNREADY:
                 self.make_room(count)
@@ -65,6 +67,7 @@ class Reader:
                 self.time_bases[:] = self.of.time_bases
         if self.found[live.CHANGED] & live.HIDDEN:
             self.oldest = newer
+            assert self.hidden[hiding.OLDEST_AT] == newer.ctypes.data
         return record if self.found[live.CHANGED] else None
 
     def steps(self) -> list[tuple[int, int, int]]:
@@ -84,7 +87,8 @@ class Reader:
 
         The entries of the heap and of its ring count together: the twin has no ring.
         """
-        hidden = np.delete(self.hidden, [hiding.COUNT, hiding.NEEDED, hiding.SIZE, hiding.FRONT, hiding.WAITING])
+        left_over = hiding.COUNT, hiding.NEEDED, hiding.SIZE, hiding.FRONT, hiding.WAITING, hiding.OLDEST_AT
+        hidden = np.delete(self.hidden, left_over)
         listed = int(self.hidden[[hiding.SIZE, hiding.WAITING]].sum())
         return [*np.delete(self.found, live.LEFT).tolist(), *hidden.tolist(), listed]
 
@@ -182,10 +186,10 @@ def test_the_kernel_asks_for_what_it_needs_and_goes_on_from_there(kernel: int) -
     lanes = lanes_of(np.random.default_rng(1), in_turn=True)
     publish_to(lanes, ROWS - 20)
     reader = Reader(KERNELS["advance_hiding"][kernel], lanes, 10, splits=True)
-    followed = reader.arguments(True)
+    followed = reader.tables(True)
     reader.time_bases[0] = 0
     # The times of episodes' first steps are needed as they are followed: rows that are not mapped are to be.
-    assert reader.kernel(*followed, 0, reader.oldest, reader.oldest, np.empty(0, np.int64)) == live.UNCHECKED
+    assert reader.kernel(followed, 0, reader.oldest, np.empty(0, np.int64)) == live.UNCHECKED
     reader.time_bases[:] = lanes.time_bases
     reader.found[live.FOLLOWED] = 0
     record = reader.advance()

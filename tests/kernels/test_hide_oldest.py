@@ -108,7 +108,7 @@ class Hiding:
         where = of.lanes, of.lane_base, of.clocks, apart, of.first_rows
         flags, times = (head,) * 4, (*of.table, self.bases)
         known = self.heap, self.by_place, self.following
-        tables = pack(of.growing, *flags, *times, rows, lines, head, *where, *known)
+        tables = pack(of.growing, *flags, *times, rows, lines, head, self.found, self.found, *where, *known)
         while self.kernel(tables, ORIGIN, len(lines), self.found) == hiding.UNMAPPED:
             needed = int(self.found[hiding.NEEDED])
             slot = (needed >> POSITION_BITS) - ORIGIN

@@ -47,11 +47,10 @@ class CapacityFrontier:
 
     def __init__(self, capacity: int | None, hides: bool) -> None:
         self._hides = hides
-        self.oldest: Ints = np.zeros(0, np.int64)
-        self.newer: Ints = np.zeros(0, np.int64)
         self._numbers = np.zeros(hiding.FOUND, np.int64)
         self.found = self._numbers.data  # the same as Python's own numbers
         self.found[hiding.CAPACITY], self.found[hiding.LAST] = -1 if capacity is None else capacity, -1
+        self._set_oldest(np.zeros(0, np.int64))
         self._by_place: Ints | None
         self._heap: Ints
         self._forget(0)
@@ -78,6 +77,7 @@ class CapacityFrontier:
 
     def _set_oldest(self, oldest: Ints) -> None:
         self.oldest, self.newer = oldest, np.empty(len(oldest), np.int64)
+        self.found[hiding.OLDEST_AT] = oldest.ctypes.data
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
         """Hide all of some lanes, whose segments are gone, and leave out their open episodes.
@@ -130,18 +130,18 @@ class CapacityFrontier:
         return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
     def replace_oldest(self) -> None:
-        """Take over what the kernel has hidden."""
+        """Take over what the kernel has hidden, and knows the address of."""
         self.oldest = self.newer
         self.newer = np.empty(len(self.oldest), np.int64)
 
     def make_ready(self) -> None:
-        """Make what the kernel needs to hide steps; `arguments` has it from then on."""
+        """Make what the kernel needs to hide steps; `arrays` has it from then on."""
         self._by_place = _places(self.oldest)
         self._heap = np.zeros((2 * len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
         self.found[hiding.READY] = 1
 
-    def arguments(self, segments: Segments, lines: int) -> tuple[Ints, ...]:
-        """Return the arguments of the kernel that say what is hidden, where the log has room for so many lines."""
+    def arrays(self, segments: Segments, lines: int) -> tuple[Ints, ...]:
+        """Return the arrays of the kernel that say what is hidden, where the log has room for so many lines."""
         if not self._hides:
             return (self._numbers,)
         if self._by_place is None:

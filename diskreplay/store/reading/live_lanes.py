@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -76,8 +76,8 @@ class LiveLanes:
         self._kernel, self._log, self._frontier = kernel, log, frontier
         self.open_steps = 0
         self._numbers = np.zeros(rows.FOUND, np.int64)
-        self._arrays: tuple[Ints, ...]  # whose addresses the arguments have
-        self._arguments: tuple[Any, ...]
+        self._arrays: tuple[Ints, ...]  # that the kernel uses
+        self._addresses: Ints  # of these
         self._found = self._numbers.data  # the same as Python's own numbers
         self._leaves = leaves
         self._held: Callable[[], Held | None] = unseen  # what it was when the tables were read
@@ -120,7 +120,7 @@ class LiveLanes:
             if held is not self._held() or self._log.table is not self._table:
                 held = self._prepare(follower)
                 record = self._record
-            status = self._kernel(*self._arguments, until, frontier.oldest, frontier.newer, record)
+            status = self._kernel(self._addresses, until, frontier.newer, record)
             if found[rows.ENDED] > self._size:
                 follower.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
                 self._note_log_end()
@@ -138,7 +138,7 @@ class LiveLanes:
     def _attend(self, status: int, follower: "Follower") -> None:
         """Do what the kernel asks for."""
         found, frontier = self._found, self._frontier
-        self._held = unseen  # that may replace what the arguments were made of
+        self._held = unseen  # that may replace some of the arrays
         if status == advancing.UNREADY:
             frontier.make_ready()
         elif status == advancing.UNMAPPED:
@@ -150,7 +150,7 @@ class LiveLanes:
             found[rows.CHANGED] |= True
 
     def _prepare(self, follower: "Follower") -> Held:
-        """Collect the arguments of the kernel, which stay the same until one of these is replaced.
+        """Collect the arrays that the kernel uses, which stay the same until one of these is replaced.
 
         Returns what keeps the chunks mapped whose addresses these have now.
         """
@@ -158,9 +158,9 @@ class LiveLanes:
         ended = self._log.reserve(2 * MANY_ROWS)
         held, (flags, *times) = self._tables.addresses(self._leaves)
         every = *flags, *(times[0] if times else _NO_TIMES)
-        hidden, *where = frontier.arguments(self._segments, len(ended))
-        self._arrays = self.growing, *every, self._lanes, ended, segments.head, *where
-        self._arguments = pack(*self._arrays), self._segments.origin, self._numbers, hidden
+        hidden = frontier.arrays(self._segments, len(ended))
+        self._arrays = self.growing, *every, self._lanes, ended, segments.head, self._numbers, *hidden
+        self._addresses = pack(*self._arrays)
         self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
         self._found[rows.SPLITS] = not follower.keeps_all_ended

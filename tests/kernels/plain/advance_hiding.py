@@ -1,16 +1,16 @@
 """Plain twins of the kernels of `kernels.advance_hiding`."""
 
 from diskreplay.ids import Ints
-from diskreplay.kernels import advancing, following as live, hiding, packed
+from diskreplay.kernels import advancing, following as live, frozen, hiding, packed
 from diskreplay.kernels.following import DONE, follow_plain
-from tests.kernels.plain.advance import frozen
+from tests.kernels.plain.advance import freeze_lanes
 from tests.kernels.plain.hide_oldest import hide_oldest_plain
 
 
-def advance_hiding_plain(
-    tables: Ints, origin: int, found: Ints, hidden: Ints, until: int, oldest: Ints, newer: Ints, record: Ints
-) -> int:
+def advance_hiding_plain(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Do what `advance_hiding` does."""
+    origin = int(packed.ints(tables, advancing.HEAD)[frozen.ORIGIN])
+    found, hidden = packed.ints(tables, advancing.FOUND), packed.ints(tables, advancing.HIDDEN)
     status = follow_plain(tables, origin, found)
     if status != DONE:
         return status
@@ -31,7 +31,7 @@ def advance_hiding_plain(
         hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
         hidden[hiding.LAST], found[live.CHANGED] = -1, found[live.CHANGED] | live.HIDDEN
         newer[:] = packed.ints2(tables, advancing.BY_PLACE)[hiding.OLDEST]
-        frozen(tables, newer, hidden, record)
-    elif found[live.CHANGED]:
-        frozen(tables, oldest, hidden, record)
+        hidden[hiding.OLDEST_AT] = newer.ctypes.data
+    if found[live.CHANGED]:
+        freeze_lanes(tables, record)
     return DONE
