@@ -3,43 +3,44 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from . import jit
+from . import jit, packed
 from .mix import fraction
-from .runs import BEFORE, COARSE_BITS, FIRST, STRIDE
+from .runs import BEFORE, BLOCK, COARSE, COARSE_BITS, FIRST, STRIDE, WANTED
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @jit.inner
-def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
-    """Write the id at each position, counted from the first id of run 0.
+def _write_ids(record: Ints, low: int, high: int, out: Ints) -> None:
+    """Write the id at each position that is `wanted`, counted from the first id of run 0.
 
     Of many runs, the first steps of the search are among the numbers that `coarse` has of them, one line of the cache
     next to the other. Each search moves each place to the last one with a number that is not above the position:
     halving steps of one width for all, without a branch on data. So cache misses overlap, and the inner loop becomes
     vector code. Unsigned indices, because numba tests a signed one for being negative.
     """
+    block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS
     is_coarse = covered > low
     start = low >> COARSE_BITS if is_coarse else low
-    for i in range(wanted.size):
+    for i in range(out.size):
         out[i] = start
     numbers, width = coarse if is_coarse else before, coarse.size - start if is_coarse else high - low
     while True:
         while width > 1:
             half = width >> 1
-            for i in range(wanted.size):
+            for i in range(out.size):
                 further = out[i] + half
                 out[i] = jit.either(numbers[np.uint64(further)] <= wanted[i], further, out[i])
             width -= half
         if not is_coarse:
             break
-        for i in range(wanted.size):
+        for i in range(out.size):
             out[i] <<= COARSE_BITS
         numbers, width, is_coarse = before, 1 << COARSE_BITS, False
-    for i in range(wanted.size if low < covered < high else 0):  # few runs are not covered
+    for i in range(out.size if low < covered < high else 0):  # few runs are not covered
         if before[covered] <= wanted[i]:
             out[i], width = covered, high - covered
             while width > 1:
@@ -47,28 +48,30 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
                 further = out[i] + half
                 out[i] = jit.either(before[np.uint64(further)] <= wanted[i], further, out[i])
                 width -= half
-    for i in range(wanted.size):
+    for i in range(out.size):
         run = np.uint64(out[i])
         out[i] = first[run] + (wanted[i] - before[run]) * stride[run]
 
 
-@jit.kernel("none", "floats", "int", "int", "ints2", "ints", "out_ints", "out_ints")
-def ids_at(positions: Floats, low: int, high: int, block: Ints, coarse: Ints, wanted: Ints, out: Ints) -> None:
+@jit.kernel("none", "floats", "int", "int", "ints2", "out_ints")
+def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> None:
     """Write the id at the whole part of each position.
 
-    Runs `low` to `high` of the block count, and run i starts at position before[i] - before[low]. ``coarse`` has these
-    numbers of every `1 << COARSE_BITS`-th run from run 0 on, of as many as there are so many runs, or of fewer.
-    ``wanted`` is scratch memory, a number a position.
+    For the `record` see `runs.RULE`. Runs `low` to `high` of the block count, and run i starts at position
+    before[i] - before[low]. `coarse` has these numbers of every `1 << COARSE_BITS`-th run from run 0 on, of as many as
+    there are so many runs, or of fewer. There is memory for a number a position at least.
     """
-    for i in range(positions.size):
+    block, wanted = packed.ints2(record, BLOCK), packed.ints(record, WANTED)
+    for i in range(out.size):
         wanted[i] = np.int64(positions[i]) + block[BEFORE, low]
-    _write_ids(wanted, low, high, block, coarse, out)
+    _write_ids(record, low, high, out)
 
 
-@jit.kernel("none", "int", "int", "int", "ints2", "ints", "out_ints", "out_ints")
-def random_ids(key: int, low: int, high: int, block: Ints, coarse: Ints, wanted: Ints, out: Ints) -> None:
+@jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
+def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
     """Write ids at random, each of those in the runs `low` to `high` with the same probability; see `mix.fraction`."""
+    block, wanted = packed.ints2(record, BLOCK), packed.ints(record, WANTED)
     count = block[BEFORE, high] - block[BEFORE, low]
-    for i in range(wanted.size):
+    for i in range(out.size):
         wanted[i] = np.int64(fraction(key, i) * count) + block[BEFORE, low]
-    _write_ids(wanted, low, high, block, coarse, out)
+    _write_ids(record, low, high, out)

@@ -51,6 +51,10 @@ BLOCK_ROWS = 5
 COARSE_BITS = 4
 """Of every run with a number that is a multiple of two to the power of this, `kernels.ids_at` may be given BEFORE."""
 
+RULE, BLOCK, COARSE, WANTED = range(4)
+"""The record of a population, see `packed`: the numbers of its `Starts`, the block, every 16th number of its BEFORE as
+`ids_at` says, and memory for a number an id."""
+
 
 class Visible(NamedTuple):
     """What is hidden: the number of the first segment, each one's lanes and their place, each lane's oldest row left.
@@ -190,6 +194,10 @@ class Starts(NamedTuple):
     since: int = 0
     followed: int = 0
     from_end: bool = False
+
+
+LINES, RUNS, RUNS_AND_OPEN = range(3)
+"""What `kernels.starts` makes runs of: lines of episodes; runs that are partly hidden; these and all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from diskreplay import ids
 from diskreplay.ids import Ints
 
-from . import frozen, runs
+from . import frozen, packed, runs
 from .following import COMMITTED, OBSERVED, OPEN_START, OPEN_TIME
 from .jit import kernel, load_int
 
@@ -17,36 +17,38 @@ _FIRST_ONLY, _ALL_STEPS, _DROPPED = runs.FIRST_ONLY, runs.ALL_STEPS, runs.DROPPE
 _at = np.uint64
 
 
-@kernel("int", "ints2", "int", "ints", "ints", "out_ints2", "int", "out_ints2")
-def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, at: int, block: Ints) -> int:
-    """Write the ids at which samples of episodes start; `rule` has the numbers of a `runs.Starts`, which says which.
+@kernel("int", "out_ints2", "int", "ints", "ints2", "int")
+def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
+    """Write the ids at which samples of episodes start.
 
-    None is below `since`, and none is hidden in the snapshot of this record. Runs are written into the block from place
-    `at` on, two an episode at most; the place behind the last one is returned.
+    `record` is that of a population, see `runs.RULE`: the numbers of a `runs.Starts` say which ids these are, and runs
+    of them are written into the block from place `at` on, two an episode at most. The place behind the last one is
+    returned. None is below `since`, and none is hidden in the snapshot of this record.
 
-    What is not hidden of the runs of `partly`, (4, n), comes first, and stays in it; one that is hidden whole has the
-    count 0 there, and then the complement of that place is returned, which is negative. Then come the episodes of
-    `lines`, and if `opened` is not 0 those that are open in the snapshot.
+    `given` are lines of episodes (LINES), or runs, (4, n), that are partly hidden (RUNS). Such runs lose their hidden
+    ids, and are written; one that is hidden whole gets the count 0 and is not. Then the complement of that place is
+    returned, which is negative. With RUNS_AND_OPEN the episodes that are open in the snapshot follow.
     """
+    rule, block = packed.ints(record, runs.RULE), packed.ints2(record, runs.BLOCK)
     length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
     followed, from_end = rule[6], rule[7]
-    left, listed = partly.shape[1], partly.shape[1] + lines.shape[0]
+    left = 0 if kind == runs.LINES else given.shape[1]
+    listed = given.shape[0] if kind == runs.LINES else left
     growing, live, row_bytes = snapshot[frozen.GROWING], snapshot[frozen.LIVE], 8 * snapshot[frozen.LIVE_LANES]
     origin, reached = snapshot[frozen.ORIGIN], snapshot[frozen.REACHED]
     gone = 0
-    for i in range(listed + (snapshot[frozen.LIVE_LANES] if opened else 0)):
+    for i in range(listed + (snapshot[frozen.LIVE_LANES] if kind == runs.RUNS_AND_OPEN else 0)):
         # The first step, and the distance of two; the step at which the first sample and one that was moved start.
         skipped, count, moved, least = 0, 0, -1, since
+        item = _at(i)
         if i < left:
-            item = _at(i)
-            begin, apart, count = partly[_FIRST, item], partly[_STRIDE, item], partly[_COUNT, item]
-            time, least = partly[_TIME, item], 0
+            begin, apart, count = given[_FIRST, item], given[_STRIDE, item], given[_COUNT, item]
+            time, least = given[_TIME, item], 0
             spacing = apart
         else:
             if i < listed:
-                item = _at(i - left)
-                begin, apart, steps = lines[item, ids.FIRST_ID], lines[item, ids.STRIDE], lines[item, ids.STEPS]
-                obs_rows, end, time = lines[item, ids.OBS_ROWS], lines[item, ids.END], lines[item, ids.TIME]
+                begin, apart, steps = given[item, ids.FIRST_ID], given[item, ids.STRIDE], given[item, ids.STEPS]
+                obs_rows, end, time = given[item, ids.OBS_ROWS], given[item, ids.END], given[item, ids.TIME]
             else:
                 column = i - listed
                 while column >= load_int(growing + 8) + load_int(growing + 16):  # lanes of a segment, and its first one
@@ -101,7 +103,7 @@ def starts(lines: Ints, opened: int, rule: Ints, snapshot: Ints, partly: Ints, a
                 hidden = min((least - first + stride - 1) // stride, some)
                 first, some = first + hidden * stride, some - hidden
             if i < left and part == 1:
-                partly[_FIRST, _at(i)], partly[_COUNT, _at(i)] = first, some
+                given[_FIRST, item], given[_COUNT, item] = first, some
                 gone = gone if some > 0 else -1
             if some > 0:
                 to = _at(at)

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, EpisodeTable, Floats, Ints, locate, mixed
+from diskreplay.ids import POSITION_BITS, EpisodeTable, Floats, Ints, locate, mixed
 from diskreplay.kernels.huge_pages import LARGE_PAGE, give_back_free, zeros
+from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import (
     ALL_VISIBLE,
     BEFORE,
@@ -29,8 +30,11 @@ from diskreplay.kernels.runs import (
     COUNT,
     FIRST,
     FIRST_ONLY,
+    LINES,
     MOVED_BACK,
     NEVER,
+    RUNS,
+    RUNS_AND_OPEN,
     STRIDE,
     TIME,
     IdRuns,
@@ -60,7 +64,6 @@ MANY = 1 << 15
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_BOOLS = np.zeros(0, np.bool_)
 _NO_PARTLY = np.zeros((4, 0), np.int64)
-_NO_LINES = np.zeros((0, EPISODE_COLUMNS), np.int64)
 
 
 class Share(NamedTuple):
@@ -194,7 +197,7 @@ class Population:
         initial_errors: InitialErrors | None = None,
     ) -> None:
         self.share, self.initial_errors = share, initial_errors
-        self._starts, self._rule = view.starts, np.array(view.starts, np.int64)
+        self._starts = view.starts
         self._crossing = view.crossing()
         self._find_starts = chosen("starts")
         self._find_random = chosen("random_ids")
@@ -206,12 +209,11 @@ class Population:
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of open episodes that count; kept where `where` asks
         self._refusals = 0  # how often some of these came to count no more
-        self._scratch = np.empty(0, np.int64)
         self._counted = _Counted(0, *np.full((3, 1), -1))
         self._clear()
 
     def _clear(self) -> None:
-        self._block = _Block()
+        self._block = _Block(self._starts)
         self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
         self._seen = 0  # episodes of the log that are in
@@ -266,10 +268,13 @@ class Population:
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
-        self._end = self._write_starts(snapshot, still_open, self._partly)
+        left, at = self._partly, self._ended
+        self._end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, at)
         if self._end < 0:  # some are hidden whole now
             self._end = ~self._end
-            self._partly = np.compress(self._partly[COUNT] > 0, self._partly, axis=1)
+            self._partly = np.compress(left[COUNT] > 0, left, axis=1)
+        if still_open is not None:
+            self._end = self._write_starts(snapshot, still_open.lines, LINES, self._end)
         if self._ended >= MANY:
             self._block.settle(self._ended)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
@@ -298,7 +303,8 @@ class Population:
 
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Take in ended episodes; at a fresh start in the order that was given, if one was."""
-        start, end = self._ended, self._write_starts(snapshot, ended)
+        start = self._ended
+        end = self._write_starts(snapshot, ended.lines, LINES, start)
         if self._restored is not None and is_fresh:
             found = TimedRuns(*self._block.slice(start, end).copy())
             new = self._restore_order(self._restored, found, snapshot.visible)
@@ -321,19 +327,15 @@ class Population:
         self._oldest_new = min(self._oldest_new, self._block.time_of(start))
         self._ended = end
 
-    def _write_starts(self, snapshot: Snapshot, episodes: EpisodeTable | None, partly: Ints = _NO_PARTLY) -> int:
-        """Put what is left of some runs and those of episodes behind the second region; return where they end.
-
-        None are all that are open in the snapshot. The result is its complement where some of ``partly`` is hidden
-        whole: see `kernels.starts`.
-        """
-        block, record, at = self._block, snapshot.record, self._ended
-        lines = _NO_LINES if episodes is None else episodes.lines
-        # As many lines as the record has numbers are more than there are open episodes.
-        room = at + partly.shape[1] + 2 * (len(record) if episodes is None else len(lines))
+    def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
+        """Put the runs that `kernels.starts` makes into the block, from a place on; return what it returns."""
+        block, record = self._block, snapshot.record
+        room = at + (2 * len(given) if kind == LINES else given.shape[1])
+        if kind == RUNS_AND_OPEN:
+            room += 2 * len(record)  # which has more numbers than there are open episodes
         if room >= block.room:
             block.make_room(room)
-        end: int = self._find_starts(lines, episodes is None, self._rule, record, partly, at, block.array)
+        end: int = self._find_starts(given, kind, record, block.record, at)
         return end
 
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
@@ -415,20 +417,16 @@ class Population:
 
     def take(self, positions: NDArray[Any]) -> Ints:
         """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
-        out, scratch = np.empty((2, len(positions)), np.int64)
-        positions = positions.astype(np.float64)
-        block = self._block
-        chosen("ids_at")(positions, self._hidden, self._end, block.array, block.coarse, scratch, out)
+        out = np.empty(len(positions), np.int64)
+        record = self._block.record_for(len(out))
+        chosen("ids_at")(positions.astype(np.float64), self._hidden, self._end, record, out)
         return out
 
     def random_ids(self, key: int, count: int) -> Ints:
         """Return so many ids, each with the same probability, as a function of a random key of 63 bits."""
         # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
         out = np.empty(count, np.int64)
-        if len(self._scratch) != count:
-            self._scratch = np.empty(count, np.int64)
-        block = self._block
-        self._find_random(key, self._hidden, self._end, block.array, block.coarse, self._scratch, out)
+        self._find_random(key, self._hidden, self._end, self._block.record_for(count), out)
         return out
 
     def ids(self) -> Iterator[Ints]:
@@ -580,11 +578,13 @@ class Population:
 class _Block:
     """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` is the number of ids in the runs before run i.
 
-    `coarse` has some of these numbers of runs that were settled; see `kernels.ids_at`.
+    `coarse` has some of these numbers of runs that were settled; see `kernels.ids_at`. `record` is what kernels read,
+    and names these arrays and the numbers of `starts`.
     """
 
-    def __init__(self, capacity: int = 256) -> None:
-        self.coarse: Ints = np.zeros(0, np.int64)
+    def __init__(self, starts: Starts, capacity: int = 256) -> None:
+        self._rule, self._wanted = np.array(starts, np.int64), np.zeros(0, np.int64)
+        self.coarse: Ints = self._wanted
         self._replace(_block_array(capacity))
 
     def _replace(self, array: Ints) -> None:
@@ -593,6 +593,18 @@ class _Block:
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
         # As Python's own numbers, which numpy takes several times as long for.
         self.ids_before, self.time_of = self.before.data.__getitem__, self.runs.time.data.__getitem__
+        self._pack()
+
+    def _pack(self) -> None:
+        """Make the record, after one of its arrays was replaced."""
+        self.record = pack(self._rule, self.array, self.coarse, self._wanted)
+
+    def record_for(self, count: int) -> Ints:
+        """Return the record, with memory for so many ids and no more than some times that."""
+        if not count <= len(self._wanted) <= 4 * count:
+            self._wanted = np.empty(count, np.int64)
+            self._pack()
+        return self.record
 
     def slice(self, start: int, end: int) -> Ints:
         """Return runs, (4, n), as views."""
@@ -604,11 +616,13 @@ class _Block:
         if parts > known:
             new = self.before[known << COARSE_BITS : parts << COARSE_BITS : 1 << COARSE_BITS]
             self.coarse = np.concatenate([self.coarse, new])
+            self._pack()
 
     def _unsettle(self, start: int) -> None:
         """Forget what was settled from a place on."""
         if len(self.coarse) << COARSE_BITS > start:
             self.coarse = self.coarse[: start >> COARSE_BITS]
+            self._pack()
 
     def write(self, start: int, runs: TimedRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end."""

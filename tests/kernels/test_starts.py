@@ -10,7 +10,18 @@ from diskreplay.buffers.replay import Since
 from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.frozen import freeze_plain
-from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COUNT, TIME, TimedRuns, without_hidden
+from diskreplay.kernels.packed import pack
+from diskreplay.kernels.runs import (
+    BEFORE,
+    BLOCK_ROWS,
+    COUNT,
+    LINES,
+    RUNS,
+    RUNS_AND_OPEN,
+    TIME,
+    TimedRuns,
+    without_hidden,
+)
 from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
@@ -69,10 +80,10 @@ def test_the_kernel_and_its_twin_write_the_runs_of_a_view(view: Any, episodes: A
     for kernel in KERNELS["starts"]:
         block = np.full((BLOCK_ROWS, 21), -1, np.int64)
         block[BEFORE] = 7
-        still = partly.copy()
-        end = kernel(table.lines, 0, rule, record, still, 2, block)
+        still, population = partly.copy(), pack(rule, block)
+        end = kernel(still, RUNS, record, population, 2)
         assert (end < 0) == (still[COUNT] == 0).any()
-        end = max(end, ~end)
+        end = kernel(table.lines, LINES, record, population, max(end, ~end))
         written = block[:, 2:end]
         assert list(zip(*written[: COUNT + 1].tolist(), strict=True)) == wanted
         np.testing.assert_array_equal(np.diff(block[BEFORE, 2 : end + 1]), written[COUNT])
@@ -89,8 +100,8 @@ def test_episodes_that_are_open_in_a_snapshot_are_like_lines_of_a_table(view: An
     rule, nothing = np.array(view.starts, np.int64), np.zeros((4, 0), np.int64)
     found = []
     for kernel in KERNELS["starts"]:
-        for lines, opened in ((snapshot.open.lines, 0), (snapshot.open.lines[:0], 1)):
+        for listed, kind in ((snapshot.open.lines, LINES), (nothing, RUNS_AND_OPEN)):
             block = np.full((BLOCK_ROWS, 64), 0, np.int64)
-            end = kernel(lines, opened, rule, snapshot.record, nothing, 0, block)
+            end = kernel(listed, kind, snapshot.record, pack(rule, block), 0)
             found.append(block[:, : end + 1].tolist())
     assert found[1:] == found[:-1]

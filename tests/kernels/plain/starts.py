@@ -1,17 +1,21 @@
 """Plain twins of the kernels of `kernels.starts`."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, EpisodeTable
+from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, EpisodeTable, Ints
+from diskreplay.kernels import packed
 from diskreplay.kernels.runs import (
     ALL_STEPS,
     ALL_VISIBLE,
     BEFORE,
+    BLOCK,
     DROPPED,
     FIRST_ONLY,
+    LINES,
     MOVED_BACK,
     PADDED,
+    RULE,
+    RUNS_AND_OPEN,
     Starts,
     TimedRuns,
     Visible,
@@ -23,26 +27,24 @@ from diskreplay.kernels.runs import (
 from tests.kernels.plain.frozen import Frozen
 
 
-def starts_plain(
-    lines: NDArray[np.int64],
-    opened: int,
-    rule: NDArray[np.int64],
-    snapshot: NDArray[np.int64],
-    partly: NDArray[np.int64],
-    at: int,
-    block: NDArray[np.int64],
-) -> int:
+def starts_plain(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
     """Do what the kernel `starts` does."""
-    starts, seen = Starts(*rule.tolist()), Frozen.of(snapshot)
+    starts, seen = Starts(*packed.ints(record, RULE).tolist()), Frozen.of(snapshot)
     visible = Visible(seen.reached, seen.origin, seen.lanes, seen.lane_base, seen.oldest)
-    left = without_hidden(TimedRuns(*partly), visible._replace(reached=1).least_ids(partly[0]))
-    partly[:] = np.stack(left)
-    episodes = [EpisodeTable(lines), *([open_episodes(seen.origin, seen.growing, seen.live)] if opened else [])]
-    runs = joined([keep(left, left.count > 0), starting_runs(starts, EpisodeTable.concatenate(episodes), visible)])
+    parts, is_whole = list[TimedRuns](), True
+    if kind == LINES:
+        parts.append(starting_runs(starts, EpisodeTable(given), visible))
+    else:
+        left = without_hidden(TimedRuns(*given), visible._replace(reached=1).least_ids(given[0]))
+        given[:], is_whole = np.stack(left), bool(left.count.all())
+        parts.append(keep(left, left.count > 0))
+    if kind == RUNS_AND_OPEN:
+        parts.append(starting_runs(starts, open_episodes(seen.origin, seen.growing, seen.live), visible))
+    runs, block = joined(parts), packed.ints2(record, BLOCK)
     end = at + len(runs.first)
     block[:BEFORE, at:end] = np.stack(runs)
     block[BEFORE, at + 1 : end + 1] = block[BEFORE, at] + np.cumsum(runs.count)
-    return end if left.count.all() else ~end
+    return end if is_whole else ~end
 
 
 def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL_VISIBLE) -> TimedRuns:
