@@ -45,6 +45,7 @@ if IS_COMPILED:
         "none": types.void,
         "ints": types.Array(types.int64, 1, "C", readonly=True),
         "ints2": types.Array(types.int64, 2, "C", readonly=True),
+        "strided_ints2": types.Array(types.int64, 2, "A", readonly=True),
         "ints32": types.Array(types.int32, 1, "C", readonly=True),
         "bytes": types.Array(types.uint8, 1, "C", readonly=True),
         "floats": types.Array(types.float64, 1, "C", readonly=True),

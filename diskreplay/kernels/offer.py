@@ -5,19 +5,15 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
 
-from . import jit, packed, pages as paging
+from . import frozen, jit, packed, pages as paging
 from .largest import largest_given, raise_bound
-from .pages import find_slot, slot_of, width_of
+from .pages import CHANGED, DRAWN, NEW, UNUSED, find_slot, slot_of, width_of
 from .powers import LARGEST, SMALLEST, powers
 from .sumtree import FAN_OUT_BITS, sumtree_set
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Floats = NDArray[np.float64]
-
-# Lines of `stacks`: pages that nobody uses, the next one last; and those that a call has touched. Behind the heights of
-# these comes that of what is left of the second when the call returns: pages with rows that entered, in their order.
-UNUSED, CHANGED, NEW = range(3)
 
 AHEAD = 12  # runs
 
@@ -120,24 +116,24 @@ def _want_difference(
 
 
 @jit.kernel(
-    "int", "out_ints2", "ints", "ints", "out_ints2", "ints", "ints", "int", "float", "ints2"
+    "int", "out_ints2", "strided_ints2", "out_ints2", "ints", "ints2", "int", "int", "int", "float"
 )  # fmt: skip
 def offer(
-    old: Ints, old_numbers: Ints, old_lanes: Ints, new: Ints, numbers: Ints, lanes: Ints, whole: int, alpha: float,
-    table: Ints,
-) -> int:  # fmt: skip
-    """Let the ids of `new` runs be drawn, and those of `old` ones that are not among them no more.
+    old: Ints, runs: Ints, new: Ints, snapshot: Ints, table: Ints, loose: int, left: int, whole: int, alpha: float
+) -> int:
+    """Let the ids of `runs` be drawn, and those of `old` ones that are not among them no more.
 
-    Runs are (4, n): first ids, strides, counts and what `PAGE_ROW` says, which is found for the new ones. Their numbers
-    are `ended`, `left`, and that of the first segment, whose `lanes` come first. The first `ended` ones stay as they
-    are from then on, so the old ones of these are not looked at. Then come `left`, of which as many are the same as
-    before in the same order; the rest are by segment and lane. `whole`: nothing but the new ones can be drawn, whatever
-    was before.
+    Runs are (3, n): first ids, strides and counts. All but the last `loose` of them stay as they are from then on, so
+    old ones of this kind are not looked at. The first `left` of the loose ones are as many as before, in the same
+    order; the rest are by segment and lane. `whole`: nothing but these runs can be drawn, whatever was before.
+
+    `new`, (4, `RUNS` + n), becomes the `old` of the next call: see `pages.ENDED`. `snapshot` is the record of the
+    snapshot that has the runs, see `frozen`.
 
     New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any: for
     `raw` and `bounds` see `largest`. `stacks` then lists their pages. Returns how many pages
     are lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more.
-    For the record of the `table` see `pages.PAGES`: `ints` and `floats` are (2, block) and (3, block), at least a page.
+    For the record of the `table` see `pages.PAGES`: `ints` and `floats` have room for a page at least.
     """
     pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
     stacks, heights = packed.ints2(table, paging.STACKS), packed.ints(table, paging.HEIGHTS)
@@ -145,6 +141,14 @@ def offer(
     starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
     sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
     ints, floats = packed.ints2(table, paging.INTS), packed.floats2(table, paging.FLOATS)
+    heights[DRAWN] = 0
+    new[paging.ENDED, 0], new[paging.LEFT, 0] = runs.shape[1] - loose, left
+    new[paging.ORIGIN, 0], new[paging.SLOT_COUNT, 0] = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS]
+    new[paging.LANES_AT, 1] = snapshot[frozen.LANES]
+    for row in range(PAGE_ROW):
+        for i in range(runs.shape[1]):
+            new[row, paging.RUNS + i] = runs[row, i]
+    lanes, old_lanes = paging.lanes_of(new), paging.lanes_of(old)
     for page in range(pages.shape[0] if whole else 0):
         if pages[page, paging.SHOWN] | pages[page, paging.WANTED]:
             pages[page, paging.WANTED], pages[page, paging.TOUCHED] = 0, 1
@@ -153,21 +157,21 @@ def offer(
     lacking = 0
     for wanted in range(2):
         # Those that ended, of which old ones are not looked at; those that are left; and the rest.
-        begin = old_begin = np.int64(0)
+        begin = old_begin = np.int64(paging.RUNS)
         for part in range(3):
-            is_rest, end, old_end = part == 2, begin + numbers[_at(part)], old_begin + old_numbers[_at(part)]
+            is_rest, end, old_end = part == 2, begin + new[_at(part), 0], old_begin + old[_at(part), 0]
             if is_rest:
                 end, old_end = np.int64(new.shape[1]), np.int64(old.shape[1])
             old_first = old_end if whole or part == 0 else old_begin
             if wanted:
                 lacking += _want_difference(
-                    1, new, begin, end, old, old_first, old_end, is_rest, numbers[2], lanes, pages, slots, stacks,
-                    heights,
+                    1, new, begin, end, old, old_first, old_end, is_rest, new[paging.ORIGIN, 0], lanes, pages, slots,
+                    stacks, heights,
                 )  # fmt: skip
             else:
                 _want_difference(
-                    0, old, old_first, old_end, new, begin, end, is_rest, old_numbers[2], old_lanes, pages, slots,
-                    stacks, heights,
+                    0, old, old_first, old_end, new, begin, end, is_rest, old[paging.ORIGIN, 0], old_lanes, pages,
+                    slots, stacks, heights,
                 )  # fmt: skip
             begin, old_begin = end, old_end
     if lacking > 0:

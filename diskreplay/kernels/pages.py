@@ -25,13 +25,32 @@ PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
 # The record of a table of priorities, see `packed`: arrays of `pages`, `offer`, `largest` and `sumtree`; and scratch
-# memory, `some` for a draw, `ints` and `floats` for an offer.
-PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, SOME, INTS, FLOATS = range(13)
+# memory, (4, n) `ints` and (3, n) `floats`. Rows PLACES and IDS of `ints` hold the last draw, for its update.
+PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, INTS, FLOATS = range(12)
+PLACES, IDS = 2, 3
+
+# Lines of `stacks`: pages that nobody uses, the next one last; and those that an offer has touched. Behind the heights
+# of these come the number of pages with rows that entered, which the second line has in their order after an offer, and
+# the number of places that `ints` has of the last draw, 0 if pages have changed since.
+UNUSED, CHANGED, NEW, DRAWN = range(4)
+
+# An offer, (4, `RUNS` + n): its runs from column RUNS on. Rows of column 0 are the number of runs that stay as they
+# are, the number of runs left of such ones, the number of the first segment and the number of segments. Row LANES_AT
+# of column 1 is the address of the lanes of these segments, which whoever keeps the array keeps alive.
+ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
+LANES_AT = 0
+RUNS = 2
 
 FIRST, STRIDE, SHOWN, WANTED, KNOWN, TOUCHED, ENTERED = range(7)
 COLUMNS = 8
 
 _at = np.uint64
+
+
+@jit.inner
+def lanes_of(offered: Ints) -> Ints:
+    """Return the lanes of the segments that an offer was made with."""
+    return jit.ints_at(offered[LANES_AT, 1], offered[SLOT_COUNT, 0])
 
 
 @jit.inner

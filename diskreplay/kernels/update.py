@@ -17,41 +17,36 @@ _at = np.uint64
 _FINITE = np.finfo(np.float64).max
 
 
-@jit.kernel(
-    "int", "ints", "floats", "float", "float", "int", "ints", "ints2", "ints2", "out_ints2", "out_floats2"
-)  # fmt: skip
-def update(
-    ids: Ints, errors: Floats, eps: float, alpha: float, origin: int, lanes: Ints, table: Ints, drawn: Ints,
-    ints: Ints, floats: Floats,
-) -> int:  # fmt: skip
+@jit.kernel("int", "ints", "floats", "float", "float", "ints2", "ints2")
+def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
     The last error counts where an id is named twice. These priorities are given: for `raw` and `bounds` see `largest`.
     Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
-    For the record of the `table` see `pages.PAGES`.
-    `drawn` are places and ids of a draw since which no page has changed, (2, any number): of these very ids, which most
-    updates are of, the places are known. `ints` and `floats` are scratch memory, (2, n) and (3, n).
+    `offered` is what can be drawn, see `pages.ENDED`. For the record of the `table` see `pages.PAGES`: its scratch
+    memory has room for n. It may have the places of these very ids, which most updates are of.
     """
     pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
     raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
     starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
     sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
+    ints, floats = packed.ints2(table, paging.INTS), packed.floats2(table, paging.FLOATS)
     wrong = np.int64(0)  # counted first: a loop that may return does not become vector code
     for i in range(ids.size):
         wrong += not abs(errors[i]) <= _FINITE
     for i in range(ids.size if wrong else 0):
         if not abs(errors[i]) <= _FINITE:
             return -1 - i
-    place, changed = ints[0], ints[1]
+    place, changed, drawn_places, drawn = ints[0], ints[1], ints[paging.PLACES], ints[paging.IDS]
     values, numbers, masses = floats[0], floats[1], floats[2]
-    others = np.int64(drawn.shape[1] != ids.size)
-    for i in range(min(drawn.shape[1], ids.size)):
-        others |= drawn[1, i] ^ ids[i]
+    others = np.int64(packed.number(table, paging.HEIGHTS, paging.DRAWN) != ids.size)
+    for i in range(0 if others else ids.size):
+        others |= drawn[i] ^ ids[i]
     if others:
-        locate(ids, origin, lanes, pages, slots, place)
+        locate(ids, offered[paging.ORIGIN, 0], paging.lanes_of(offered), pages, slots, place)
     else:
         for i in range(ids.size):
-            place[i] = drawn[0, i]
+            place[i] = drawn_places[i]
     for i in range(ids.size):
         values[i] = abs(errors[i]) + eps
     found = np.int64(0)

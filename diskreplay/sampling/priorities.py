@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_MASK, Floats, Ints, places_of
-from diskreplay.kernels import pages as columns, powers, sumtree
+from diskreplay.kernels import frozen, pages as columns, powers, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.largest import bounds_of
-from diskreplay.kernels.offer import CHANGED, NEW
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
@@ -30,26 +29,10 @@ from diskreplay.sampling.saved_state import bits, columns as columns_of, masks, 
 
 FIRST_PAGES = 16
 _MOST_EMPTY = 1 << 16, 64  # pages that a saved table is believed to have: one, or a multiple of those in use
-# Places that are shown or hidden at a time.
+# Places that are shown or hidden at a time, and ids of a draw or an update for which there is always memory.
 _BLOCK = 4096
 _PAGES_AT_ONCE = 64
-_NOTHING_DRAWN = np.zeros((2, 0), np.int64)
-
-
-class _Followed(NamedTuple):
-    """Runs that were followed: `ended` that stay as they are, `left` of such, open ones. And their segments.
-
-    They are (4, n); see `kernels.offer`.
-    """
-
-    runs: Ints
-    ended: int
-    left: int
-    segments: tuple[int, Ints]
-
-    def arrays(self) -> tuple[Ints, Ints, Ints]:
-        """Return runs, numbers and lanes as `kernels.offer` takes them."""
-        return self.runs, np.array([self.ended, self.left, self.segments[0]], np.int64), self.segments[1]
+_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # without a snapshot
 
 
 class _Shared(NamedTuple):
@@ -113,18 +96,15 @@ class PriorityTable:
     _slots: NDArray[np.int32]
 
     def __init__(self, alpha: float, least: bool = False) -> None:
-        self._powers, self._offer, self._draw = chosen("powers"), chosen("offer"), chosen("draw")
+        self._powers, self._offer, self._draw, self._update = map(chosen, ("powers", "offer", "draw", "update"))
         self._alpha, self._least = alpha, least
         self._bounds = np.zeros(0)
-        # Memory for kernels: some numbers; places that are shown or hidden; ids of an update.
-        self._some = np.empty(sumtree.SOME)
-        self._block = np.empty((2, _BLOCK), np.int64), np.empty((3, _BLOCK))
-        self._batch = np.empty((2, 0), np.int64), np.empty((3, 0))
-        self._drawn = _NOTHING_DRAWN  # places and ids of the last draw, while they have these places
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        self._followed = _Followed(np.zeros((4, 0), np.int64), 0, 0, (0, np.zeros(0, np.int64)))
+        # What was offered last, see `kernels.pages`, and the lanes that it has the address of.
+        self._offered = np.zeros((4, columns.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, columns.COLUMNS), np.int64)
+        self._scratch = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
         self._resize(FIRST_PAGES)
         self._list_pages()
 
@@ -150,11 +130,11 @@ class PriorityTable:
             tree.fill(self.tree.masses[: end * width])
         self._raw, self._pages, self.tree = raw, pages.reshape(count, size), tree
         self._bounds = bounds_of(count, self._bounds)
-        self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(3, np.int64)
+        self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(4, np.int64)
         # In the order of `kernels.pages.PAGES`.
         self._table = pack(
             self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, tree.starts, tree.tree,
-            tree.sums, tree.smallest, self._some, *self._block,
+            tree.sums, tree.smallest, *self._scratch,
         )  # fmt: skip
 
     @property
@@ -171,7 +151,7 @@ class PriorityTable:
         pages[:, columns.WANTED] = pages[:, columns.SHOWN]
         unused = np.flatnonzero(pages[:, columns.STRIDE] == 0)
         self._stacks[0, : len(unused)] = unused[::-1]
-        self._heights[:] = len(unused), 0, 0
+        self._heights[:] = len(unused), 0, 0, 0
 
     def set_alpha(self, alpha: float) -> None:
         """Change the exponent; costs as much as there are priorities, unless it is the same."""
@@ -191,18 +171,18 @@ class PriorityTable:
         """
         if self._cursor.is_at(population):
             return
-        changes = self._cursor.changes(population)
-        self._drawn = _NOTHING_DRAWN
-        before = self._followed if not changes.reached.shape[1] else self._with_reached(changes.reached)
-        runs = np.empty((4, changes.runs.shape[1]), np.int64)
-        runs[:3] = changes.runs
-        now = _Followed(runs, runs.shape[1] - changes.loose, changes.left, population.segments)
-        old, new = before.arrays(), now.arrays()
-        while self._offer(*old, *new, changes.whole, self._alpha, self._table):
+        changes, snapshot = self._cursor.changes(population), population.snapshot
+        record, lanes = (_NO_RECORD, _NO_LANES) if snapshot is None else (snapshot.record, snapshot.lanes)
+        old, runs = self._offered[0], changes.runs
+        if changes.reached.shape[1]:
+            old = self._with_reached(changes.reached)
+        new = np.empty((4, columns.RUNS + runs.shape[1]), np.int64)
+        numbers = changes.loose, changes.left, changes.whole, self._alpha
+        while self._offer(old, runs, new, record, self._table, *numbers):
             self._make_room(population)
-        self._followed = now
-        read, snapshot = population.initial_errors, population.snapshot
-        if read is not None and snapshot is not None and self._heights[NEW] and snapshot.has_priorities:
+        self._offered = new, lanes
+        read = population.initial_errors
+        if read is not None and snapshot is not None and self._heights[columns.NEW] and snapshot.has_priorities:
             self._set_initial(population, read, eps, eta)
         self._cursor.reach(population, changes)
 
@@ -211,7 +191,7 @@ class PriorityTable:
 
         Other new ids enter with the largest one given so far, the ids before them in the order included.
         """
-        pages = self._stacks[CHANGED, : self._heights[NEW]]
+        pages = self._stacks[columns.CHANGED, : self._heights[columns.NEW]]
         # In an order that depends on nothing but the ids: a sampler that was loaded goes on as the one that was saved.
         pages = pages[self._pages[pages, columns.FIRST].argsort()]
         for at in range(0, len(pages), _PAGES_AT_ONCE):
@@ -231,13 +211,15 @@ class PriorityTable:
         self._raw[places] = -raw
         self.tree.set(places, masses)
 
-    def _with_reached(self, reached: Ints) -> _Followed:
-        """Return what was followed, with runs that have come to be hidden in part behind those that were."""
-        runs, ended, left, segments = self._followed
-        end = ended + left
+    def _with_reached(self, reached: Ints) -> Ints:
+        """Return what was offered, with runs that have come to be hidden in part behind those that were."""
+        runs = self._offered[0]
+        ended, left = runs[[columns.ENDED, columns.LEFT], 0].tolist()
+        start, end = columns.RUNS + ended, columns.RUNS + ended + left
         known = np.append(reached, np.full((1, reached.shape[1]), -1), axis=0)
-        more = np.concatenate([runs[:, ended:end], known, runs[:, end:]], axis=1)
-        return _Followed(more, 0, left + reached.shape[1], segments)
+        more = np.concatenate([runs[:, : columns.RUNS], runs[:, start:end], known, runs[:, end:]], axis=1)
+        more[[columns.ENDED, columns.LEFT], 0] = 0, left + reached.shape[1]
+        return more
 
     def _make_room(self, population: Population) -> None:
         """Free the pages whose steps are all gone, and make more if there are few of these."""
@@ -271,7 +253,8 @@ class PriorityTable:
     def places(self, ids: Ints) -> Ints:
         """Return the place of each id, -1 where it cannot be drawn."""
         places = np.empty(len(ids), np.int64)
-        chosen("locate")(ids, *self._followed.segments, self._pages, self._slots, places)
+        offered, lanes = self._offered
+        chosen("locate")(ids, offered[columns.ORIGIN, 0], lanes, self._pages, self._slots, places)
         return places
 
     def masses_of(self, ids: Ints) -> Floats:
@@ -305,22 +288,27 @@ class PriorityTable:
         The total is cut into `strata` equal parts: the first id is one of the first part, and so on, from the first
         part again behind the last. `key`, 0 to below 2 ** 63, is what the random numbers follow from.
         """
-        drawn, chances = np.empty((2, size), np.int64), np.empty(size)
-        self._draw(key, strata, self._table, drawn, chances)
-        self._drawn = drawn
-        return drawn[1], chances
+        self._fit(size)
+        ids, chances = np.empty(size, np.int64), np.empty(size)
+        self._draw(key, strata, self._table, ids, chances)
+        return ids, chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
         """Set raw priorities |error| + eps of ids that can be drawn; return how many of them cannot.
 
         If error i is not finite, nothing is changed and -1 - i is returned.
         """
-        if self._batch[0].shape[1] != len(ids):
-            self._batch = np.empty((2, len(ids)), np.int64), np.empty((3, len(ids)))
-        skipped: int = chosen("update")(
-            ids, errors, eps, self._alpha, *self._followed.segments, self._table, self._drawn, *self._batch
-        )
+        self._fit(len(ids))
+        skipped: int = self._update(ids, errors, eps, self._alpha, self._offered[0], self._table)
         return skipped
+
+    def _fit(self, count: int) -> None:
+        """Have scratch memory for so many ids, and no more than some times that."""
+        room, wanted = self._scratch[0].shape[1], max(count, _BLOCK)
+        if not wanted <= room <= 4 * wanted:
+            self._scratch = np.empty((4, wanted), np.int64), np.empty((3, wanted))
+            self._table[columns.INTS :] = pack(*self._scratch)
+            self._heights[columns.DRAWN] = 0
 
     # --- saving ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diskreplay.kernels.offer import CHANGED, NEW, UNUSED
+from diskreplay.kernels.pages import CHANGED, NEW, UNUSED
 from diskreplay.sampling import priorities
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
@@ -146,3 +146,26 @@ def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
         table.follow(population)
         assert table.update(ids, np.full(100, 3.0), 0.0) == 40
         assert table.tree.total == 3.0 * 60
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_draws_and_updates_of_any_size_follow_each_other(kind: int) -> None:
+    store = FakeStore()
+    store.add_segment(1)
+    store.open[0][0] = 100
+    store.end(0, 0)
+    population = Population(Transitions(1))
+    population.refresh(store.snapshot())
+    every = everything(population)
+    with kernels(kind):
+        table = PriorityTable(1.0)
+        table.follow(population)
+        for turn, (drawn, updated) in enumerate([(10, 20000), (20000, 10), (20000, 20000), (5000, 5000), (10, 10)]):
+            ids, chances = table.draw(turn, drawn, drawn)
+            np.testing.assert_array_equal(chances, table.masses_of(ids) / table.tree.total)
+            if updated != drawn:
+                ids = np.resize(every, updated)
+            errors = np.arange(1.0, 1.0 + updated)
+            assert table.update(ids, errors, 0.5) == 0
+            last = dict(zip(ids.tolist(), errors.tolist(), strict=True))
+            assert table.raw(ids).tolist() == [last[i] + 0.5 for i in ids.tolist()]

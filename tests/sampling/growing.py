@@ -42,7 +42,7 @@ class FakeStore:
         snapshot.least_ids = lambda ids: snapshot.visible._replace(reached=1).least_ids(ids)
         snapshot.times = lambda ids: ids
         snapshot.episode_values = self.episode_values
-        snapshot.origin, snapshot.lanes, snapshot.generation = 0, lanes, self.generation
+        snapshot.origin, snapshot.lanes, snapshot.generation = 0, self._visible.lanes, self.generation
         snapshot.segments = object()
         snapshot.log = Columns.of(self.log)
         rows = [

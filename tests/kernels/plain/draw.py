@@ -4,18 +4,36 @@ import numpy as np
 
 from diskreplay.kernels import packed
 from diskreplay.kernels.draw import Floats, Ints
-from diskreplay.kernels.pages import FIRST, LAST_ROW, PAGE_BITS, PAGES, SOME, STARTS, STRIDE, SUMS, TREE
+from diskreplay.kernels.pages import (
+    DRAWN,
+    FIRST,
+    FLOATS,
+    HEIGHTS,
+    IDS,
+    INTS,
+    LAST_ROW,
+    PAGE_BITS,
+    PAGES,
+    PLACES,
+    STARTS,
+    STRIDE,
+    SUMS,
+    TREE,
+)
 from tests.kernels.plain.mix import fractions
 from tests.kernels.plain.sumtree import sumtree_find_plain
 
 
-def draw_plain(key: int, strata: int, table: Ints, drawn: Ints, chances: Floats) -> None:
+def draw_plain(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
     """Do what `draw` does."""
     starts, tree, sums = packed.ints(table, STARTS), packed.floats(table, TREE), packed.floats(table, SUMS)
-    pages, some = packed.ints2(table, PAGES), packed.floats(table, SOME)
-    total, (places, ids) = sums[-1], drawn
-    chances[:] = (fractions(key, len(chances)) + np.arange(len(chances)) % strata) * (total / strata)
+    pages, (some, *_), kept = packed.ints2(table, PAGES), packed.floats2(table, FLOATS), packed.ints2(table, INTS)
+    total, size = sums[-1], len(ids)
+    chances[:] = (fractions(key, size) + np.arange(size) % strata) * (total / strata)
+    places = np.empty(size, np.int64)
     sumtree_find_plain(starts, tree, sums, pages, chances, places, some)
     page = pages[places >> PAGE_BITS]
     ids[:] = page[:, FIRST] + (places & LAST_ROW) * page[:, STRIDE]
     chances /= total
+    kept[[PLACES, IDS], :size] = places, ids
+    packed.ints(table, HEIGHTS)[DRAWN] = size

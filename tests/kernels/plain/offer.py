@@ -3,9 +3,22 @@
 import numpy as np
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels import packed, pages as paging
-from diskreplay.kernels.offer import CHANGED, NEW, PAGE_ROW, UNUSED, Ints, Ints32
-from diskreplay.kernels.pages import ENTERED, FIRST, KNOWN, LAST_ROW, PAGE_BITS, SHOWN, STRIDE, WANTED, slots_of
+from diskreplay.kernels import frozen, packed, pages as paging
+from diskreplay.kernels.offer import PAGE_ROW, Ints, Ints32
+from diskreplay.kernels.pages import (
+    CHANGED,
+    ENTERED,
+    FIRST,
+    KNOWN,
+    LAST_ROW,
+    NEW,
+    PAGE_BITS,
+    SHOWN,
+    STRIDE,
+    UNUSED,
+    WANTED,
+    slots_of,
+)
 from diskreplay.kernels.powers import LARGEST, SMALLEST
 from tests.kernels.plain.pages import find_pages_plain
 from tests.kernels.plain.powers import powers_plain
@@ -13,19 +26,21 @@ from tests.kernels.plain.sumtree import sumtree_set_plain
 
 
 def offer_plain(
-    old: Ints, old_numbers: Ints, old_lanes: Ints, new: Ints, numbers: Ints, lanes: Ints, whole: int, alpha: float,
-    record: Ints,
-) -> int:  # fmt: skip
-    """Do what `offer` does."""
+    old: Ints, runs: Ints, new: Ints, snapshot: Ints, record: Ints, loose: int, left: int, whole: int, alpha: float
+) -> int:
+    """Do what `offer` does, and look for the page of each row."""
     pages, slots = packed.ints2(record, paging.PAGES), packed.ints32(record, paging.SLOTS)
     stacks, heights = packed.ints2(record, paging.STACKS), packed.ints(record, paging.HEIGHTS)
     raw, tree = packed.floats(record, paging.RAW), packed.floats(record, paging.TREE)
     sums, least = packed.floats(record, paging.SUMS), packed.floats(record, paging.LEAST)
-    starts, origin = packed.ints(record, paging.STARTS), numbers[2]
-    old_ended, _, old_origin = old_numbers
-    table = pages, slots, stacks, heights
-    found = [_places_plain(run, True, origin, lanes, *table) for run in new[:PAGE_ROW].T.tolist()]
-    new[PAGE_ROW] = -1
+    starts, head, table = packed.ints(record, paging.STARTS), new[:, : paging.RUNS], (pages, slots, stacks, heights)
+    head[[paging.ENDED, paging.LEFT], 0] = runs.shape[1] - loose, left
+    head[[paging.ORIGIN, paging.SLOT_COUNT], 0] = snapshot[[frozen.ORIGIN, frozen.SLOTS]]
+    head[paging.LANES_AT, 1] = snapshot[frozen.LANES]
+    new[:PAGE_ROW, paging.RUNS :], new[PAGE_ROW, paging.RUNS :] = runs, -1
+    heights[paging.DRAWN] = 0
+    origin, lanes = int(head[paging.ORIGIN, 0]), paging.lanes_of(new)
+    found = [_places_plain(run, True, origin, lanes, *table) for run in runs.T.tolist()]
     if lacking := sum(missing for _, missing in found):
         return lacking
     known = [np.zeros(0, np.int64)]
@@ -33,8 +48,9 @@ def offer_plain(
     if whole:
         gone = np.flatnonzero(tree[: len(raw)])
     else:
-        runs = old[:PAGE_ROW, old_ended:].T.tolist()
-        gone = np.concatenate(known + [_places_plain(run, False, old_origin, old_lanes, *table)[0] for run in runs])
+        old_origin, old_lanes = int(old[paging.ORIGIN, 0]), paging.lanes_of(old)
+        old_runs = old[:PAGE_ROW, paging.RUNS + old[paging.ENDED, 0] :].T.tolist()
+        gone = np.concatenate(known + [_places_plain(run, False, old_origin, old_lanes, *table)[0] for run in old_runs])
     gone, shown = np.setdiff1d(gone[gone >= 0], shown), shown[tree[shown] == 0]
     page, bit = shown >> PAGE_BITS, np.int64(1) << (shown & LAST_ROW)
     is_new = pages[page, KNOWN] & bit == 0
