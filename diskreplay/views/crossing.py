@@ -30,11 +30,13 @@ from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import NO_PAGES, Pages, merged_pages, wide_pages
 from diskreplay.views.requested import Requested
-from diskreplay.views.successors import NONE, Bools, Bytes, Successors, ids_of
+from diskreplay.views.successors import NONE, Bools, Successors, ids_of
 from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
 
 if TYPE_CHECKING:
     from diskreplay.views.sequences import Sequences, _Kind, _Shown
+
+Bytes = NDArray[np.uint8]
 
 ENDS = TERMINATED | TRUNCATED
 

@@ -20,7 +20,6 @@ from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.windows import Copy, Windows
 
 Bools = NDArray[np.bool_]
-Bytes = NDArray[np.uint8]
 
 NONE = -1
 
@@ -60,7 +59,7 @@ class Successors:
     def __init__(self, stack: int) -> None:
         self._stack = stack
         self._lanes = LaneMap()
-        self._flags = row_plan(["done"], rows.OWN, rows.OWN_STOP)
+        self._flags = row_plan(["done"])
         self._flags_before = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 1 - stack, stack, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
@@ -75,11 +74,6 @@ class Successors:
         if self._stack > 1:
             self.set_floor(snapshot, steps)
         return steps
-
-    def _flags_at(self, snapshot: Snapshot, windows: Windows, row: Ints, last: Ints) -> Bytes:
-        """Return the flags of a row of each window's lane, 0 for rows behind `last`."""
-        windows.own[:], windows.own_stop[:] = row, last + 1
-        return self._flags.rows(snapshot, windows)[0][:, 0].copy()
 
     def set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
         """Find the oldest row that a stack may show: the episode's first, or as many rows back as the stack has."""
@@ -129,32 +123,20 @@ class Successors:
         successor, known = np.full(len(ids), NONE), np.flatnonzero(found)
         slot = self._lanes.slot[lane[known]]
         first = ids_of(snapshot, slot, lane[known] - snapshot.lane_base[slot], row[known])
-        target = place(snapshot, first)
-        continues = self._flags_at(snapshot, target, target.row, target.row) & (FIRST | CUT) == FIRST | CUT
+        continues = self._flags.rows(snapshot, place(snapshot, first))[0][:, 0] & (FIRST | CUT) == FIRST | CUT
         successor[known[continues]] = first[continues]
         return successor, found
 
 
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
-    """Return windows of one row, that of each id, whose segment is there; stacks repeat it."""
-    return placed(snapshot, ids)[1]
-
-
-def placed(snapshot: Snapshot, ids: Ints) -> tuple[Bools, Windows]:
-    """Return whether the segment of each id is there, and the windows of `place`, arbitrary where it is not."""
+    """Return windows of one row, that of each id, arbitrary where its segment is gone; stacks repeat it."""
     windows = Windows(len(ids))
-    known, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
+    _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
     windows.after[:] = windows.row + 1
-    return known, windows
+    return windows
 
 
 def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
     """Return the ids of these rows of lanes."""
     return ((slot + snapshot.origin) << POSITION_BITS) | (row * snapshot.lanes[slot] + lane)
-
-
-def oldest(snapshot: Snapshot, windows: Windows) -> Ints:
-    """Return the first row that is not hidden of each window's lane."""
-    found: Ints = snapshot.oldest[snapshot.lane_base[windows.slot] + windows.lane]
-    return found
