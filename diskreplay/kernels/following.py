@@ -1,4 +1,4 @@
-"""How lanes that grow are followed: the tables of `follow`, and plain twins, which a store uses without numba."""
+"""How lanes that grow are followed: the tables of `follow`, and its plain twin, which a store uses without numba."""
 
 import ctypes
 from typing import Any

@@ -2,12 +2,8 @@
 
 It has numbers and addresses of arrays, which the snapshot keeps alive, and behind them what was followed of the lanes
 that may still grow: the rows of `following`, a column a lane. Sealed lanes never change, so all snapshots share theirs.
-Here are the columns, and the plain twin of what makes the record, which a store uses without numba.
+Here are the columns.
 """
-
-from diskreplay.ids import Ints, places_of
-
-from . import following
 
 # Of each segment by slot: its lanes, 0 where it is gone; the place of the first of them among all lanes; its first
 # column among lanes that may grow, -1 where it is sealed. The number of the first slot's segment, and how many there
@@ -31,12 +27,3 @@ HEAD = 17
 OWN_FOLDER = -1
 
 GROWING_COLUMNS = 3
-
-
-def freeze_plain(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
-    """Do what `freeze` does."""
-    record[:HEAD] = head
-    record[[REACHED, ALL_LANES, OLDEST, ROWS]] = reached, rows.shape[1], oldest.ctypes.data, rows.ctypes.data
-    record[LIVE] = record.ctypes.data + 8 * HEAD
-    live = record[HEAD:].reshape(following.LANE_ROWS, -1)
-    live[:] = rows[:, places_of(growing[:, following.PLACE], growing[:, following.LANES])]

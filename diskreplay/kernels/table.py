@@ -1,7 +1,8 @@
 """Every kernel by name.
 
 A kernel is compiled, or loaded, when it is first asked for, and numba is imported with the first: nobody waits for what
-a view and a distribution do not need. Stores are followed without any, by the twins of a few kernels.
+a view and a distribution do not need. Stores are followed without any: `advance` and `advance_hiding` run in plain
+Python then, with `follow_plain` in place of `follow`.
 """
 
 from collections.abc import Callable, Sequence

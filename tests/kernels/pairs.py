@@ -1,22 +1,16 @@
-"""Every kernel beside its plain twin: from the package where a store follows with it, else from `plain`."""
+"""Every kernel beside its plain twin."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 from diskreplay.kernels.table import MODULES, Kernel, chosen
 
-# Those that a store uses without numba are in the package.
-IN_PACKAGE = {"follow": "following", "freeze": "frozen"}
-
 
 class Pairs(Mapping[str, tuple[Kernel, Kernel]]):
     """Pairs of a kernel and its twin by name."""
 
     def __getitem__(self, name: str) -> tuple[Kernel, Kernel]:
-        if name in IN_PACKAGE:
-            module = import_module(f"diskreplay.kernels.{IN_PACKAGE[name]}")
-        else:
-            module = import_module(f"tests.kernels.plain.{MODULES[name]}")
+        module = import_module(f"tests.kernels.plain.{MODULES[name]}")
         return chosen(name), getattr(module, f"{name}_plain")
 
     def __iter__(self) -> Iterator[str]:

@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 from diskreplay.buffers.replay import Since
 from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
 from diskreplay.kernels import following, frozen
-from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import (
     BEFORE,
@@ -26,6 +25,7 @@ from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.sequences import Episodes, Sequences
 from diskreplay.views.transitions import Transitions
 from tests.kernels.pairs import KERNELS
+from tests.kernels.plain.freeze import freeze_plain
 from tests.kernels.test_twins import segments_of
 from tests.views.fakes import Columns, runs_of, without
 from tests.views.strategies import snapshots

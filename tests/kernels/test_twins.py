@@ -16,13 +16,13 @@ from diskreplay.kernels import following, frozen, gathering as rows
 from diskreplay.kernels.cache import is_disabled
 from diskreplay.kernels.copy_runs import COUNT as RUN_COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
 from diskreplay.kernels.find_windows import MANY_SLOTS
-from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, FIRST, STRIDE
 from diskreplay.kernels.table import chosen
 from diskreplay.kernels.write_lanes import FIELD
 from diskreplay.store.reading.snapshot import SegmentTable
 from tests.kernels.pairs import KERNELS
+from tests.kernels.plain.freeze import freeze_plain
 from tests.kernels.plain.frozen import Frozen
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots

@@ -13,12 +13,12 @@ import numpy as np
 import diskreplay as dr
 from diskreplay.ids import OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
-from diskreplay.kernels.frozen import freeze_plain
 from diskreplay.kernels.gathering import table_line
 from diskreplay.kernels.runs import IdRuns, Visible, open_episodes
 from diskreplay.store.reading.chunk_budget import MAPPED
 from diskreplay.store.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
+from tests.kernels.plain.freeze import freeze_plain
 from tests.kernels.plain.starts import starting_runs
 
 SCHEMA = dr.Schema(

@@ -3,7 +3,7 @@
 from diskreplay.ids import Ints
 from diskreplay.kernels import advancing, following as live, frozen, hiding, jit, packed
 from diskreplay.kernels.following import DONE, follow_plain
-from diskreplay.kernels.frozen import freeze_plain
+from tests.kernels.plain.freeze import freeze_plain
 
 
 def freeze_lanes(tables: Ints, record: Ints) -> None:
