@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,18 @@ from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints, Leaf, offsets
 from diskreplay.views.earlier_parts import EarlierParts
 from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
-from diskreplay.views.parallel_copy import CopyThreads
-from diskreplay.views.windows import ATTEMPTS, TIME_SOURCE, Bounds, Copy, Windows, map_flags, map_rows, refuse
+from diskreplay.views.parallel_copy import CopyThreads, copying
+from diskreplay.views.windows import (
+    ATTEMPTS,
+    TIME_SOURCE,
+    Bounds,
+    Copy,
+    Windows,
+    map_flags,
+    map_rows,
+    missing_chunk,
+    refuse,
+)
 
 LONGEST = 1 << 40
 """More steps than a window can have."""
@@ -95,8 +104,7 @@ class GatherPlan:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
             else:
                 arguments = ids, block.addresses, snapshot.record, self._record
-                # A thread that an interrupt leaves copying holds what the kernel has addresses of.
-                work = partial(_call, (self, snapshot, held, *block.arrays), self._kernel, *arguments)
+                work = copying((self, snapshot, held, *block.arrays), self._kernel, *arguments)
                 bad = threads.copy(threads.parts(block.nbytes), self.windows.size, work)
             if bad < 0:
                 if self._earlier is not None:
@@ -200,16 +208,8 @@ class GatherPlan:
         """Return the error that says of which leaf a row could not be mapped."""
         failed = int(self._record[kernel.FAILED])
         copy = self._copies[failed] if failed >= 0 else Copy("done", kernel.ROW, kernel.AFTER, 0, 1, -1)
-        return FormatError(
-            f"segment {self.windows.slot[bad] + snapshot.origin} has no chunk of {copy.leaf} for row "
-            f"{self.windows.table[copy.begin, bad]} of lane {self.windows.lane[bad]}; "
-            "run `diskreplay verify` on the store"
-        )
-
-
-def _call(held: tuple[object, ...], call: Kernel, *arguments: Any) -> int:
-    """Call a kernel, with references to what it has addresses of."""
-    return int(call(*arguments))
+        row = self.windows.table[copy.begin, bad]
+        return missing_chunk(snapshot, copy.leaf, self.windows.slot[bad], self.windows.lane[bad], row)
 
 
 def row_plan(leaves: Sequence[str], begin: int = kernel.ROW, stop: int = kernel.AFTER) -> GatherPlan:

@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
+from diskreplay.kernels.table import Kernel
 from diskreplay.workers import Job, Workers
 
 PART = 512 << 10
@@ -60,6 +62,18 @@ class CopyThreads:
     def close(self) -> None:
         """End the threads."""
         self._workers.close()
+
+
+def copying(held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> Callable[[int, int], int]:
+    """Return the work of threads: a kernel that is called with these arguments, the first item and the last but one.
+
+    A thread that an interrupt leaves copying keeps `held` alive: all that the kernel has addresses of.
+    """
+    return partial(_call, held, kernel, *arguments)
+
+
+def _call(_held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> int:
+    return int(kernel(*arguments))
 
 
 def copy_threads(beside: int) -> CopyThreads | None:

@@ -1,19 +1,17 @@
 """Steps of a grid of ids as runs of rows: each column of a rollout is a few of them, most often one."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError
 from diskreplay.ids import POSITION_BITS, Ints
 from diskreplay.kernels.copy_runs import COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
-from diskreplay.kernels.table import Kernel, chosen
+from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.parallel_copy import CopyThreads
-from diskreplay.views.windows import ATTEMPTS, Windows
+from diskreplay.views.parallel_copy import CopyThreads, copying
+from diskreplay.views.windows import ATTEMPTS, Windows, missing_chunk
 
 Bools = NDArray[np.bool_]
 
@@ -63,18 +61,14 @@ class StepRuns:
                 table.ensure(slot, lane, first, first + self._runs[COUNT] - 1)
                 held, ((line, arrays),) = snapshot.tables.lines([leaf])
             arguments = snapshot.record, line, self._runs, self._columns, out.ctypes.data
-            # A thread that an interrupt leaves copying holds what the kernel has addresses of.
-            work = partial(_call, (held, arrays, snapshot, out), kernel, arguments)
+            work = copying((held, arrays, snapshot, out), kernel, *arguments)
             if threads is None or out.nbytes < threads.least:
                 bad = work(0, len(slot))
             else:
                 bad = threads.copy(threads.parts(out.nbytes), len(slot), work)
             if bad < 0:
                 return
-        raise FormatError(
-            f"segment {slot[bad] + snapshot.origin} has no chunk of {leaf} for row {first[bad]} of lane {lane[bad]}; "
-            "run `diskreplay verify` on the store"
-        )
+        raise missing_chunk(snapshot, leaf, slot[bad], lane[bad], first[bad])
 
     def values(self, leaf: str) -> NDArray[Any]:
         """Return a leaf of all steps, (n * columns, *shape)."""
@@ -82,8 +76,3 @@ class StepRuns:
         out = np.empty((self.last.size, *table.shape), table.dtype)
         self.copy(leaf, out)
         return out
-
-
-def _call(_held: tuple[Any, ...], kernel: Kernel, arguments: tuple[Any, ...], begin: int, until: int) -> int:
-    """Call a kernel, with references to what it has addresses of."""
-    return int(kernel(*arguments, begin, until))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diskreplay.errors import InvalidIndex
+from diskreplay.errors import FormatError, InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, locate
 from diskreplay.kernels import gathering as rows
@@ -171,6 +171,14 @@ def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Wind
     if bad >= 0:
         raise refuse(snapshot, int(ids[bad]), view)
     return windows
+
+
+def missing_chunk(snapshot: Snapshot, leaf: str, slot: int, lane: int, row: int) -> FormatError:
+    """Return the error that says of which leaf a row could not be mapped."""
+    return FormatError(
+        f"segment {slot + snapshot.origin} has no chunk of {leaf} for row {row} of lane {lane}; "
+        "run `diskreplay verify` on the store"
+    )
 
 
 def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
