@@ -6,7 +6,7 @@ batch has them a row of all columns apart. The next runs are on their way from m
 
 from diskreplay.ids import Ints
 
-from . import frozen, gathering as table, jit
+from . import frozen, gathering as cols, jit
 
 _AHEAD = 4  # runs
 _LINE, _LINES = 64, 6  # bytes that a cache reads at once; what comes behind these is read ahead by the processor
@@ -32,17 +32,17 @@ def _copy(target: int, apart: int, source: int, row_bytes: int, count: int) -> N
 @jit.inner
 def _address(line: Ints, folder: int, before: int, lane: int, row: int) -> int:
     """Return where a row is in memory, 0 where it is not mapped; `before` is the lane's in `frozen.FIRST_ROWS`."""
-    if folder < 0 or folder >= line[table.FOLDERS]:
+    if folder < 0 or folder >= line[cols.FOLDERS]:
         return 0
     is_own = before == frozen.OWN_FOLDER
     row, lane = row + jit.either(is_own, 0, before), jit.either(is_own, lane, 0)
-    bits = jit.load_int(line[table.SHIFT] + 8 * folder)
+    bits = jit.load_int(line[cols.SHIFT] + 8 * folder)
     chunk = row >> bits
-    place = jit.load_int(line[table.FIRST_CHUNK] + 8 * folder) + chunk
-    if chunk >= jit.load_int(line[table.CHUNKS] + 8 * folder) or place >= line[table.BASES_SIZE]:
+    place = jit.load_int(line[cols.FIRST_CHUNK] + 8 * folder) + chunk
+    if chunk >= jit.load_int(line[cols.CHUNKS] + 8 * folder) or place >= line[cols.BASES_SIZE]:
         return 0
-    base = jit.load_int(line[table.BASES] + 8 * place)
-    return base + line[table.ROW_BYTES] * ((lane << bits) + (row & ((1 << bits) - 1))) if base != 0 else 0
+    base = jit.load_int(line[cols.BASES] + 8 * place)
+    return base + line[cols.ROW_BYTES] * ((lane << bits) + (row & ((1 << bits) - 1))) if base != 0 else 0
 
 
 @jit.kernel("int", "ints", "ints", "ints2", "int", "int", "int", "int")
@@ -53,7 +53,7 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
     leaf, see `gathering.table_line`. Returns the first run with a row that is not mapped, or -1.
     """
     folders, lane_base, first_rows = record[frozen.FOLDERS], record[frozen.LANE_BASE], record[frozen.FIRST_ROWS]
-    row_bytes = line[table.ROW_BYTES]
+    row_bytes = line[cols.ROW_BYTES]
     for i in range(begin, until):
         if i + _AHEAD < until:
             slot, lane, row = runs[SLOT, i + _AHEAD], runs[LANE, i + _AHEAD], runs[ROW, i + _AHEAD]
@@ -69,7 +69,7 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
             source = _address(line, folder, before, lane, row)
             if source == 0:
                 return i
-            mask = (1 << jit.load_int(line[table.SHIFT] + 8 * folder)) - 1
+            mask = (1 << jit.load_int(line[cols.SHIFT] + 8 * folder)) - 1
             inside = (row + jit.either(before == frozen.OWN_FOLDER, 0, before)) & mask
             count = min(left, mask + 1 - inside)
             _copy(target, columns * row_bytes, source, row_bytes, count)

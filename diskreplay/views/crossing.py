@@ -20,7 +20,7 @@ from diskreplay.ids import (
     EpisodeTable,
     locate,
 )
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.reading.snapshot import Snapshot
@@ -170,7 +170,7 @@ class LaneWalk:
         self._successors, self._lanes = Successors(stack), LaneMap()
         # Most often all steps of a window, the row behind them, and those between that are no steps.
         self._width = length + 2 + length // 8
-        self._flags = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 0, self._width, 0)])
+        self._flags = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 0, self._width, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refused: Callable[[int], InvalidIndex]) -> _Steps:
         """Return the steps from each id on; raises what `refused` returns of the first id that has not so many."""
@@ -283,7 +283,7 @@ class CrossingReader(Reader):
         for target, kind in enumerate(kinds):
             if kind.source is not None:
                 which = _FIRST if not kind.each_step else _NEXT if kind.value.path[0] == "next_obs" else _STEPS
-                copy = Copy(kind.source, rows.ROW, rows.AFTER, 1 - kind.frames, kind.frames, target)
+                copy = Copy(kind.source, cols.ROW, cols.AFTER, 1 - kind.frames, kind.frames, target)
                 copies[which].append(copy)
         self._copies = {which: some for which, some in copies.items() if some}
         self._plans = {which: GatherPlan(some) for which, some in self._copies.items()}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.kernels import gathering as kernel
+from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_table import Held, TableLine, unseen
@@ -60,21 +60,21 @@ class GatherPlan:
     ) -> None:
         self._view, self._bounds, self._given = view, bounds, copies
         read = [*summands, (*discount, gamma)] if discount and summands else summands
-        self._copies = [*copies, *(Copy(leaf, kernel.ROW, kernel.AFTER, 0, LONGEST, -1) for leaf, _, _ in read)]
+        self._copies = [*copies, *(Copy(leaf, cols.ROW, cols.AFTER, 0, LONGEST, -1) for leaf, _, _ in read)]
         self._leaves = list(dict.fromkeys([*(["done"] if bounds else []), *(copy.leaf for copy in self._copies)]))
-        self._record = np.zeros(kernel.HEAD + len(self._copies) * kernel.COLUMNS, np.int64)
-        lines = self._record[kernel.HEAD :].reshape(-1, kernel.COLUMNS)
+        self._record = np.zeros(cols.HEAD + len(self._copies) * cols.COLUMNS, np.int64)
+        lines = self._record[cols.HEAD :].reshape(-1, cols.COLUMNS)
         for line, copy in zip(lines, self._copies, strict=True):
-            line[kernel.BEGIN : kernel.TARGET + 1] = copy[1:]
+            line[cols.BEGIN : cols.TARGET + 1] = copy[1:]
         for line, (_, dtype, weight) in zip(lines[len(copies) :], read, strict=True):
-            line[kernel.KIND] = kernel.KINDS.index(dtype.kind.replace("b", "u"))
-            line[kernel.FACTOR] = np.float64(weight).view(np.int64)
-        self._record[[kernel.FINDS, kernel.N, kernel.STACK, kernel.WHOLE]] = bounds is not None, *(bounds or Bounds(0))
+            line[cols.KIND] = cols.KINDS.index(dtype.kind.replace("b", "u"))
+            line[cols.FACTOR] = np.float64(weight).view(np.int64)
+        self._record[[cols.FINDS, cols.N, cols.STACK, cols.WHOLE]] = bounds is not None, *(bounds or Bounds(0))
         counts = len(lines), len(copies), len(copies) + len(summands)
-        self._record[[kernel.LINES, kernel.COPIED, kernel.SUMMED]] = counts
-        self._record[kernel.GAMMA] = np.float64(gamma).view(np.int64)
+        self._record[[cols.LINES, cols.COPIED, cols.SUMMED]] = counts
+        self._record[cols.GAMMA] = np.float64(gamma).view(np.int64)
         wanted = computed or {}
-        self._record[kernel.REWARD : kernel.WEIGHT + 1] = [wanted.get(name, -1) for name in kernel.COMPUTED]
+        self._record[cols.REWARD : cols.WEIGHT + 1] = [wanted.get(name, -1) for name in cols.COMPUTED]
         self._time = next((copy.target for copy in copies if copy.leaf == TIME_SOURCE), -1)
         deep = [copy for copy in copies if copy.offset < 0 and copy.leaf.split("/")[0] == "obs"]
         self._earlier = EarlierParts(deep) if deep else None
@@ -158,7 +158,7 @@ class GatherPlan:
         if every != self._lengths:
             self._lengths = self._scratch = None
             self._copies = [copy._replace(length=length) for copy, length in zip(self._copies, every, strict=True)]
-            self._record[kernel.HEAD + kernel.LENGTH :: kernel.COLUMNS] = every
+            self._record[cols.HEAD + cols.LENGTH :: cols.COLUMNS] = every
             self._lengths = every
 
     def _resize(self, block: Block) -> None:
@@ -166,23 +166,23 @@ class GatherPlan:
         before, self._size = self._size, -1
         if self._bounds is not None and block.size != before:
             self._use(Windows(block.size))
-        self._record[kernel.STREAMED] = block.nbytes >= kernel.LARGE_BATCH
+        self._record[cols.STREAMED] = block.nbytes >= cols.LARGE_BATCH
         self._size, self._nbytes = block.size, block.nbytes
 
     def _use(self, windows: Windows) -> None:
         if len(self._sources) < len(self._copies) * windows.size:
-            self._record[kernel.SOURCES] = 0
+            self._record[cols.SOURCES] = 0
             self._sources = np.empty(len(self._copies) * windows.size, np.int64)
-        if not self._record[kernel.SOURCES]:
-            self._record[kernel.SOURCES] = self._sources.ctypes.data
-        self._record[kernel.WINDOWS], self._record[kernel.ITEMS] = windows.memory.ctypes.data, windows.size
+        if not self._record[cols.SOURCES]:
+            self._record[cols.SOURCES] = self._sources.ctypes.data
+        self._record[cols.WINDOWS], self._record[cols.ITEMS] = windows.memory.ctypes.data, windows.size
         self._kernel, self.windows = chosen("gather"), windows
 
     def _bind_tables(self, snapshot: Snapshot) -> Held:
         """Have the record name the arrays of a snapshot's tables; return what keeps their rows mapped."""
-        places = {leaf: [kernel.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
+        places = {leaf: [cols.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
-            places[copy.leaf].append(kernel.HEAD + number * kernel.COLUMNS)
+            places[copy.leaf].append(cols.HEAD + number * cols.COLUMNS)
         self._held = unseen  # until all is bound
         held, self._seen = snapshot.tables.lines(self._leaves)
         for leaf, (line, _) in zip(self._leaves, self._seen, strict=True):
@@ -206,12 +206,12 @@ class GatherPlan:
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
         """Return the error that says of which leaf a row could not be mapped."""
-        failed = int(self._record[kernel.FAILED])
-        copy = self._copies[failed] if failed >= 0 else Copy("done", kernel.ROW, kernel.AFTER, 0, 1, -1)
+        failed = int(self._record[cols.FAILED])
+        copy = self._copies[failed] if failed >= 0 else Copy("done", cols.ROW, cols.AFTER, 0, 1, -1)
         row = self.windows.table[copy.begin, bad]
         return missing_chunk(snapshot, copy.leaf, self.windows.slot[bad], self.windows.lane[bad], row)
 
 
-def row_plan(leaves: Sequence[str], begin: int = kernel.ROW, stop: int = kernel.AFTER) -> GatherPlan:
+def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTER) -> GatherPlan:
     """Return the plan that copies one row of each leaf of windows that are given; see `Copy`."""
     return GatherPlan([Copy(leaf, begin, stop, 0, 1, target) for target, leaf in enumerate(leaves)])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import fraction
 from diskreplay.store.reading.snapshot import Snapshot
@@ -179,11 +179,11 @@ class HindsightReader(Reader):
         others = [leaf for leaf, *_ in self._plain.weights if leaf != "reward"]
         if self._plain.discount is not None:
             others.append(self._plain.discount[0])
-        self._goals = row_plan([ACHIEVED], rows.OWN, rows.OWN_STOP)
+        self._goals = row_plan([ACHIEVED], cols.OWN, cols.OWN_STOP)
         self._steps = GatherPlan(
             [
-                Copy(ACHIEVED, rows.ROW, rows.OWN_STOP, 1, 1, 0),
-                *(Copy(leaf, rows.ROW, rows.OWN, 0, 1, target) for target, leaf in enumerate(others, 1)),
+                Copy(ACHIEVED, cols.ROW, cols.OWN_STOP, 1, 1, 0),
+                *(Copy(leaf, cols.ROW, cols.OWN, 0, 1, target) for target, leaf in enumerate(others, 1)),
             ]
         )
         self._entropy: int | None = None

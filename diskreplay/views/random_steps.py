@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.kernels import gathering as kernel
+from diskreplay.kernels import gathering as cols
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Block, Ints
 from diskreplay.views.gather_plan import GatherPlan
@@ -43,19 +43,19 @@ class RandomSteps(GatherPlan):
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Draw the steps of the windows of these ids, and copy and sum them into the arrays of a block."""
         entropy, self._entropy = self._entropy, None
-        self._record[kernel.LIMITS] = 0
+        self._record[cols.LIMITS] = 0
         if entropy is not None:
             generator = np.random.Generator(np.random.PCG64(entropy))
             limits = generator.integers(self._least, self._most, len(ids), endpoint=True)
-            self._record[kernel.LIMITS], self._limits = limits.ctypes.data, limits
+            self._record[cols.LIMITS], self._limits = limits.ctypes.data, limits
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
         """Return copies of the rows behind a window wherever it may end: from 1 to the most steps from its first."""
         found = []
         for copy in copies:
-            if copy.begin == kernel.AFTER:
+            if copy.begin == cols.AFTER:
                 length = copy.length + self._most - 1
-                copy = Copy(copy.leaf, kernel.ROW, kernel.FRAMES_STOP, copy.offset + 1, length, copy.target)
+                copy = Copy(copy.leaf, cols.ROW, cols.FRAMES_STOP, copy.offset + 1, length, copy.target)
             found.append(copy)
         return found

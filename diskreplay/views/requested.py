@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
 from diskreplay.ids import EPISODE_VALUES, EpisodeTable, is_end_with_values
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as cols
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.ages import Ages
 from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Ints, Leaf, Path
@@ -81,9 +81,9 @@ class Requested:
         self._has_discount = discount is not None
         self._finder, self._ages = EpisodeFinder(), Ages()
         numbers = [*(leaf for leaf, *_ in rewards), *([] if discount is None else discount[:1])]
-        self._numbers = row_plan(numbers, rows.OWN, rows.AFTER)
-        self._flags = row_plan(["done"], rows.OWN, rows.OWN_STOP)
-        self._episode = row_plan(["/".join(path) for path in self._values], rows.OWN, rows.OWN_STOP)
+        self._numbers = row_plan(numbers, cols.OWN, cols.AFTER)
+        self._flags = row_plan(["done"], cols.OWN, cols.OWN_STOP)
+        self._episode = row_plan(["/".join(path) for path in self._values], cols.OWN, cols.OWN_STOP)
 
     def if_any(self) -> "Requested | None":
         """Return it if the batch has any of these fields, else None."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
@@ -334,10 +334,10 @@ class _StepsReader(Reader):
             if kind.source is None:
                 continue
             if kind.stack:
-                stop, offset, count = rows.FRAMES_STOP, 1 - kind.stack, length + kind.stack
+                stop, offset, count = cols.FRAMES_STOP, 1 - kind.stack, length + kind.stack
             else:
-                stop, offset, count = rows.AFTER, 0, length if kind.each_step else 1
-            found.append(Copy(kind.source, rows.ROW, stop, offset, count, target))
+                stop, offset, count = cols.AFTER, 0, length if kind.each_step else 1
+            found.append(Copy(kind.source, cols.ROW, stop, offset, count, target))
         return found
 
     def _length_of(self, leaves: Sequence[Leaf]) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, TERMINATED, TRUNCATED, locate
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as cols
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.base import Ints
@@ -60,7 +60,7 @@ class Successors:
         self._stack = stack
         self._lanes = LaneMap()
         self._flags = row_plan(["done"])
-        self._flags_before = GatherPlan([Copy("done", rows.ROW, rows.AFTER, 1 - stack, stack, 0)])
+        self._flags_before = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 1 - stack, stack, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
         """Return windows of one row as of `Windows.find_steps`; `floor` is right for stacks of frames.

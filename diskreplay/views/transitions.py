@@ -10,7 +10,7 @@ import numpy as np
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.ids import TERMINATED
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import Starts
 from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
@@ -241,13 +241,13 @@ def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Lea
     if unknown:
         known = ", ".join(name for name in fields if name != "obs")
         raise ValueError(f"next_fields names {unknown[0]!r}; the step fields of this store are {known}")
-    copies = {TIME.path: Copy(TIME_SOURCE, rows.ROW, rows.AFTER, 0, 1, -1)}
+    copies = {TIME.path: Copy(TIME_SOURCE, cols.ROW, cols.AFTER, 0, 1, -1)}
     leaves: list[Leaf] = []
 
     def add(name: str, following: bool) -> None:
-        begin, stop = rows.ROW, rows.AFTER
+        begin, stop = cols.ROW, cols.AFTER
         if following:
-            begin, stop = rows.AFTER, rows.OBS_STOP if name == "obs" else rows.STEP_STOP
+            begin, stop = cols.AFTER, cols.OBS_STOP if name == "obs" else cols.STEP_STOP
         for field in fields[name]:
             path = (f"next_{name}", *field.path[1:]) if following else field.path
             copies[path] = field.copy(-1)._replace(begin=begin, stop=stop)
@@ -305,7 +305,7 @@ class DeviceFrameStack(Reader):
         )
         self._at = len(self._rest.leaves)
         targets = enumerate(stacks, self._at + 1 + len(stacks))
-        runs = [(s.source, rows.ROW, rows.FRAMES_STOP, 1 - s.depth, self._steps + s.depth, at) for at, s in targets]
+        runs = [(s.source, cols.ROW, cols.FRAMES_STOP, 1 - s.depth, self._steps + s.depth, at) for at, s in targets]
         self._rest.plan([Copy(*run) for run in runs])
 
     def _run(self, stack: Leaf) -> tuple[int, ...]:
@@ -355,10 +355,10 @@ def _shared(reader: TransitionsReader) -> list[_Stacks]:
     if n is None:
         return []
     deep = [copy for copy in reader.copies if copy.leaf.split("/")[0] == "obs" and copy.length > n]
-    following = {copy.leaf: copy for copy in deep if copy.begin == rows.AFTER}
+    following = {copy.leaf: copy for copy in deep if copy.begin == cols.AFTER}
     paths = reader.paths
     return [
         _Stacks(copy.leaf, paths[copy.target], paths[following[copy.leaf].target], copy.length)
         for copy in deep
-        if copy.begin == rows.ROW and copy.leaf in following
+        if copy.begin == cols.ROW and copy.leaf in following
     ]

@@ -8,7 +8,7 @@ import numpy as np
 from diskreplay.errors import FormatError, InvalidIndex
 from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, locate
-from diskreplay.kernels import gathering as rows
+from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import frame_stack_depths
@@ -65,7 +65,7 @@ class StepField(NamedTuple):
 
     def copy(self, target: int) -> Copy:
         """Return what is copied of windows of one step."""
-        return Copy(self.source, rows.ROW, rows.AFTER, 1 - self.stack, self.stack, target)
+        return Copy(self.source, cols.ROW, cols.AFTER, 1 - self.stack, self.stack, target)
 
 
 def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dict[str, list[StepField]]:
@@ -95,13 +95,13 @@ class Windows:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.memory = np.empty((rows.WINDOW_ROWS + 1, size), np.int64)
-        self.table = self.memory[: rows.WINDOW_ROWS]
-        self.ends, self.behind = self.memory[rows.WINDOW_ROWS].view(np.uint8)[: 2 * size].reshape(2, size)
+        self.memory = np.empty((cols.WINDOW_ROWS + 1, size), np.int64)
+        self.table = self.memory[: cols.WINDOW_ROWS]
+        self.ends, self.behind = self.memory[cols.WINDOW_ROWS].view(np.uint8)[: 2 * size].reshape(2, size)
         (
             self.slot, self.lane, self.row, self.floor, self.after, self.obs_stop, self.step_stop, self.k,
             self.frames_stop, self.own, self.own_stop,
-        ) = self.table[: rows.FOLDER]  # fmt: skip
+        ) = self.table[: cols.FOLDER]  # fmt: skip
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; returns the place of the first id that has none, or -1."""

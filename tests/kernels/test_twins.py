@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay
 from diskreplay.ids import POSITION_BITS
-from diskreplay.kernels import following, frozen, gathering as rows
+from diskreplay.kernels import following, frozen, gathering as cols
 from diskreplay.kernels.cache import is_disabled
 from diskreplay.kernels.copy_runs import COUNT as RUN_COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
 from diskreplay.kernels.find_windows import MANY_SLOTS
@@ -82,17 +82,17 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
     behind = int(record[frozen.ORIGIN] + record[frozen.SLOTS]) << POSITION_BITS
     candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model), behind, behind - 1]
     ids = rng.choice(np.array(candidates, np.int64), 20)
-    line = rows.table_line(*arrays, 1)
+    line = cols.table_line(*arrays, 1)
     inputs = (n, stack, whole, record, line.ctypes.data)
     # One by one, so that the ids behind the first bad one are compared too.
     for step_id in ids:
-        out = np.zeros((rows.WINDOW_ROWS, 1), np.int64), *np.zeros((2, 1), np.uint8)
+        out = np.zeros((cols.WINDOW_ROWS, 1), np.int64), *np.zeros((2, 1), np.uint8)
         fast, plain = both("find_windows", (np.array([step_id]), *inputs), out)
         assert fast[0] == plain[0]
         if fast[0] < 0:
             np.testing.assert_array_equal(fast[1], plain[1])
             np.testing.assert_array_equal(fast[2], plain[2])
-    out = np.zeros((rows.WINDOW_ROWS, len(ids)), np.int64), *np.zeros((2, len(ids)), np.uint8)
+    out = np.zeros((cols.WINDOW_ROWS, len(ids)), np.int64), *np.zeros((2, len(ids)), np.uint8)
     fast, plain = both("find_windows", (ids, *inputs), out)
     assert fast[0] == plain[0]
 
@@ -101,23 +101,23 @@ def test_find_windows(snapshot: Snapshot, n: int, stack: int, whole: bool, mappe
 def test_find_steps(snapshot: Snapshot, mapped: float, gone: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     arrays = table_arrays(snapshot, "done", mapped, rng)
-    line = rows.table_line(*arrays, 1)
+    line = cols.table_line(*arrays, 1)
     record, _kept = with_gone(snapshot.record, gone)
     behind = int(record[frozen.ORIGIN] + record[frozen.SLOTS]) << POSITION_BITS
     candidates = [*snapshot.model, 0, -1, 1 << 62, *(i + 1 for i in snapshot.model), behind, behind - 1]
     ids = rng.choice(np.array(candidates, np.int64), 20)
     written = [
-        rows.SLOT,
-        rows.LANE,
-        rows.ROW,
-        rows.FLOOR,
-        rows.AFTER,
-        rows.OWN_STOP,
-        *range(rows.FOLDER, rows.BEFORE + 1),
+        cols.SLOT,
+        cols.LANE,
+        cols.ROW,
+        cols.FLOOR,
+        cols.AFTER,
+        cols.OWN_STOP,
+        *range(cols.FOLDER, cols.BEFORE + 1),
     ]
     for some in [*ids[:, None], ids]:  # one by one too: the ids behind the first bad one are compared there
         flags = np.zeros(len(some), np.uint8)
-        out = np.zeros((rows.WINDOW_ROWS, len(some)), np.int64), flags, flags
+        out = np.zeros((cols.WINDOW_ROWS, len(some)), np.int64), flags, flags
         fast, plain = both("find_windows", (some, 0, 1, 0, record, line.ctypes.data), out)
         assert fast[0] == plain[0]
         if fast[0] < 0:
@@ -228,22 +228,22 @@ def gather_both(
 ) -> list[tuple[Any, ...]]:
     """Gather rows of windows that are given by a kernel and its twin; return what they returned, and each array."""
     found = []
-    items = len(places[rows.SLOT])
-    memory = np.zeros((rows.WINDOW_ROWS + 1, items), np.int64)
+    items = len(places[cols.SLOT])
+    memory = np.zeros((cols.WINDOW_ROWS + 1, items), np.int64)
     for row, values in places.items():
         memory[row] = values
     no_rows, table = np.zeros(0, np.int64), segments_of(lanes, first_rows=first_rows)
     for kernel in KERNELS["gather"]:
-        record = np.zeros(rows.HEAD + len(lines) * rows.COLUMNS, np.int64)
+        record = np.zeros(cols.HEAD + len(lines) * cols.COLUMNS, np.int64)
         sources = np.empty((len(lines), items), np.int64)
-        record[[rows.WINDOWS, rows.ITEMS, rows.SOURCES]] = memory.ctypes.data, items, sources.ctypes.data
-        record[[rows.LINES, rows.COPIED, rows.STREAMED]] = len(lines), len(lines), streamed
-        record[rows.REWARD : rows.WEIGHT + 1] = -1
+        record[[cols.WINDOWS, cols.ITEMS, cols.SOURCES]] = memory.ctypes.data, items, sources.ctypes.data
+        record[[cols.LINES, cols.COPIED, cols.STREAMED]] = len(lines), len(lines), streamed
+        record[cols.REWARD : cols.WEIGHT + 1] = -1
         outs = [np.full((items, line.length * line.row_bytes), 0xAB, np.uint8) for line in lines]
-        for target, (line, at) in enumerate(zip(lines, range(rows.HEAD, len(record), rows.COLUMNS), strict=True)):
-            record[at : at + rows.ROW_BYTES + 1] = rows.table_line(*line.table, line.row_bytes)
-            bounds = rows.OWN, rows.OWN_STOP, line.offset, line.length, target
-            record[at + rows.BEGIN : at + rows.TARGET + 1] = bounds
+        for target, (line, at) in enumerate(zip(lines, range(cols.HEAD, len(record), cols.COLUMNS), strict=True)):
+            record[at : at + cols.ROW_BYTES + 1] = cols.table_line(*line.table, line.row_bytes)
+            bounds = cols.OWN, cols.OWN_STOP, line.offset, line.length, target
+            record[at + cols.BEGIN : at + cols.TARGET + 1] = bounds
         addresses = np.array([*(out.ctypes.data for out in outs), 0], np.int64)
         found.append((kernel(no_rows, addresses, record_of(table), record, begin, items), *outs))
     return found
@@ -264,7 +264,7 @@ def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) ->
     floor = row - rng.integers(0, 4, size)
     floor = floor if rng.random() < 0.1 else np.maximum(floor, 0)
     own_stop = row + rng.integers(-3, 8, size)
-    places = {rows.SLOT: slot, rows.LANE: lane, rows.FLOOR: floor, rows.OWN: row, rows.OWN_STOP: own_stop}
+    places = {cols.SLOT: slot, cols.LANE: lane, cols.FLOOR: floor, cols.OWN: row, cols.OWN_STOP: own_stop}
     begin = int(rng.integers(0, 3))
     fast, plain = gather_both(snapshot.lanes, places, lines, int(streamed), begin, snapshot.first_rows)
     assert fast[0] == plain[0]
@@ -289,7 +289,7 @@ def test_copy_runs(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> N
         table[ITEM] = rng.permutation(columns)[:runs]  # a column each
     arrays = table_arrays(snapshot, leaf, mapped, rng)
     row_bytes, begin = snapshot.leaf(leaf).row_bytes, int(rng.integers(0, runs + 1))
-    line = rows.table_line(*arrays, row_bytes)
+    line = cols.table_line(*arrays, row_bytes)
     found = []
     for kernel in KERNELS["copy_runs"]:
         out = np.full((steps * columns, row_bytes), 0xAB, np.uint8)
@@ -328,9 +328,9 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
     size, chunk = 5, 8
     k = rng.integers(1, 20, size)
-    lanes, memory = np.array([1]), np.zeros((rows.WINDOW_ROWS + 1, size), np.int64)
-    memory[rows.K], memory[rows.ROW] = k, rng.integers(0, 20, size)
-    memory[rows.FLOOR], memory[rows.AFTER] = memory[rows.ROW], memory[rows.ROW] + k
+    lanes, memory = np.array([1]), np.zeros((cols.WINDOW_ROWS + 1, size), np.int64)
+    memory[cols.K], memory[cols.ROW] = k, rng.integers(0, 20, size)
+    memory[cols.FLOOR], memory[cols.AFTER] = memory[cols.ROW], memory[cols.ROW] + k
     # Perhaps one of discounts, behind at least one that is summed.
     summed = len(dtypes) - int(len(dtypes) > 1 and rng.random() < 0.5)
     values = [np.frombuffer(rng.bytes(8 * 40), dtype)[:40].copy() for dtype in dtypes]
@@ -341,21 +341,21 @@ def test_sums_of_every_kind_of_number(dtypes: list[str], seed: int) -> None:
         values = [np.clip(array, -1e30, 1e30) if array.dtype == "f8" else array for array in values]
     found = []
     for kernel in KERNELS["gather"]:
-        record = np.zeros(rows.HEAD + len(dtypes) * rows.COLUMNS, np.int64)
+        record = np.zeros(cols.HEAD + len(dtypes) * cols.COLUMNS, np.int64)
         none, segments = np.zeros(1, np.int64), segments_of(lanes)
         sources = np.empty((len(dtypes), size), np.int64)
-        record[[rows.WINDOWS, rows.ITEMS, rows.SOURCES]] = memory.ctypes.data, size, sources.ctypes.data
-        record[[rows.LINES, rows.SUMMED, rows.GAMMA]] = len(dtypes), summed, np.float64(0.9).view(np.int64)
-        record[rows.REWARD : rows.WEIGHT + 1] = 0, 1, 2, 3, -1, -1, -1
+        record[[cols.WINDOWS, cols.ITEMS, cols.SOURCES]] = memory.ctypes.data, size, sources.ctypes.data
+        record[[cols.LINES, cols.SUMMED, cols.GAMMA]] = len(dtypes), summed, np.float64(0.9).view(np.int64)
+        record[cols.REWARD : cols.WEIGHT + 1] = 0, 1, 2, 3, -1, -1, -1
         keep = []
-        for at, array in zip(range(rows.HEAD, len(record), rows.COLUMNS), values, strict=True):
+        for at, array in zip(range(cols.HEAD, len(record), cols.COLUMNS), values, strict=True):
             bases = np.arange(array.ctypes.data, array.ctypes.data + array.nbytes, chunk * array.itemsize)
             table = none, np.array([len(bases)]), np.array([3]), bases
             keep.append(table)
-            record[at : at + rows.ROW_BYTES + 1] = rows.table_line(*table, array.itemsize)
-            record[at + rows.BEGIN], record[at + rows.STOP] = rows.ROW, rows.AFTER
-            record[at + rows.KIND] = rows.KINDS.index(array.dtype.kind)
-            record[at + rows.FACTOR] = np.float64(0.3).view(np.int64)
+            record[at : at + cols.ROW_BYTES + 1] = cols.table_line(*table, array.itemsize)
+            record[at + cols.BEGIN], record[at + cols.STOP] = cols.ROW, cols.AFTER
+            record[at + cols.KIND] = cols.KINDS.index(array.dtype.kind)
+            record[at + cols.FACTOR] = np.float64(0.3).view(np.int64)
         outs = [np.zeros(size, dtype) for dtype in ("f4", "f4", "?", "?")]
         addresses = np.array([*(out.ctypes.data for out in outs), 0], np.int64)
         assert kernel(np.zeros(0, np.int64), addresses, record_of(segments), record, 0, size) == -1
@@ -386,7 +386,7 @@ def test_gather_of_a_large_batch(streamed: int, shift: int) -> None:
     bases = block.ctypes.data + np.arange(0, 512, 1 << shift) * 3000
     table = np.array([0]), np.array([len(bases)]), np.array([shift]), bases
     zeros = np.zeros(8, np.int64)
-    places = {rows.SLOT: zeros, rows.LANE: zeros, rows.OWN: items, rows.FLOOR: items + 1, rows.OWN_STOP: zeros + 400}
+    places = {cols.SLOT: zeros, cols.LANE: zeros, cols.OWN: items, cols.FLOOR: items + 1, cols.OWN_STOP: zeros + 400}
     fast, plain = gather_both(np.array([1]), places, [Line(table, 3000, 0, count)], streamed)
     assert fast[0] == plain[0] == -1
     np.testing.assert_array_equal(fast[1], plain[1])
@@ -403,7 +403,7 @@ def test_gather_forms_no_address_of_a_row_before_the_first_or_behind_the_last_ch
         (0, 0, -1, False),
         (3, 0, 1, True),
     ):
-        places = {rows.SLOT: one, rows.LANE: [lane], rows.OWN: [row], rows.FLOOR: [floor], rows.OWN_STOP: [9]}
+        places = {cols.SLOT: one, cols.LANE: [lane], cols.OWN: [row], cols.FLOOR: [floor], cols.OWN_STOP: [9]}
         fast, plain = gather_both(np.array([2]), places, [line])
         assert fast[0] == plain[0] == (-1 if good else 0)
         np.testing.assert_array_equal(fast[1][0], block[1, 3] if good else 0xAB)

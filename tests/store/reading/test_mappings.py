@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.kernels import gathering
+from diskreplay.kernels import gathering as cols
 from diskreplay.store.reading import chunk_budget, chunk_table
 from diskreplay.store.reading.chunk_table import ChunkTable
 from tests.testing.support import append_numbered, mapped_files, run_python, serial_schema
@@ -172,15 +172,15 @@ def test_a_line_of_a_table_is_made_once_for_the_same_arrays(paths):
     _, ((before, arrays),) = tables.lines(["done"])
     _, ((again, _),) = tables.lines(["done"])
     assert again is before
-    assert before[[gathering.FIRST_CHUNK, gathering.CHUNKS, gathering.SHIFT, gathering.BASES]].tolist() == [
+    assert before[[cols.FIRST_CHUNK, cols.CHUNKS, cols.SHIFT, cols.BASES]].tolist() == [
         array.ctypes.data for array in arrays
     ]
     table.ensure(*np.array([[0], [0], [0], [1 << int(table.shift[0])]]))  # more chunks than there was room for
     held, ((now, arrays),) = tables.lines(["done"])
     assert held is tables.held
     assert now is not before
-    assert now[gathering.BASES] == arrays[3].ctypes.data == table.bases.ctypes.data
-    assert now[[gathering.BASES_SIZE, gathering.ROW_BYTES]].tolist() == [len(table.bases), 1]
+    assert now[cols.BASES] == arrays[3].ctypes.data == table.bases.ctypes.data
+    assert now[[cols.BASES_SIZE, cols.ROW_BYTES]].tolist() == [len(table.bases), 1]
 
 
 def test_tables_tell_of_new_segments_when_all_that_is_known_of_them_is_there(tmp_path, monkeypatch):
