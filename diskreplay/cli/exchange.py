@@ -55,8 +55,8 @@ def import_store(
 ) -> None:
     """Import a data set into a new store.
 
-    An import that was interrupted goes on where it was when the command is repeated. The store keeps every value, how
-    each episode ended, and in its notes what the format says of the whole data set.
+    An import that was interrupted continues at the first episode that is not in the store when the command is repeated.
+    The store keeps every value, how each episode ended, and in its notes what the format says of the whole data set.
     """
     scheme, where = _parsed(source)
     import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset
@@ -80,9 +80,8 @@ def export_store(
 ) -> None:
     """Export the ended episodes of a store, or those that meet an expression, to a new data set.
 
-    What the format cannot hold is named, and kept in a side folder, `diskreplay` inside the data set or beside its
-    file: importing the data set reads it, so nothing is lost. An export that was interrupted goes on where it was when
-    the command is repeated. Open episodes are left out.
+    Values that the format cannot hold are named before the export begins, and are not in the data set; the scheme npz
+    holds everything. An export that is interrupted leaves nothing. Open episodes are left out.
     """
     scheme, to = _parsed(target)
     check_local(to)
@@ -91,25 +90,27 @@ def export_store(
     options = parse_options(scheme, export_dataset, given)
     with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
-        with named_options(options), console.bar("Exporting steps") as progress:
-            done = export_dataset(store, to, where=condition, progress=progress, dry_run=dry_run, **options)
+        with named_options(options):
+            done = export_dataset(store, to, where=condition, dry_run=True, **options)
+        if not as_json:
+            _show_names("the format cannot hold", done.not_held)
+            _show_names("not exact", done.lossy)
+        if not dry_run:
+            with console.bar("Exporting steps") as progress:
+                done = export_dataset(store, to, where=condition, progress=progress, **options)
     if as_json:
         named = {name: [each._asdict() for each in vars(done)[name]] for name in ("not_held", "lossy")}
         console.emit(text.to_json({**asdict(done), **named, "dry_run": dry_run}))
         return
     line = f"would be exported  {_amount(done)}" if dry_run else f"exported  {_amount(done)}  to {text.clean(to)}"
-    line += _resumed(done)
     if done.open_episodes:
         line += f"; {text.plural(done.open_episodes, 'open episode')} left out"
     console.emit(line)
-    if done.not_held:
-        kept = "would be kept" if dry_run else "kept"
-        _show_names(f"not in the format, {kept} in {done.side_folder}", done.not_held)
-    if done.lossy:
-        _show_names("not exact", done.lossy)
 
 
 def _show_names(title: str, named: Sequence[Any]) -> None:
+    if not named:
+        return
     columns = {"name": lambda each: text.clean(each.name), "reason": lambda each: str(each.reason)}
     console.show(console.TextTable(title, columns, named))
 

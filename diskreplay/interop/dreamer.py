@@ -6,11 +6,9 @@ DreamerV3 writes chunks of the rows of each environment, ``TIME-ID-NEXT-LENGTH.n
 that goes on: a row holds an observation, the reward that led to it, and the action that was taken in it.
 """
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -23,10 +21,10 @@ from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotF
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
-from diskreplay.interop.exchange.foreign import foreign, new_file
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.not_held import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
 from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
-from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -75,7 +73,7 @@ def import_dataset(
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     action : str
-        The key of the actions.
+        The key of the actions, or of the folder that they are in.
     extra : sequence of str
         Further keys that are not observations.
 
@@ -92,23 +90,18 @@ def import_dataset(
     """
     folder = Path(source).absolute()
     with foreign(folder):
-        replay, side = _Replay(folder), find_side(folder)
-        schema = side.schema if side else replay.schema(action, extra)
-        paths = _keys(schema) if side else replay.paths(action, extra)
-    return import_into(
-        path,
-        Source(
-            NAME,
-            str(folder),
-            schema,
-            len(replay.episodes),
-            sum(map(_steps, replay.episodes)),
-            lambda first: (replay.read(parts, schema, paths) for parts in replay.episodes[first:]),
-            side.metadata if side else {},
-            side,
-        ),
-        progress,
+        replay = _Replay(folder)
+        paths, schema = replay.paths(action, extra), replay.schema(action, extra)
+    data_set = Source(
+        NAME,
+        str(folder),
+        schema,
+        len(replay.episodes),
+        sum(map(_steps, replay.episodes)),
+        lambda first: (replay.read(parts, paths) for parts in replay.episodes[first:]),
+        place=folder,
     )
+    return import_into(path, data_set, progress)
 
 
 def export_dataset(
@@ -120,7 +113,7 @@ def export_dataset(
     dry_run: bool = False,
     one_hot: bool = True,
 ) -> Exported:
-    """Export the ended episodes of a store to a replay folder of DreamerV1 and V2, or the rest after an interruption.
+    """Export the ended episodes of a store to a replay folder of DreamerV1 and V2.
 
     Observations have their keys, those of a store without keys "image" where they are images, else "obs". Extra fields
     get ``log_`` before their name, which keeps Dreamer from training on them.
@@ -130,7 +123,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing, or what an interrupted export of these episodes has left.
+        The folder; nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -148,18 +141,10 @@ def export_dataset(
         Something else is at ``path``.
     """
 
-    @contextmanager
-    def open_target(plan: Plan) -> Iterator[_Folder]:
-        yield _Folder(plan, one_hot)
+    def make_format(schema: Schema, *_: object) -> Format:
+        return Format(_not_held(schema), partial(_write, one_hot))
 
-    return export_from(
-        store_or_path,
-        path,
-        lambda schema, *_: Format(NAME, True, _not_held(schema), open_target),
-        where=where,
-        progress=progress,
-        dry_run=dry_run,
-    )
+    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -213,13 +198,14 @@ class _Replay:
     def paths(self, action: str, extra: Sequence[str]) -> dict[str, str]:
         """Return the keys of the leaves of steps, by their path."""
         keys = self._open(self.episodes[0][0].file)
-        if action not in keys:
+        found = {f"{ACTION}{key.removeprefix(action)}": key for key in keys if is_part(key, action)}
+        if not found:
             raise FormatError(f"{self.episodes[0][0].file} has no {action!r}; it has {', '.join(keys)}")
-        found = {ACTION: action, REWARD: REWARD}
+        found[REWARD] = REWARD
         if self._has_other_discounts:
             found[_STEP_DISCOUNT] = _DISCOUNT
         for key in keys:
-            if key in (action, REWARD, *_FLAGS) or (self._takes_actions and key in _BOOKKEEPING):
+            if is_part(key, action) or key in (REWARD, *_FLAGS) or (self._takes_actions and key in _BOOKKEEPING):
                 continue
             if key in extra or key.startswith((_LOG, "log/")):
                 found[f"{EXTRA}/{_extra_name(key)}"] = key
@@ -237,7 +223,7 @@ class _Replay:
         except SchemaError as error:
             raise SchemaError(f"{file}: {error}") from None
 
-    def read(self, parts: Sequence[_Part], schema: Schema, paths: Mapping[str, str]) -> EpisodeData:
+    def read(self, parts: Sequence[_Part], paths: Mapping[str, str]) -> EpisodeData:
         """Return an episode."""
         pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
         where = parts[0].file
@@ -254,7 +240,7 @@ class _Replay:
             if is_obs(path):
                 steps[path] = rows[key]
             elif is_part(path, ACTION):
-                steps[path] = _action(rows[key][:-1] if self._takes_actions else rows[key][1:], schema.leaves[path])
+                steps[path] = rows[key][:-1] if self._takes_actions else rows[key][1:]
             else:
                 steps[path] = rows[key][1:]
         steps[REWARD] = steps[REWARD].reshape(count - 1)
@@ -298,14 +284,6 @@ def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
         raise FormatError(f"{file} cannot be read: {error}") from None
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file} has no rows of {scalars[0]!r}")
-    return found
-
-
-def _action(rows: NDArray[Any], field: Field) -> NDArray[Any]:
-    """Return actions as the field has them: those of a discrete one may be one-hot vectors in the file."""
-    if field.space is None or field.space.get("type") != "Discrete" or rows.ndim != 2:
-        return rows
-    found: NDArray[Any] = (rows.argmax(1) + field.space["start"]).astype(field.dtype)
     return found
 
 
@@ -353,46 +331,31 @@ def _not_held(schema: Schema) -> dict[str, str]:
     }
 
 
-class _Folder:
-    """A folder that is being written."""
-
-    def __init__(self, plan: Plan, one_hot: bool) -> None:
-        self._folder, self._schema, self._keys = plan.path, plan.schema, _keys(plan.schema)
-        self._one_hot = one_hot
-        plan.path.mkdir(parents=True, exist_ok=True)
-        self.episodes = 0
-        there = {file.name.rpartition("-")[0] for file in plan.path.glob("*.npz")}
-        while _stem(self.episodes) in there:
-            self.episodes += 1
-
-    def add(self, episode: EpisodeData) -> None:
+def _write(one_hot: bool, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    plan.path.mkdir()
+    keys = _keys(plan.schema)
+    for number, episode in enumerate(episodes):
         count = len(episode) + 1
         rows: Rows = {}
         for path, values in episode.steps.items():
             if is_obs(path):
-                rows[self._keys[path]] = values if episode.has_final_obs else np.concatenate([values, values[-1:]])
+                rows[keys[path]] = values if episode.has_final_obs else np.concatenate([values, values[-1:]])
             else:
-                values = self._as_written(path, values)
-                rows[self._keys[path]] = np.concatenate([np.zeros_like(values[:1]), values])
+                written = _one_hot(values, plan.schema.leaves[path]) if one_hot and is_part(path, ACTION) else values
+                rows[keys[path]] = np.concatenate([np.zeros_like(written[:1]), written])
         last = np.arange(count) == count - 1
         rows |= {_FIRST: np.arange(count) == 0, _LAST: last, _TERMINAL: last & episode.terminated}
         rows[_DISCOUNT] = np.where(rows[_TERMINAL], 0, 1).astype(np.float32)
-        target = self._folder / f"{_stem(self.episodes)}-{count}.npz"
-        draft = target.with_suffix(".new")
-        with open(new_file(draft), "wb") as file:
-            np.savez_compressed(file, **rows)  # type: ignore[arg-type]
-        os.replace(draft, target)
-        self.episodes += 1
+        np.savez_compressed(plan.path / f"{_stem(number)}-{count}.npz", **rows)  # type: ignore[arg-type]
 
-    def _as_written(self, path: str, values: NDArray[Any]) -> NDArray[Any]:
-        space = self._schema.leaves[path].space or {}
-        if not self._one_hot or not is_part(path, ACTION) or space.get("type") != "Discrete" or values.ndim != 1:
-            return values
-        one_hot: NDArray[Any] = np.eye(space["n"], dtype=np.float32)[values.astype(np.int64) - space["start"]]
-        return one_hot
 
-    def finish(self) -> None:
-        """Leave it: every file is whole."""
+def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
+    """Return discrete actions as vectors, others as they are."""
+    space = field.space or {}
+    if space.get("type") != "Discrete" or values.ndim != 1:
+        return values
+    found: NDArray[Any] = np.eye(space["n"], dtype=np.float32)[values.astype(np.int64) - space["start"]]
+    return found
 
 
 def _stem(number: int) -> str:

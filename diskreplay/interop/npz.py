@@ -8,9 +8,7 @@ priorities; and ``notes``, UTF-8 text in JSON, if it has any.
 """
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import FIELDS, HIDDEN, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.foreign import foreign, new_file
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
 
@@ -79,14 +77,14 @@ def export_dataset(
     progress: Progress | None = None,
     dry_run: bool = False,
 ) -> Exported:
-    """Export the ended episodes of a store to a folder of NumPy files, or the rest of them after an interruption.
+    """Export the ended episodes of a store to a folder of NumPy files.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing, or what an interrupted export of these episodes has left.
+        The folder; nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -97,9 +95,9 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     """
-    made = Format(NAME, True, {}, _open, marks_hidden=True)
+    made = Format({}, _write, marks_hidden=True)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
 
 
@@ -127,34 +125,17 @@ def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:
     )
 
 
-class _Folder:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        plan.path.mkdir(parents=True, exist_ok=True)
-        self.episodes = 0
-        while (plan.path / _file(self.episodes)).exists():
-            self.episodes += 1
-
-    def add(self, episode: EpisodeData) -> None:
+def _write(plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    plan.path.mkdir()
+    for number, episode in enumerate(episodes):
         values = {**episode.steps, **episode.fields}
         values |= {_TERMINATED: episode.terminated, _TRUNCATED: episode.truncated, HIDDEN: episode.hidden}
         if episode.priority is not None:
             values[PRIORITY] = episode.priority
         if episode.notes is not None:
             values[_NOTES] = np.frombuffer(json.dumps(episode.notes).encode(), np.uint8)
-        target = self._plan.path / _file(self.episodes)
-        draft = target.with_name(f".{target.name}")
-        np.savez(new_file(draft), **values)
-        os.replace(draft, target)
-        self.episodes += 1
-
-    def finish(self) -> None:
-        Description.write(self._plan, NAME)
-
-
-@contextmanager
-def _open(plan: Plan) -> Iterator[_Folder]:
-    yield _Folder(plan)
+        np.savez(plan.path / _file(number), **values)
+    Description.write(plan, NAME)
 
 
 def _file(number: int) -> str:

@@ -12,9 +12,7 @@ cut), the observation after the last step by the paths of observations, and epis
 """
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -28,7 +26,7 @@ from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.foreign import foreign, new_file
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.read_ahead import read_ahead
 from diskreplay.interop.exchange.write_behind import WriteBehind
@@ -115,14 +113,14 @@ def export_dataset(
     dry_run: bool = False,
     compression: str = "snappy",
 ) -> Exported:
-    """Export the ended episodes of a store to a folder of Parquet files, or the rest of them after an interruption.
+    """Export the ended episodes of a store to a folder of Parquet files.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing, or what an interrupted export of these episodes has left.
+        The folder; nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -135,42 +133,43 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     ValueError
         There is no such compression.
     """
     if compression not in _COMPRESSIONS:
         raise ValueError(f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}, and not {compression!r}")
 
-    @contextmanager
-    def open_folder(plan: Plan) -> Iterator[_Folder]:
-        with WriteBehind() as behind:
-            yield _Folder(plan, compression, behind)
-
-    made = Format(NAME, True, {}, open_folder, marks_hidden=True)
+    made = Format({}, partial(_write, compression), marks_hidden=True)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
+def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    with WriteBehind() as behind:
+        folder = _Folder(plan, compression, behind)
+        for episode in episodes:
+            folder.add(episode)
+        folder.finish()
+
+
 class _Folder:
-    """Collects episodes, and writes some at a time: first their steps, then the table that makes them count."""
+    """Collects episodes, and writes some at a time."""
 
     def __init__(self, plan: Plan, compression: str, behind: WriteBehind) -> None:
         self._plan, self._compression, self._behind = plan, compression, behind
         for name in (_STEPS, _EPISODES):
-            (plan.path / name).mkdir(parents=True, exist_ok=True)
+            (plan.path / name).mkdir(parents=True)
         self._waiting: list[EpisodeData] = []
         self._bytes = 0
-        self.episodes = 0
-        for file in _files(plan.path):
-            self.episodes += _rows(file)
+        self._episodes = 0
 
     def add(self, episode: EpisodeData) -> None:
         self._waiting.append(episode)
         self._bytes += sum(rows.nbytes for rows in episode.steps.values())
-        self.episodes += 1
+        self._episodes += 1
         if self._bytes >= _FILE_BYTES:
             self._begin_write()
 
@@ -181,17 +180,15 @@ class _Folder:
 
     def _begin_write(self) -> None:
         if self._waiting:
-            self._behind.begin(partial(self._write, self.episodes - len(self._waiting), self._waiting))
+            self._behind.begin(partial(self._write, self._episodes - len(self._waiting), self._waiting))
         self._waiting, self._bytes = [], 0
 
     def _write(self, first: int, episodes: list[EpisodeData]) -> None:
         tables = {_STEPS: self._steps(first, episodes), _EPISODES: self._ends(first, episodes)}
         for name, table in tables.items():
-            target = self._plan.path / name / f"{first:08d}.parquet"
-            draft = target.with_name(f".{target.name}")
+            file = self._plan.path / name / f"{first:08d}.parquet"
             # Most values are floats, of which few are equal.
-            parquet.write_table(table, new_file(draft), compression=self._compression, use_dictionary=False)
-            os.replace(draft, target)
+            parquet.write_table(table, file, compression=self._compression, use_dictionary=False)
 
     def _steps(self, first: int, episodes: list[EpisodeData]) -> "Table":
         lengths = [len(episode) for episode in episodes]

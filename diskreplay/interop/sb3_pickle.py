@@ -4,12 +4,10 @@ A pickle can run code when it is loaded. An import does not load it so: arrays, 
 that asks for anything else is refused.
 """
 
-import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +18,11 @@ from numpy.typing import NDArray
 from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import ACTION, OBS, PRIORITY, REWARD, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.foreign import foreign, new_file
+from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
-from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.not_held import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
 from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.step_values import as_flags
 
@@ -106,23 +104,20 @@ def import_dataset(
     """
     file = Path(source).absolute()
     with foreign(file):
-        buffer, side = _Buffer(file), find_side(file)
+        buffer = _Buffer(file)
         found = pieces(buffer.ended)
-    return import_into(
-        path,
-        Source(
-            NAME,
-            str(file),
-            side.schema if side else buffer.schema,
-            len(found),
-            sum(map(len, found)),
-            lambda first: map(buffer.episode, found[first:]),
-            {**(side.metadata if side else {}), **buffer.settings},
-            side,
-            buffer.cut,
-        ),
-        progress,
+    data_set = Source(
+        NAME,
+        str(file),
+        buffer.schema,
+        len(found),
+        sum(map(len, found)),
+        lambda first: map(buffer.episode, found[first:]),
+        buffer.settings,
+        place=file,
+        cut=buffer.cut,
     )
+    return import_into(path, data_set, progress)
 
 
 def export_dataset(
@@ -177,12 +172,7 @@ def export_dataset(
         not_held = _not_held(schema)
         maker = _maker(schema, episodes, noted, n_envs, buffer_class)
         _empty(maker, schema, maker.lanes)  # raises where there is no such buffer
-
-        @contextmanager
-        def open_target(plan: Plan) -> Iterator[_Target]:
-            yield _Target(plan.path, _empty(maker, schema, plan.steps), LaneFiller(maker.lanes))
-
-        return Format(NAME, False, not_held, open_target)
+        return Format(not_held, partial(_write, maker))
 
     return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
 
@@ -346,48 +336,34 @@ def _not_held(schema: Schema) -> dict[str, str]:
     }
 
 
-@dataclass
-class _Target:
-    """A buffer that is being filled; `episodes` stays 0, as a pickle cannot be continued."""
+def _write(maker: "_Maker", plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    buffer, lanes = _empty(maker, plan.schema, plan.steps), LaneFiller(maker.lanes)
+    for episode in episodes:
+        _add(buffer, episode, lanes.place(len(episode)))
+    with open(plan.path, "wb") as file:
+        pickle.dump(buffer, file, pickle.HIGHEST_PROTOCOL)
 
-    path: Path
-    buffer: Any
-    lanes: LaneFiller
-    episodes: int = 0
 
-    def add(self, episode: EpisodeData) -> None:
-        buffer, rows = self.buffer, len(self.buffer.rewards)
-        piece = self.lanes.place(len(episode))
-        at = slice(piece.start, piece.stop), piece.lane
-        for path, leaf in episode.steps.items():
-            if is_obs(path):
-                before, after = self._obs(path)
-                before[at] = leaf[: len(piece)].reshape(before[at].shape)
-                following = leaf[1:] if episode.has_final_obs else np.concatenate([leaf[1:], leaf[-1:]])
-                after[at] = following.reshape(after[at].shape)
-        buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
-        buffer.rewards[at] = episode.steps[REWARD]
-        # What is cut goes on at the end of a lane, as in a buffer that was saved in the middle of an episode. One for
-        # hindsight samples whole episodes only, and no public name of it says that one is open.
-        is_hindsight = type(buffer).__name__ == _HER
-        is_done = not episode.cut or piece.stop < rows or is_hindsight
-        buffer.dones[piece.stop - 1, piece.lane] = is_done
-        buffer.timeouts[piece.stop - 1, piece.lane] = is_done and not episode.terminated
-        if is_hindsight:
-            buffer.ep_start[at], buffer.ep_length[at] = piece.start, len(piece)
-
-    def _obs(self, path: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        before, after, key = self.buffer.observations, self.buffer.next_observations, path.partition("/")[2]
-        return (before[key], after[key]) if key else (before, after)
-
-    def finish(self) -> None:
-        draft = self.path.with_name(f".{self.path.name}.new")
-        try:
-            with open(new_file(draft), "wb") as file:
-                pickle.dump(self.buffer, file, pickle.HIGHEST_PROTOCOL)
-            os.replace(draft, self.path)
-        finally:
-            draft.unlink(missing_ok=True)
+def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
+    at = slice(piece.start, piece.stop), piece.lane
+    for path, leaf in episode.steps.items():
+        if is_obs(path):
+            key = path.partition("/")[2]
+            before, after = buffer.observations, buffer.next_observations
+            before, after = (before[key], after[key]) if key else (before, after)
+            before[at] = leaf[: len(piece)].reshape(before[at].shape)
+            following = leaf[1:] if episode.has_final_obs else np.concatenate([leaf[1:], leaf[-1:]])
+            after[at] = following.reshape(after[at].shape)
+    buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
+    buffer.rewards[at] = episode.steps[REWARD]
+    # What is cut goes on at the end of a lane, as in a buffer that was saved in the middle of an episode. One for
+    # hindsight samples whole episodes only, and no public name of it says that one is open.
+    is_hindsight = type(buffer).__name__ == _HER
+    is_done = not episode.cut or piece.stop < len(buffer.rewards) or is_hindsight
+    buffer.dones[piece.stop - 1, piece.lane] = is_done
+    buffer.timeouts[piece.stop - 1, piece.lane] = is_done and not episode.terminated
+    if is_hindsight:
+        buffer.ep_start[at], buffer.ep_length[at] = piece.start, len(piece)
 
 
 class _Maker(NamedTuple):

@@ -7,9 +7,8 @@ and written here without TorchRL.
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from numpy.typing import NDArray
 
 from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.foreign import check_memory, foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
-from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side, replace_file
+from diskreplay.interop.exchange.not_held import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -93,25 +91,19 @@ def import_dataset(
     """
     folder = Path(source).absolute()
     with foreign(folder):
-        data, side = _Transitions(folder, obs, skip), find_side(folder)
-        if side is not None:
-            data.use_paths(_keys(side.schema))
-        schema = side.schema if side else data.schema()
-    return import_into(
-        path,
-        Source(
-            NAME,
-            str(folder),
-            schema,
-            len(data.pieces),
-            sum(map(len, data.pieces)),
-            lambda first: map(data.episode, data.pieces[first:]),
-            side.metadata if side else {},
-            side,
-            data.cut,
-        ),
-        progress,
+        data = _Transitions(folder, obs, skip)
+        schema = data.schema()
+    data_set = Source(
+        NAME,
+        str(folder),
+        schema,
+        len(data.pieces),
+        sum(map(len, data.pieces)),
+        lambda first: map(data.episode, data.pieces[first:]),
+        place=folder,
+        cut=data.cut,
     )
+    return import_into(path, data_set, progress)
 
 
 def export_dataset(
@@ -124,7 +116,7 @@ def export_dataset(
     capacity: int | None = None,
     batch_size: int = 256,
 ) -> Exported:
-    """Export ended episodes to a folder that TorchRL's ``ReplayBuffer.loads`` reads, or the rest after an interruption.
+    """Export ended episodes to a folder that TorchRL's ``ReplayBuffer.loads`` reads.
 
     The buffer that loads it has a storage of the same capacity, as ``LazyMemmapStorage(capacity)``, and its random
     sampler.
@@ -134,7 +126,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder.
+        The folder; nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -151,7 +143,7 @@ def export_dataset(
     SchemaError
         Two leaves would have the same key, or ``capacity`` is less than the number of steps.
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     """
 
     def make_format(schema: Schema, episodes: Sequence[Episode], _: object) -> Format:
@@ -159,13 +151,7 @@ def export_dataset(
         rows = steps if capacity is None else capacity
         if rows < max(1, steps):
             raise SchemaError(f"a storage of {rows} rows does not hold {steps} steps; its capacity is at least 1")
-        not_held = _not_held(schema)
-
-        @contextmanager
-        def open_target(plan: Plan) -> Iterator[_Folder]:
-            yield _Folder(plan, rows, batch_size)
-
-        return Format(NAME, True, not_held, open_target)
+        return Format(_not_held(schema), partial(_write, rows, batch_size))
 
     return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
 
@@ -242,12 +228,6 @@ class _Transitions:
             *(key for key in after if key != found[REWARD]),
         ]
         return found | {f"{EXTRA}/{key.removeprefix(f'{_NEXT}/')}": key for key in extra}
-
-    def use_paths(self, paths: Mapping[str, str]) -> None:
-        """Read leaves of other paths."""
-        if missing := [key for key in paths.values() if key not in self._leaves]:
-            raise FormatError(f"{self._folder} has no {missing[0]}; it has {', '.join(self._leaves)}")
-        self._paths = dict(paths)
 
     def _split(self, lanes: int) -> None:
         """Find the episodes; rows that tell their trajectory become one lane, ordered by it."""
@@ -411,6 +391,13 @@ def _not_held(schema: Schema) -> dict[str, str]:
     }
 
 
+def _write(capacity: int, batch_size: int, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    folder = _Folder(plan, capacity, batch_size)
+    for episode in episodes:
+        folder.add(episode)
+    folder.finish()
+
+
 class _Folder:
     """A folder that is being written."""
 
@@ -418,11 +405,7 @@ class _Folder:
         self._plan, self._capacity, self._batch_size = plan, capacity, batch_size
         self._folder, self._keys = plan.path / _STORAGE, _keys(plan.schema)
         self._maps: Leaves = {}
-        (self._folder / _META).unlink(missing_ok=True)
-        self.episodes, self._rows = Checkpoint.read(plan.checkpoint)
-        if not all((self._folder / f"{key}.memmap").exists() for key in self._keys.values()):
-            self.episodes = self._rows = 0
-        self._is_begun, self._bytes = self.episodes > 0, 0
+        self._episodes = self._rows = 0
 
     def add(self, episode: EpisodeData) -> None:
         count = len(episode)
@@ -443,25 +426,15 @@ class _Folder:
         for name, flag in ends.items():
             self._write(name, np.zeros((count, 1), np.bool_))
             self._write(f"{_NEXT}/{name}", flag[:, None])
-        self._write(_TRAJECTORY, np.full(count, self.episodes))
+        self._write(_TRAJECTORY, np.full(count, self._episodes))
         self._rows += count
-        self.episodes += 1
-        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
-        # The last one may be open, which it is not where more episodes are exported by then.
-        if self._bytes >= CHECKPOINT_BYTES and self.episodes < self._plan.episodes:
-            Checkpoint(self.episodes, self._rows).write(self._plan.checkpoint)
-            self._bytes = 0
+        self._episodes += 1
 
     def _write(self, key: str, rows: NDArray[Any]) -> None:
         if key not in self._maps:
             file = self._folder / f"{key}.memmap"
             file.parent.mkdir(parents=True, exist_ok=True)
-            if not self._is_begun:
-                file.unlink(missing_ok=True)
-            shape = self._capacity, *rows.shape[1:]
-            file.touch()
-            os.truncate(file, math.prod(shape) * rows.itemsize)
-            self._maps[key] = np.memmap(file, rows.dtype, "r+", shape=shape)
+            self._maps[key] = np.memmap(file, rows.dtype, "w+", shape=(self._capacity, *rows.shape[1:]))
         self._maps[key][self._rows : self._rows + len(rows)] = rows
 
     def finish(self) -> None:
@@ -489,7 +462,7 @@ class _Folder:
     def _write_json(self, name: str, value: Any) -> None:
         file = self._plan.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, json.dumps(value).encode())
+        file.write_text(json.dumps(value))
 
 
 def _folders(key: str) -> Iterator[str]:

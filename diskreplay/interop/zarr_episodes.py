@@ -6,12 +6,11 @@ export keeps these in further arrays, which other readers of the format pass ove
 arrays with a row an episode. The attribute ``diskreplay`` of the root group says which array holds what.
 """
 
-import json
 import math
-import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,8 +22,6 @@ from zarr.codecs import BloscCodec
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     EXTRA,
@@ -38,9 +35,9 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
-from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, new_file
+from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import NOTES, find_side
+from diskreplay.interop.exchange.not_held import NOTES
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -105,23 +102,11 @@ def import_dataset(
     file = Path(source).absolute()
     with ExitStack() as opened:
         with foreign(file) as stored:
-            side = find_side(file)
             root = opened.enter_context(_opened(file, stored))
             data = _DataSet(file, root, {ACTION: action, REWARD: reward}, extra, ended)
-        return import_into(
-            path,
-            Source(
-                NAME,
-                str(file),
-                side.schema if side else data.schema,
-                len(data.bounds),
-                sum(stop - start for start, stop in data.bounds),
-                data.read,
-                data.metadata,
-                side,
-            ),
-            progress,
-        )
+        steps = sum(stop - start for start, stop in data.bounds)
+        data_set = Source(NAME, str(file), data.schema, len(data.bounds), steps, data.read, data.metadata, file)
+        return import_into(path, data_set, progress)
 
 
 def export_dataset(
@@ -134,16 +119,14 @@ def export_dataset(
     zarr_format: Literal[2, 3] = 2,
     names: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Export ended episodes to a data set of diffusion_policy, or the rest of them after an interruption.
-
-    A ``.zip`` is begun anew: what is in it cannot be replaced.
+    """Export the ended episodes of a store to a data set of diffusion_policy.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The data set: a folder, or a file if it ends in ``.zip``.
+        The data set: a folder, or a file if it ends in ``.zip``; nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -160,24 +143,14 @@ def export_dataset(
     SchemaError
         Two leaves would have the same name, or a path is not one of the store.
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     """
     if zarr_format not in (2, 3):
         raise SchemaError(f"zarr_format must be 2 or 3, not {zarr_format!r}")
-    is_zip = Path(path).suffix == ".zip"
-
-    @contextmanager
-    def open_target(plan: Plan) -> Iterator[_Arrays]:
-        found = _names(plan.schema, names or {})
-        document = {"version": _VERSION, "schema": plan.schema.to_json(), "names": found}
-        attributes = {_ATTRIBUTE: {**document, "metadata": dict(plan.metadata)}}
-        with _created(plan.path, is_zip, zarr_format, attributes) as (root, is_begun):
-            whole = Checkpoint.read(plan.checkpoint) if is_begun else Checkpoint()
-            yield _Arrays(root, plan, found, whole, may_be_resumed=not is_zip)
 
     def make_format(schema: Schema, *_: object) -> Format:
-        _names(schema, names or {})
-        return Format(NAME, not is_zip, {NOTES: "zarr arrays have no place for them"}, open_target)
+        found = _names(schema, names or {})
+        return Format({NOTES: "zarr arrays have no place for them"}, partial(_write, zarr_format, found))
 
     return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
 
@@ -414,56 +387,34 @@ def _meta_name(path: str) -> str:
     return path.replace("/", "_", 1).replace("/", ".")  # episode_seed
 
 
-@contextmanager
-def _created(
-    path: Path, is_zip: bool, zarr_format: Literal[2, 3], attributes: dict[str, Json]
-) -> Iterator[tuple[zarr.Group, bool]]:
-    """Yield the root group, and whether there was one like it already."""
-    if not is_zip:
-        root = zarr.open_group(path, mode="a", zarr_format=zarr_format)
-        is_begun = root.attrs.asdict() == parse_json(json.dumps(attributes))
-        root.attrs.put(attributes)
-        yield root, is_begun
-        return
-    draft = path.with_name(f".{path.name}.new")
-    store = ZipStore(new_file(draft), mode="w")
-    try:
-        yield zarr.create_group(store, zarr_format=zarr_format, attributes=attributes), False
-        store.close()
-        os.replace(draft, path)
-    finally:
-        store.close()
-        draft.unlink(missing_ok=True)
+def _write(zarr_format: Literal[2, 3], names: Mapping[str, str], plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    document = {"version": _VERSION, "schema": plan.schema.to_json(), "names": dict(names)}
+    attributes: dict[str, Json] = {_ATTRIBUTE: {**document, "metadata": dict(plan.metadata)}}
+    is_zip = plan.path.suffix == ".zip"
+    with closing(ZipStore(plan.path, mode="w") if is_zip else LocalStore(plan.path)) as store:
+        root = zarr.create_group(store, zarr_format=zarr_format, attributes=attributes)
+        arrays = _Arrays(root, plan, names)
+        for episode in episodes:
+            arrays.add(episode)
+        arrays.finish()
 
 
 class _Arrays:
-    """The arrays of a data set that is being written, or of which so much is ``whole``."""
+    """The arrays of a data set that is being written."""
 
-    def __init__(
-        self, root: zarr.Group, plan: Plan, names: Mapping[str, str], whole: Checkpoint, may_be_resumed: bool
-    ) -> None:
-        self._root, self._plan, self._names, self._may_be_resumed = root, plan, names, may_be_resumed
-        is_there = all(f"data/{name}" in root for name in names.values()) and f"meta/{_ENDS}" in root
-        self.episodes, self._rows = whole if is_there else Checkpoint()
+    def __init__(self, root: zarr.Group, plan: Plan, names: Mapping[str, str]) -> None:
+        self._root, self._plan, self._names, self._rows = root, plan, names, 0
         leaves, flag = plan.schema.leaves, Field((), "bool")
         self._data = {path: self._of_steps(name, leaves[path]) for path, name in names.items()}
         rows = {_ENDS: Field((), "int64")} | dict.fromkeys((_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS), flag)
         rows |= {f"{_FINAL}{name}": leaves[path] for path, name in names.items() if is_obs(path)}
         self._fields = {path: leaf for path, leaf in leaves.items() if is_part(path, "episode")}
         rows |= {_meta_name(path): leaf for path, leaf in self._fields.items()}
-        self._meta = {
-            name: _Writing(root, f"meta/{name}", plan.episodes, leaf, self.episodes) for name, leaf in rows.items()
-        }
+        self._meta = {name: _Writing(root, f"meta/{name}", plan.episodes, leaf) for name, leaf in rows.items()}
         self._priority: _Writing | None = None
-        if self._rows and f"data/{PRIORITY}" in root:
-            self._priority = self._of_steps(PRIORITY, _PRIORITIES, np.nan)
-        self._bytes = 0
 
-    def _of_steps(self, name: str, field: Field, fill: float = 0) -> "_Writing":
-        return _Writing(self._root, f"data/{name}", self._plan.steps, field, self._rows, fill)
-
-    def _columns(self) -> list["_Writing"]:
-        return [*self._data.values(), *self._meta.values(), *([self._priority] if self._priority else [])]
+    def _of_steps(self, name: str, field: Field, fill: float = 0, begin: int = 0) -> "_Writing":
+        return _Writing(self._root, f"data/{name}", self._plan.steps, field, fill, begin)
 
     def add(self, episode: EpisodeData) -> None:
         for path, column in self._data.items():
@@ -481,40 +432,27 @@ class _Arrays:
             meta[_meta_name(path)] = episode.fields.get(path, np.zeros(leaf.shape, leaf.dtype))
         for name, value in meta.items():
             self._meta[name].append(np.asarray(value)[None])
-        self.episodes += 1
-        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
-        if self._may_be_resumed and self._bytes >= CHECKPOINT_BYTES:
-            for column in self._columns():
-                column.save()
-            Checkpoint(self.episodes, self._rows).write(self._plan.checkpoint)
-            self._bytes = 0
 
     def _add_priority(self, episode: EpisodeData) -> None:
         if self._priority is None:
-            self._priority = self._of_steps(PRIORITY, _PRIORITIES, np.nan)
+            self._priority = self._of_steps(PRIORITY, _PRIORITIES, np.nan, self._rows)
         none = np.full(len(episode), np.nan)
         self._priority.append(none if episode.priority is None else episode.priority)
 
     def finish(self) -> None:
-        for column in self._columns():
-            column.save()
+        for column in (*self._data.values(), *self._meta.values(), *([self._priority] if self._priority else [])):
+            column.finish()
 
 
 class _Writing:
-    """An array that is written in order, a chunk at a time, from row ``begin`` on."""
+    """An array that is written in order, a chunk at a time, from row ``begin`` on; those before have its fill value."""
 
-    def __init__(self, root: zarr.Group, name: str, rows: int, field: Field, begin: int, fill: float = 0) -> None:
-        there = root.get(name) if begin else None
-        if isinstance(there, zarr.Array):
-            there.resize((rows, *field.shape))
-            self._array = there
-        else:
-            chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))
-            self._array = _create(root, name, (rows, *field.shape), field.dtype, chunk, fill)
-        self._chunk = self._array.chunks[0]
+    def __init__(self, root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> None:
+        self._chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))
+        self._array = _create(root, name, (rows, *field.shape), field.dtype, self._chunk, fill)
         self._start = begin - begin % self._chunk
-        self._waiting = [np.asarray(self._array[self._start : begin])]
         self._count = begin - self._start
+        self._waiting = [np.full((self._count, *field.shape), fill, field.dtype)]
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows, which are written when they fill a chunk."""
@@ -527,11 +465,10 @@ class _Writing:
             self._start += whole
             self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
 
-    def save(self) -> None:
-        """Write the rows of the last chunk, too, which more may follow."""
+    def finish(self) -> None:
+        """Write the rows of the last chunk."""
         if self._count:
-            self._waiting = [np.concatenate(self._waiting)]
-            self._write(self._waiting[0])
+            self._write(np.concatenate(self._waiting))
 
     def _write(self, rows: NDArray[Any]) -> None:
         self._array[self._start : self._start + len(rows)] = rows

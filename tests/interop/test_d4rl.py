@@ -69,14 +69,13 @@ def assert_equal(found: Arrays, expected: Arrays) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
+def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, case: str) -> None:
     store = make_store(tmp_path / "store", case, priorities=case == "nested")
     exported = check_round_trip(store, tmp_path / "set.hdf5", export_dataset, import_dataset)
     named = {"schema", "cut", "no_final_obs"}
     if case == "nested":
         named |= {"priority", "episode/seed", "episode/goal", "episode/task/level"}
     assert {name for name, _ in exported.not_held} == named
-    assert exported.side_folder == str(tmp_path / "set.hdf5.diskreplay")
 
 
 def test_plain_episodes_are_whole_in_the_file_alone(tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ def test_plain_episodes_are_whole_in_the_file_alone(tmp_path: Path) -> None:
     )
     store = make_store(tmp_path / "store", "", PLAIN, schema=schema)
     exported = check_round_trip(store, tmp_path / "set.hdf5", export_dataset, import_dataset)
-    assert (exported.not_held, exported.side_folder) == ([], None)
+    assert exported.not_held == []
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip", "chunks": True}], ids=["plain", "gzip"])
@@ -226,23 +225,6 @@ def test_columns_of_one_number_and_flags_that_are_floats_are_read(tmp_path: Path
 # --- interruptions ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_torn", [False, True])
-def test_an_export_goes_on_where_it_was_unless_hdf5_was_killed(tmp_path: Path, is_torn: bool) -> None:
-    store = make_store(tmp_path / "store", "nested")
-    with pytest.raises(KeyboardInterrupt):
-        export_dataset(store, tmp_path / "set.hdf5", progress=StopAt(16))
-    draft = tmp_path / ".set.hdf5.part"
-    assert draft.exists()
-    assert not (tmp_path / "set.hdf5").exists()
-    if is_torn:
-        draft.write_bytes(draft.read_bytes()[:-900])
-    exported = export_dataset(store, tmp_path / "set.hdf5")
-    assert (exported.resumed, exported.episodes) == (0 if is_torn else 3, 8)
-    import_dataset(tmp_path / "set.hdf5", tmp_path / "back")
-    assert content(tmp_path / "back") == content(store)
-    assert not draft.exists()
-
-
 def test_an_import_goes_on_where_it_was(tmp_path: Path) -> None:
     path = write(tmp_path / "a.hdf5", arrays_of())
     with pytest.raises(KeyboardInterrupt):
@@ -314,16 +296,7 @@ def test_what_is_no_file_of_hdf5_is_refused(tmp_path: Path) -> None:
         import_dataset(tmp_path / "b.hdf5", tmp_path / "store")
 
 
-def test_a_side_folder_of_another_file_is_refused(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", "nested")
-    export_dataset(store, tmp_path / "a.hdf5")
-    write(tmp_path / "a.hdf5", arrays_of())
-    with pytest.raises(dr.FormatError, match="a.hdf5 has no 'observations/image', which obs/image of its side folder"):
-        import_dataset(tmp_path / "a.hdf5", tmp_path / "back")
-    assert not (tmp_path / "back").exists()
-
-
-def test_extra_fields_that_are_named_like_arrays_of_d4rl_go_to_the_side_folder(tmp_path: Path) -> None:
+def test_extra_fields_that_are_named_like_arrays_of_d4rl_are_not_held(tmp_path: Path) -> None:
     extra = {"timeouts": dr.Field((), "f4"), "infos": dr.Field((), "i4")}
     schema = dr.Schema(dr.Field((2,), "f4"), dr.Field((1,), "f4"), extra=extra)
     store = make_store(tmp_path / "store", "", PLAIN, schema=schema)

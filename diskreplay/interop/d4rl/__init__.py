@@ -6,7 +6,6 @@ array of N rows, such as those in ``infos``, is an extra field of the step; ``me
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -17,11 +16,11 @@ from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, Json, is_
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.not_held import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
 
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
     from diskreplay.interop.d4rl.reading import Reader
-    from diskreplay.interop.d4rl.writing import open_target
+    from diskreplay.interop.d4rl.writing import write
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -80,10 +79,10 @@ def open_source(source: str | PathLike[str], max_episode_steps: int | None = Non
     """Return a file of D4RL as what `import_dataset` reads, which raises what this raises."""
     file = Path(source).absolute()
     with foreign(file):
-        side = find_side(file)
-        reader = Reader(file, max_episode_steps, None if side is None else side.schema)
-    found = Source(NAME, str(file), reader.schema, reader.episodes, reader.steps, reader.read)
-    return replace(found, metadata=reader.metadata, side=side, cut=reader.cut)
+        reader = Reader(file, max_episode_steps)
+    return Source(
+        NAME, str(file), reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata, file, reader.cut
+    )
 
 
 def export_dataset(
@@ -95,7 +94,7 @@ def export_dataset(
     progress: Progress | None = None,
     dry_run: bool = False,
 ) -> Exported:
-    """Export the ended episodes of a store to a file of D4RL, or the rest of them after an interruption.
+    """Export the ended episodes of a store to a file of D4RL.
 
     It has ``next_observations`` if any of the episodes has a final observation.
 
@@ -104,7 +103,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The HDF5 file; nothing, or what an interrupted export of these episodes has left.
+        The HDF5 file; nothing is there.
     compression : str or None
         Of its arrays: "gzip", as that of D4RL's own files, "lzf", or None, with which an export is many times faster.
     where : callable, optional
@@ -117,7 +116,7 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     ValueError
         There is no such compression.
     """
@@ -128,7 +127,7 @@ def export_dataset(
 
 
 def _format(compression: str | None, schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
-    has_next = any(map(_has_final_obs, episodes))
+    has_next = any(episode.has_final_obs for episode in episodes)
     is_own = noted.get("format") == NAME
     not_held = {path: reason for path in schema.leaves if (reason := _reason(path)) is not None}
     not_held |= {name: reason for name, reason in _REASONS.items() if not (is_own and name == METADATA)}
@@ -139,7 +138,7 @@ def _format(compression: str | None, schema: Schema, episodes: Sequence[Episode]
     if not any(episode.cut for episode in episodes[:-1]):
         del not_held[CUT]
     metadata = noted["metadata"] if is_own else {}
-    return Format(NAME, False, not_held, lambda plan: open_target(plan, has_next, metadata, compression))
+    return Format(not_held, lambda plan, episodes: write(plan, episodes, has_next, metadata, compression))
 
 
 def _reason(path: str) -> str | None:
@@ -150,16 +149,9 @@ def _reason(path: str) -> str | None:
 
 
 def _own_schema(schema: Schema) -> Schema | None:
-    """Return the schema that a reader without the side folder would find."""
+    """Return the schema that a reader would find."""
     plain = {path: Field(leaf.shape, leaf.dtype) for path, leaf in schema.step_leaves.items()}
     try:
         return schema_of((array, leaf) for path, leaf in plain.items() if (array := array_of(path)) is not None)
     except SchemaError:
         return None
-
-
-def _has_final_obs(episode: Episode) -> bool:
-    rows = episode.obs
-    while isinstance(rows, Mapping | tuple):
-        rows = next(iter(rows.values() if isinstance(rows, Mapping) else rows))
-    return len(rows) > len(episode)

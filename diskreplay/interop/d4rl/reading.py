@@ -47,8 +47,6 @@ class Reader:
         The file.
     max_episode_steps : int, optional
         Where a file without ``timeouts`` has episodes end.
-    schema : Schema, optional
-        That of the store which was exported; None: that of the arrays.
 
     Attributes
     ----------
@@ -63,7 +61,7 @@ class Reader:
         It is not one of D4RL, or holds what a store cannot.
     """
 
-    def __init__(self, path: Path, max_episode_steps: int | None = None, schema: Schema | None = None) -> None:
+    def __init__(self, path: Path, max_episode_steps: int | None = None) -> None:
         self._path = path
         with _opened(path) as file:
             check_hdf5(path)
@@ -71,16 +69,14 @@ class Reader:
             self._check(max_episode_steps)
             self.steps = self._arrays[REWARDS].shape[0]
             self.metadata = self._read_metadata(file)
-            self.schema = self._own_schema() if schema is None else schema
+            self.schema = self._own_schema()
             self._columns = self._find_columns()
             self._kept: dict[str, Array] = {}
             self._terminated, self._truncated = self._ends(file, max_episode_steps)
             ends = self._terminated | self._truncated
-            self.cut = 0
-            if schema is None:  # else it is an export of a store, where one step follows the other
-                broken = self._broken(file) & ~ends
-                self.cut = int(np.count_nonzero(broken))
-                ends |= broken
+            broken = self._broken(file) & ~ends
+            self.cut = int(np.count_nonzero(broken))
+            ends |= broken
         ends[-1:] = True
         self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
         self.episodes = len(self._bounds) - 1
@@ -156,11 +152,8 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the arrays by leaf, of leaves that are not kept elsewhere."""
+        """Return the arrays by leaf; those of what follows an observation are like it."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
-        for path, array in columns.items():
-            if array not in self._arrays:
-                raise FormatError(f"{self._path} has no {array!r}, which {path} of its side folder should be")
         for path in filter(is_obs, columns):
             there = self._arrays.get(next_of(path))
             if there is not None and there.shape != self._arrays[columns[path]].shape:

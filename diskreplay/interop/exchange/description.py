@@ -9,7 +9,6 @@ from diskreplay import FormatError, Schema, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.exchange.side_folder import replace_file
 
 _FILE, _VERSION = "dataset.json", 1
 
@@ -18,7 +17,7 @@ _FILE, _VERSION = "dataset.json", 1
 class Description:
     """The schema of a data set, how many episodes and steps it has, and what an import noted of it.
 
-    It is written last: a folder without it is no data set, or the export to it was interrupted.
+    It is written last: a folder without it is no data set.
     """
 
     schema: Schema
@@ -42,8 +41,7 @@ class Description:
             document = parse_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             raise StoreNotFound(
-                f"{folder} is not a whole data set of the format {format_name}: it has no {_FILE}; repeat an export "
-                "that was interrupted"
+                f"{folder} is not a whole data set of the format {format_name}: it has no {_FILE}"
             ) from None
         except ValueError as error:
             raise FormatError(f"{path} is not JSON: {error}") from None
@@ -65,4 +63,4 @@ class Description:
             "schema": plan.schema.to_json(),
             "metadata": dict(plan.metadata),
         }
-        replace_file(plan.path / _FILE, json.dumps(document, indent=1).encode())
+        (plan.path / _FILE).write_text(json.dumps(document, indent=1))

@@ -85,7 +85,7 @@ class EpisodeData:
 
     @property
     def hidden(self) -> NDArray[np.bool_]:
-        """Whether each step is hidden from samplers, ``(T,)``: a column of exports, which imports do not read."""
+        """Whether each step is hidden from samplers, ``(T,)``: a column of exports."""
         found: NDArray[np.bool_] = np.arange(len(self)) < self.hidden_steps
         return found
 
@@ -141,12 +141,6 @@ class EpisodeData:
 def with_hidden(schema: Schema, path: str) -> Schema:
     """Return a schema with an extra field for the marks of hidden steps."""
     extra = {**schema.extra, path.removeprefix(f"{EXTRA}/"): Field((), "bool")}
-    return Schema(schema.obs, schema.action, schema.reward, extra, schema.episode)
-
-
-def without_hidden(schema: Schema, path: str) -> Schema:
-    """Return the schema that `with_hidden` was called with."""
-    extra = {name: tree for name, tree in schema.extra.items() if f"{EXTRA}/{name}" != path}
     return Schema(schema.obs, schema.action, schema.reward, extra, schema.episode)
 
 

@@ -1,34 +1,19 @@
-"""Export: the ended episodes of a store to a data set, or the rest of one that was begun."""
+"""Export: the ended episodes of a store to a data set, which appears when it is complete."""
 
+import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import NamedTuple
 
 from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
 from diskreplay.interop.exchange.episode_data import EXTRA, HIDDEN, EpisodeData, Json, with_hidden
-from diskreplay.interop.exchange.foreign import check_files, reading
 from diskreplay.interop.exchange.importing import Progress, import_notes
-from diskreplay.interop.exchange.side_folder import (
-    METADATA,
-    SCHEMA,
-    SideWriter,
-    beyond,
-    checkpoint_path,
-    names_of,
-    read_document,
-    read_ids,
-    remove_progress,
-    side_path,
-    write_document,
-    write_ids,
-)
+from diskreplay.interop.exchange.not_held import NotHeld, find_not_held
 
 Where = Callable[[Episode], bool]
 
@@ -39,44 +24,20 @@ class Plan(NamedTuple):
     Attributes
     ----------
     path : Path
-        Where.
+        Where to write it: nothing is there yet, and the folder above is new. It has the name of the data set.
     schema : Schema
         The schema of the store, and the extra field ``hidden``.
-    hidden : str, optional
-        The path of the extra field that marks hidden steps, if there is one.
     episodes, steps : int
         How many it will have.
     metadata : dict
         What the store's own import had noted: "format", "source" and the "metadata" of that; empty without one.
-    checkpoint : Path
-        Where a `Checkpoint` may be, until the data set is complete.
     """
 
     path: Path
     schema: Schema
-    hidden: str | None
     episodes: int
     steps: int
     metadata: Mapping[str, Json]
-    checkpoint: Path
-
-
-class Target(Protocol):
-    """A data set that is being written.
-
-    Attributes
-    ----------
-    episodes : int
-        How many it has whole; those of an interrupted export, when it is opened.
-    """
-
-    episodes: int
-
-    def add(self, episode: EpisodeData) -> None:
-        """Append an episode."""
-
-    def finish(self) -> None:
-        """Complete the data set: all its episodes are there."""
 
 
 @dataclass(frozen=True)
@@ -85,39 +46,25 @@ class Format:
 
     Attributes
     ----------
-    name : str
-        As in "npz".
-    is_folder : bool
-        Whether a data set is a folder; what the format cannot hold is kept inside then, else beside the file.
     not_held : mapping
         What it cannot hold of such episodes, and why: paths of leaves, and the names of
-        `diskreplay.interop.exchange.side_folder`.
-    open : callable
-        Opens a new data set for a `Plan`, or one that was begun, as a context manager. What it leaves when the block
-        fails can be opened again.
+        `diskreplay.interop.exchange.not_held`.
+    write : callable
+        ``write(plan, episodes)`` writes a data set of these episodes. What it leaves when it fails is removed.
     lossy : mapping
-        Paths of leaves that it was told to keep inexactly, and how: the exact values are nowhere.
+        Paths of leaves that it was told to keep inexactly, and how.
     marks_hidden : bool
         Whether it marks hidden steps in a column of its own. Others do by an extra field, if steps are hidden.
     """
 
-    name: str
-    is_folder: bool
     not_held: Mapping[str, str]
-    open: Callable[[Plan], AbstractContextManager[Target]]
+    write: Callable[[Plan, Iterable[EpisodeData]], None]
     lossy: Mapping[str, str] = field(default_factory=dict)
     marks_hidden: bool = False
 
 
 MakeFormat = Callable[[Schema, Sequence[Episode], Mapping[str, Json]], Format]
 """Makes a format for what it depends on: the schema, the episodes, and the `metadata` of a `Plan`."""
-
-
-class NotHeld(NamedTuple):
-    """Something that a format cannot hold: its name, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -130,26 +77,19 @@ class Exported:
         The data set.
     episodes, steps : int
         How many it has.
-    resumed : int
-        How many of the episodes an earlier call had written.
     open_episodes : int
         How many were left out as they have not ended.
     not_held : list of NotHeld
-        What the format cannot hold of these episodes.
-    side_folder : str, optional
-        Where that is kept: an import of the data set reads it, too. If the data set marks hidden steps, it says that
-        this column is no field. None: nothing had to be kept.
+        What the format cannot hold of these episodes: it is not in the data set.
     lossy : list of NotHeld
-        What is kept inexactly, as the caller has asked, and nowhere exactly.
+        What is kept inexactly, as the caller has asked.
     """
 
     path: str
     episodes: int
     steps: int
-    resumed: int
     open_episodes: int
     not_held: list[NotHeld]
-    side_folder: str | None
     lossy: list[NotHeld] = field(default_factory=list)
 
 
@@ -162,14 +102,15 @@ def export_from(
     progress: Progress | None = None,
     dry_run: bool = False,
 ) -> Exported:
-    """Write the ended episodes of a store to a new data set, or those that an interrupted export left out.
+    """Write the ended episodes of a store to a new data set.
 
     Parameters
     ----------
     store_or_path : Store or path
         What is exported: the episodes of its current snapshot, in the order in which they began.
     path : path
-        The data set: nothing, or what an interrupted export of these episodes has left.
+        The data set; nothing is there. It appears when it is complete: an export that fails leaves nothing, and one
+        that is killed a hidden ``.NAME.new-PID`` next to it.
     make_format : callable
         Returns the format for a schema, the episodes that are exported, and what the store's own import had noted.
     where : callable, optional
@@ -182,7 +123,7 @@ def export_from(
     Raises
     ------
     StoreExists
-        Something else is at the path.
+        Something is at the path.
     SchemaError
         The format cannot hold any of the store's episodes.
     """
@@ -192,22 +133,67 @@ def export_from(
         episodes, left = choose(store.episodes, where)
         noted, notes = import_notes(store)
         plain = make_format(store.schema, episodes, noted)
-        side = side_path(target, plain.is_folder)
-        begun = _check_free(target, side, store, episodes, plain)
-        made, hidden = place_hidden(plain, make_format, store.schema, episodes, noted, begun)
+        _check_free(target)
+        made, hidden = place_hidden(plain, make_format, store.schema, episodes, noted)
+        not_held = find_not_held(store.schema, episodes, notes, noted, made.not_held)
         steps = sum(map(len, episodes))
-        if dry_run:
-            lost, resumed = _lost(store, episodes, notes, made), 0
-        else:
+        if not dry_run:
             schema = store.schema if hidden is None else with_hidden(store.schema, hidden)
-            plan = Plan(target, schema, hidden, len(episodes), steps, noted, checkpoint_path(side))
-            lost, resumed = _write(store, plan, episodes, notes, made, side, progress)
-    whole = {SCHEMA} | ({METADATA} if noted else set())
-    kept = lost | (whole & made.not_held.keys())
-    not_held = [NotHeld(name, reason) for name, reason in made.not_held.items() if name in kept]
+            read = _read(episodes, store.schema, notes, hidden)
+            with _draft(target) as draft:
+                plan = Plan(draft, schema, len(episodes), steps, noted)
+                made.write(plan, read if progress is None else _counted(read, steps, progress))
     lossy = [NotHeld(path, how) for path, how in made.lossy.items()]
-    folder = str(side) if not_held or hidden is not None else None
-    return Exported(str(target), len(episodes), steps, resumed, left, not_held, folder, lossy)
+    return Exported(str(target), len(episodes), steps, left, not_held, lossy)
+
+
+def _read(
+    episodes: Sequence[Episode], schema: Schema, notes: Mapping[int, Json], hidden: str | None
+) -> Iterator[EpisodeData]:
+    """Yield the episodes of a store as a format takes them, with the marks of hidden steps at a path."""
+    for episode in episodes:
+        data = EpisodeData.of(episode, schema, notes.get(int(episode.ids[0])))
+        yield data if hidden is None else data.with_hidden(hidden)
+
+
+def _counted(episodes: Iterable[EpisodeData], total: int, progress: Progress) -> Iterator[EpisodeData]:
+    """Yield episodes, and report the steps of each when the next one is asked for."""
+    done = 0
+    for episode in episodes:
+        yield episode
+        done += len(episode)
+        progress(done, total)
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Yield a path in a new, hidden folder: its content appears at the target when the block succeeds.
+
+    Nothing is left of the folder when the block fails.
+    """
+    # The process is in the name: two exports to one path never write to the same files.
+    folder = target.with_name(f".{target.name}.new-{os.getpid()}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove(folder)
+    folder.mkdir()
+    try:
+        yield folder / target.name
+        _check_free(target)
+        os.rename(folder / target.name, target)
+    finally:
+        _remove(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _check_free(target: Path) -> None:
+    if os.path.lexists(target):
+        raise StoreExists(f"{target} exists already; give the path of a new data set")
 
 
 def place_hidden(
@@ -216,12 +202,11 @@ def place_hidden(
     schema: Schema,
     episodes: Sequence[Episode],
     noted: Mapping[str, Json],
-    begun: Mapping[str, Json] | None,
 ) -> tuple[Format, str | None]:
     """Decide how a data set marks the steps that a capacity or an age hides.
 
     It has an extra field for that if steps are hidden, so that the data set of a store without hidden steps has none.
-    If the format has no place for such a field, the side folder has the marks, and the result of the export says so.
+    If the format has no place for such a field, the result of the export names the marks.
 
     Parameters
     ----------
@@ -229,8 +214,6 @@ def place_hidden(
         The format for the schema of the store.
     make_format, schema, episodes, noted
         The maker of formats, and its arguments.
-    begun : mapping, optional
-        The document of an interrupted export: either all of its episodes have the field, or none.
 
     Returns
     -------
@@ -238,8 +221,7 @@ def place_hidden(
         The format, and the path of the field.
     """
     count = sum(episode.hidden_steps for episode in episodes)
-    has_field = count > 0 if begun is None else HIDDEN in begun
-    if plain.marks_hidden or not (count or has_field):
+    if plain.marks_hidden or not count:
         return plain, None
     reason = ""
     for name in (HIDDEN, f"is_{HIDDEN}"):
@@ -252,9 +234,9 @@ def place_hidden(
         except SchemaError as error:
             reason = str(error)
             continue
-        if path not in made.not_held and has_field:
-            return replace(plain, open=made.open), path
-        reason = made.not_held.get(path, "none was when the export began")
+        if path not in made.not_held:
+            return replace(plain, write=made.write), path
+        reason = made.not_held[path]
     steps = "1 step is hidden" if count == 1 else f"{count} steps are hidden"
     return replace(plain, not_held={**plain.not_held, HIDDEN: f"{steps} from samplers: {reason}"}), None
 
@@ -288,91 +270,3 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
         with suppress(SegmentGone):
             dated.append((began(episode), episode))
     return [episode for _, episode in sorted(dated, key=itemgetter(0))]
-
-
-def _check_free(
-    target: Path, side: Path, store: Store, episodes: Sequence[Episode], chosen: Format
-) -> dict[str, Json] | None:
-    """Return the document of an interrupted export of these episodes, or None if nothing is at the path.
-
-    Raises StoreExists where something else is there, and FormatError where the export has links or other things through
-    which files elsewhere would be written.
-    """
-    if side.is_symlink():
-        raise StoreExists(f"{side} is a link, and an export would write where it leads; give another path")
-    with reading(side):
-        check_files(side)
-        document = read_document(side)
-    if document is None:
-        if target.exists() or target.is_symlink():
-            raise StoreExists(f"{target} exists already; give the path of a new data set")
-        return None
-    if document["complete"]:
-        raise StoreExists(f"{target} was exported already; give the path of a new data set")
-    begun, ids = read_ids(side), _first_ids(episodes)
-    same = (document["store"], document["format"]) == (store.uuid, chosen.name)
-    if not same or not np.array_equal(begun, ids[: len(begun)]):
-        raise StoreExists(
-            f"an export of other episodes to {target} was interrupted; delete it and {side}, or give another path"
-        )
-    check_files(target)
-    return document
-
-
-def _first_ids(episodes: Sequence[Episode]) -> np.ndarray:
-    return np.array([episode.ids[0] for episode in episodes], np.int64)
-
-
-def _lost(store: Store, episodes: Sequence[Episode], notes: Mapping[int, Json], chosen: Format) -> set[str]:
-    """Return which names of what a format lacks some episode has a value of."""
-    lost: set[str] = set()
-    for episode in episodes:
-        data = EpisodeData.of(episode, store.schema, notes.get(int(episode.ids[0])))
-        lost |= names_of(*beyond(data, chosen.not_held), chosen.not_held)
-    return lost
-
-
-def _write(
-    store: Store,
-    plan: Plan,
-    episodes: Sequence[Episode],
-    notes: Mapping[int, Json],
-    chosen: Format,
-    side: Path,
-    progress: Progress | None,
-) -> tuple[set[str], int]:
-    """Write the data set; return what the format lacks of its episodes, and how many were there already."""
-    document = {
-        "format": chosen.name,
-        "store": store.uuid,
-        "episodes": plan.episodes,
-        "schema": plan.schema.to_json(),
-        "metadata": dict(plan.metadata),
-        "complete": False,
-    } | ({} if plan.hidden is None else {HIDDEN: plan.hidden})
-    if read_document(side) is None:
-        remove_progress(side)
-    write_ids(side, _first_ids(episodes))
-    write_document(side, document)
-    beside = SideWriter(side, chosen.not_held)
-    with chosen.open(plan) as target:
-        resumed = target.episodes
-        done = sum(map(len, episodes[: min(resumed, beside.episodes)]))
-        for number in range(min(resumed, beside.episodes), plan.episodes):
-            episode = episodes[number]
-            data = EpisodeData.of(episode, store.schema, notes.get(int(episode.ids[0])))
-            if number >= beside.episodes:
-                beside.add(data)
-            if number >= target.episodes:
-                target.add(data if plan.hidden is None else data.with_hidden(plan.hidden))
-            done += len(data)
-            if progress is not None:
-                progress(done, plan.steps)
-        beside.flush()
-        target.finish()
-    if beside.lost or plan.hidden is not None or {SCHEMA, METADATA} & chosen.not_held.keys():
-        write_document(side, {**document, "complete": True, "not_held": sorted(beside.lost)})
-        remove_progress(side)
-    else:
-        shutil.rmtree(side)
-    return beside.lost, resumed

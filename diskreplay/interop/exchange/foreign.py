@@ -13,7 +13,7 @@ from pathlib import Path
 
 from diskreplay import FormatError, ReplayError
 
-__all__ = ["NUMBERS", "check_claim", "check_files", "check_memory", "foreign", "new_file", "reading"]
+__all__ = ["NUMBERS", "check_claim", "check_files", "check_memory", "foreign", "reading"]
 
 NUMBERS = "biuf"
 """The kinds of NumPy's dtypes whose values are bytes of a fixed size."""
@@ -157,13 +157,3 @@ def check_memory(nbytes: int, what: str) -> None:
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if nbytes > most:
         raise FormatError(f"{what} takes {nbytes} bytes at once, and {most} are half of this machine's memory")
-
-
-def new_file(path: Path) -> Path:
-    """Make an empty file for a writer that takes a path, and return the path.
-
-    A file that a killed process has left there is removed, and so is a link, which a writer would follow.
-    """
-    path.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
-    return path

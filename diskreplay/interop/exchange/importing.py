@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 
 from diskreplay import Episode, FormatError, Schema, Store, StoreExists, Writer, create
-from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs, without_hidden
+from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.foreign import reading
-from diskreplay.interop.exchange.side_folder import Side
+from diskreplay.interop.exchange.side_folder import ignored_values
 
 Progress = Callable[[int, int], None]
 
@@ -35,8 +36,8 @@ class Source:
         ``read(n)`` yields its episodes in order, the first of them number n.
     metadata : dict
         What the format says of the whole data set, as JSON.
-    side : Side, optional
-        What an export kept beside it: the shared code completes each episode with it.
+    place : Path, optional
+        The file or folder that an export makes: an earlier release may have left a side folder with it.
     cut : int
         After how many steps the reader cut an episode, since the next row has another observation than the step led to.
     """
@@ -48,7 +49,7 @@ class Source:
     steps: int
     read: Callable[[int], Iterator[EpisodeData]]
     metadata: Mapping[str, Json] = field(default_factory=dict)
-    side: Side | None = None
+    place: Path | None = None
     cut: int = 0
 
 
@@ -97,14 +98,22 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
     SchemaError
         An episode does not fit the schema that the data set declares; those before it are in the store.
     FormatError
-        The side folder of the data set is one of another data set, or an episode cannot be read; those before it are in
-        the store.
+        An episode cannot be read; those before it are in the store. Or an earlier release was interrupted when it
+        exported the data set.
+
+    Warns
+    -----
+    UserWarning
+        An earlier release kept values of the data set in a side folder, which is not read, or many episodes are cut.
     """
-    if source.side is not None and source.side.episodes != source.episodes:
-        raise FormatError(
-            f"{source.name} has {source.episodes} episodes, and {source.side.path} describes {source.side.episodes} of "
-            "them; move that folder away to import without it"
-        )
+    if source.place is not None:
+        side, names = ignored_values(source.place, source.format, source.schema, source.metadata)
+        if names:
+            warnings.warn(
+                f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
+                "exported store. The format npz holds everything",
+                stacklevel=3,  # the caller of an adapter's `import_dataset`
+            )
     if source.cut * _STEPS_A_CUT > source.steps:
         warnings.warn(
             f"{source.name}: {source.cut} of {source.steps} steps lead to another observation than the next row has, "
@@ -112,8 +121,6 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
             "rows may be shuffled, or several environments may take turns",
             stacklevel=3,  # the caller of an adapter's `import_dataset`
         )
-    if source.side is not None and source.side.hidden is not None:
-        source = replace(source, schema=without_hidden(source.schema, source.side.hidden))
     with create(path, source.schema, exist_ok=True) as store:
         origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
         begun = _begin(store, origin, source)
@@ -171,8 +178,6 @@ def _episodes(source: Source, first: int) -> Iterator[tuple[int, EpisodeData]]:
     """Yield the episodes from number ``first`` on; whatever damage makes of reading them is a FormatError."""
     with reading(source.name):
         for number, episode in enumerate(source.read(first), first):
-            if source.side is not None:
-                episode = source.side.complete(number, episode)
             _check_whole(source, number, episode)
             yield number, episode
 

@@ -7,7 +7,7 @@ episode fields. Of texts, a step has the number; they lie in the store's notes, 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from diskreplay.interop.exchange.episode_data import PRIORITY, REWARD, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import FINAL_OBS, METADATA, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.not_held import FINAL_OBS, METADATA, NOTES, SCHEMA
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
     DONE,
@@ -32,7 +32,7 @@ from diskreplay.interop.lerobot.features import (
 
 with MissingExtra.raised_for("a data set of LeRobot", "lerobot"):
     from diskreplay.interop.lerobot.reading import Reader
-    from diskreplay.interop.lerobot.writing import Contents, open_target
+    from diskreplay.interop.lerobot.writing import Contents, write
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -78,11 +78,8 @@ def open_source(source: str | PathLike[str]) -> Source:
     """Return a data set of LeRobot as what `import_dataset` reads, which raises what this raises."""
     root = Path(source).absolute()
     with foreign(root):
-        side = find_side(root)
-        noted = _own(side.metadata) if side is not None else {}
-        reader = Reader(root, None if side is None else side.schema, noted)
-    found = Source(NAME, str(root), reader.schema, reader.episodes, reader.steps, reader.read)
-    return replace(found, metadata=reader.metadata, side=side)
+        reader = Reader(root)
+    return Source(NAME, str(root), reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata, root)
 
 
 def export_dataset(
@@ -96,14 +93,14 @@ def export_dataset(
     progress: Progress | None = None,
     dry_run: bool = False,
 ) -> Exported:
-    """Export the ended episodes of a store to a data set of LeRobot, or the rest of them after an interruption.
+    """Export the ended episodes of a store to a data set of LeRobot.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing, or what an interrupted export of these episodes has left.
+        The folder; nothing is there.
     fps : float, optional
         Frames a second, of which times are made; None: those of the data set that the store was imported from, or 30.
     task : str
@@ -120,7 +117,7 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     SchemaError
         The store has times of its own, and images are to be video.
     ValueError
@@ -158,7 +155,7 @@ def _format(
     fps = fps or own.get("info", {}).get("fps") or _FPS
     contents = Contents(columns, fields, _flags(episodes, own, keys), fps, task, own)
     lossy = {column.path: "frames of H.264 video lose detail" for column in contents.videos}
-    return Format(NAME, True, not_held, lambda plan: open_target(plan, contents), lossy)
+    return Format(not_held, partial(write, contents), lossy)
 
 
 def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
@@ -184,7 +181,7 @@ def _flags(episodes: Sequence[Episode], own: Mapping[str, Json], keys: set[str])
 
 
 def _derived(columns: Sequence[Column], schema: Schema, episodes: Sequence[Episode]) -> Schema | None:
-    """Return the schema that a reader without the side folder would find; None where that depends on values."""
+    """Return the schema that a reader would find; None where that depends on values."""
     if any(column.kind == "text" or column.key in {*COUNTERS, *FLAGS} for column in columns):
         return None
     given = {name for name in schema.episode if any(episode[name] is not None for episode in episodes)}

@@ -1,7 +1,6 @@
 """Episodes of a LeRobot data set."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -30,8 +29,6 @@ from diskreplay.interop.lerobot.features import (
     TRUNCATED,
     Column,
     columns_in,
-    columns_of,
-    fields_of,
     schema_of,
     sides_of,
 )
@@ -61,10 +58,6 @@ class Reader:
     ----------
     root : Path
         The folder of the data set.
-    schema : Schema, optional
-        That of the store which was exported; None: that of the features.
-    noted : mapping
-        What the import to that store had noted; else empty.
 
     Attributes
     ----------
@@ -79,19 +72,19 @@ class Reader:
         It is damaged, of a version that is not read, or has what a store cannot hold.
     """
 
-    def __init__(self, root: Path, schema: Schema | None, noted: Mapping[str, Json]) -> None:
+    def __init__(self, root: Path) -> None:
         self._root, self._meta = root, Metadata(root)
         self.episodes, self.steps = len(self._meta.lengths), int(self._meta.lengths.sum())
         numbered = groupby(range(self.episodes), lambda number: self._meta.files[number])
         spans = [(path, list(numbers)) for path, numbers in numbered]
         self._pieces = [_Piece(path, span[0], self._meta.lengths[span[0] : span[-1] + 1]) for path, span in spans]
-        self._texts: dict[str, list[str]] = {key: list(texts) for key, texts in noted.get("texts", {}).items()}
+        self._texts: dict[str, list[str]] = {}
         scan = _Scan(self._meta, self._texts)
         for piece in self._pieces:
             scan.add(piece)
         self._terminated, self._truncated = scan.ends()
         try:
-            self._columns, self._fields, self.schema = self._own(scan) if schema is None else self._of(schema, noted)
+            self._columns, self._fields, self.schema = self._layout(scan)
         except SchemaError as error:
             raise FormatError(f"{root}: {error}") from None
         self._check_files()
@@ -113,24 +106,12 @@ class Reader:
         finally:
             videos.close()
 
-    def _own(self, scan: "_Scan") -> tuple[list[Column], dict[str, str], Schema]:
-        """Return columns, episode fields by their columns, and the schema of a data set of others."""
+    def _layout(self, scan: "_Scan") -> tuple[list[Column], dict[str, str], Schema]:
+        """Return columns, episode fields by their columns, and the schema."""
         features = {key: feature for key, feature in self._meta.features.items() if key not in scan.left_out}
         columns = list(columns_in(features, {key: self._meta.features[key] for key in scan.kept}))
         fields = self._meta.fields
         return columns, {f"{FIELDS}/{name}": name for name in fields}, schema_of(columns, fields)
-
-    def _of(self, schema: Schema, noted: Mapping[str, Json]) -> tuple[list[Column], dict[str, str], Schema]:
-        """Return these of a data set that a store of this schema was exported to."""
-        columns, _ = columns_of(schema, noted)
-        features = self._meta.features
-        columns = [column for column in columns if column.key in features or column.path != REWARD]
-        for column in columns:
-            if column.key not in features:
-                raise FormatError(f"{self._root} has no feature {column.key!r}, which {column.path} should be")
-        moving = {key for key, feature in features.items() if feature["dtype"] == "video"}
-        columns = [replace(each, kind="video") if each.key in moving else each for each in columns]
-        return columns, fields_of(schema)[0], schema
 
     def _check_files(self) -> None:
         wanted = [column.key for column in self._columns if column.kind != "video"]

@@ -108,7 +108,7 @@ def _time(frame: av.VideoFrame) -> float:
 
 
 class VideoWriter:
-    """A video that is being written; a context manager.
+    """A video that is being written.
 
     Parameters
     ----------
@@ -143,13 +143,12 @@ class VideoWriter:
             self.count += 1
             self._mux(frame)
 
-    def close(self) -> None:
-        """Write the rest."""
+    def finish(self) -> None:
+        """Write the frames that the encoder holds back."""
         self._mux(None)
-        self._container.close()
 
-    def abandon(self) -> None:
-        """Close the file as it is."""
+    def close(self) -> None:
+        """Close the file."""
         self._container.close()
 
     def _mux(self, frame: av.VideoFrame | None) -> None:

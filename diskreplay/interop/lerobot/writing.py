@@ -1,20 +1,18 @@
 """A LeRobot data set of version 3.0 that is being written.
 
 Episodes lie behind one another in files of up to about 100 MB: number k of ``data``, of each video, and of
-``meta/episodes``, which is written last: what it lists is whole. ``meta/info.json`` completes the data set.
+``meta/episodes``, which lists what is in them.
 """
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -22,8 +20,6 @@ from diskreplay import Field
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.exchange.foreign import new_file
-from diskreplay.interop.exchange.side_folder import replace_file
 from diskreplay.interop.lerobot import images, statistics, video
 from diskreplay.interop.lerobot.columns import arrow_type, library_type, nested_lists, to_arrow
 from diskreplay.interop.lerobot.features import (
@@ -39,7 +35,7 @@ from diskreplay.interop.lerobot.features import (
     Column,
     sides_of,
 )
-from diskreplay.interop.lerobot.metadata import DATA_PATH, EPISODES, FILE, INFO, STATS, TASKS, VIDEO_PATH, read_table
+from diskreplay.interop.lerobot.metadata import DATA_PATH, EPISODES, FILE, INFO, STATS, TASKS, VIDEO_PATH
 
 Array = NDArray[Any]
 
@@ -105,14 +101,17 @@ class Contents:
         return noted or {0: self.task}
 
 
-class Target:
-    """The data set.
+def write(contents: Contents, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    """Write a data set."""
+    plan.path.mkdir()
+    with closing(_DataSet(plan, contents)) as data_set:
+        for episode in episodes:
+            data_set.add(episode)
+        data_set.finish()
 
-    Attributes
-    ----------
-    episodes : int
-        How many it has.
-    """
+
+class _DataSet:
+    """A data set that is being written."""
 
     def __init__(self, plan: Plan, contents: Contents) -> None:
         self._root, self._plan, self._contents = plan.path, plan, contents
@@ -123,19 +122,14 @@ class Target:
         ]
         self._schema = _arrow_schema(self._stored)
         self._tasks = contents.tasks
-        self.episodes = self._rows = self._number = 0
+        self._episodes = self._rows = self._number = 0
         self._statistics: dict[str, statistics.Statistics] = {}
         self._file: _File | None = None
-        self._is_torn = False
-        while (path := self._root / EPISODES / _file_name(self._number, "parquet")).exists():
-            self._count(read_table(path, None))
-            self._number += 1
 
     def add(self, episode: EpisodeData) -> None:
         """Append an episode."""
         if self._file is None:
             self._file = _File(self._root, self._number, self._schema, self._videos, self._contents.fps)
-        self._is_torn = True
         length = len(episode)
         rows = {column.key: episode.steps[column.path][:length] for column in self._contents.columns}
         rows |= self._flags(episode)
@@ -145,13 +139,13 @@ class Target:
         tasks = self._texts_of(rows[TASK])
         found = {each.key: statistics.of_column(each, rows[each.key]) for each in self._counted} | counted
         arrays = [to_arrow(column, rows[column.key], self._contents.texts) for column in self._stored]
-        line: dict[str, Any] = {EPISODE: self.episodes, "tasks": tasks, "length": length}
+        line: dict[str, Any] = {EPISODE: self._episodes, "tasks": tasks, "length": length}
         line |= {"dataset_from_index": self._rows, "dataset_to_index": self._rows + length}
         line |= {name: _as_list(episode.fields.get(path)) for path, name in self._contents.fields.items()}
         line |= self._file.add(pa.Table.from_arrays(arrays, schema=self._schema), rows)
         self._file.lines.append(line)
         self._file.statistics.append(found)
-        self.episodes, self._rows, self._is_torn = self.episodes + 1, self._rows + length, False
+        self._episodes, self._rows = self._episodes + 1, self._rows + length
         if self._file.is_full:
             self._close_file()
 
@@ -164,19 +158,17 @@ class Target:
         found = statistics.as_json(self._statistics)
         noted = parse_json(self._contents.noted.get("stats") or "{}")
         stats = noted if statistics.agree(self._statistics, noted) else found
-        replace_file(self._root / STATS, json.dumps(stats, indent=4).encode())
-        replace_file(self._root / INFO, json.dumps(self._info(), indent=4, ensure_ascii=False).encode())
+        (self._root / STATS).write_text(json.dumps(stats, indent=4))
+        (self._root / INFO).write_text(json.dumps(self._info(), indent=4, ensure_ascii=False), encoding="utf-8")
 
-    def leave(self) -> None:
-        """Keep the episodes that are whole, where the export ends early."""
-        if self._is_torn and self._file is not None:
-            self._file.abandon()
-        else:
-            self._close_file()
+    def close(self) -> None:
+        """Close the files of a data set that stays incomplete."""
+        if self._file is not None:
+            self._file.close()
 
     def _close_file(self) -> None:
         if self._file is not None:
-            self._merge(self._file.close(self._fields()))
+            self._merge(self._file.finish(self._fields()))
             self._file = None
             self._number += 1
 
@@ -205,7 +197,7 @@ class Target:
         return {
             TIMESTAMP: (frames / self._contents.fps).astype(np.float32),
             FRAME: frames,
-            EPISODE: np.full(length, self.episodes),
+            EPISODE: np.full(length, self._episodes),
             INDEX: frames + self._rows,
             TASK: np.zeros(length, np.int64),
         }
@@ -220,16 +212,6 @@ class Target:
             parts = [statistics.merged(each)] + ([self._statistics[key]] if key in self._statistics else [])
             self._statistics[key] = statistics.merged(statistics.stacked(parts))
 
-    def _count(self, table: pa.Table) -> None:
-        """Count the episodes of a file that an interrupted export has left."""
-        found: dict[str, statistics.Statistics] = {}
-        for name in table.column_names:
-            if name.startswith(_STATS):
-                key, _, statistic = name.removeprefix(_STATS).rpartition("/")
-                found.setdefault(key, {})[statistic] = np.array(table[name].to_pylist(), np.float64)
-        self._merge(found)
-        self.episodes, self._rows = self.episodes + len(table), self._rows + pc.sum(table["length"]).as_py()
-
     def _info(self) -> dict[str, Json]:
         noted, fps = self._contents.noted.get("info", {}), self._contents.fps
         known: Mapping[str, Json] = noted.get("features", {})
@@ -241,14 +223,14 @@ class Target:
             **{name: value for name, value in noted.items() if name not in old},
             "codebase_version": "v3.0",
             "robot_type": noted.get("robot_type"),
-            "total_episodes": self.episodes,
+            "total_episodes": self._episodes,
             "total_frames": self._rows,
             "total_tasks": len(self._tasks),
             "chunks_size": _FILES_A_CHUNK,
             "data_files_size_in_mb": _DATA_MB,
             "video_files_size_in_mb": _VIDEO_MB,
             "fps": int(fps) if fps == int(fps) else fps,
-            "splits": {"train": f"0:{self.episodes}"},
+            "splits": {"train": f"0:{self._episodes}"},
             "data_path": DATA_PATH,
             "video_path": VIDEO_PATH if self._videos else None,
             "features": features,
@@ -301,12 +283,11 @@ class _File:
             where[f"videos/{key}/to_timestamp"] = writer.count / self._fps
         return where
 
-    def close(self, fields: Mapping[str, pa.DataType]) -> dict[str, statistics.Statistics]:
-        """Complete the files, that of the table of episodes at last; return the statistics of each feature."""
-        self._writer.close()
-        self._sink.close()
+    def finish(self, fields: Mapping[str, pa.DataType]) -> dict[str, statistics.Statistics]:
+        """Complete the files; return the statistics of each feature."""
         for _, writer in self._videos.values():
-            writer.close()
+            writer.finish()
+        self.close()
         names = list(self.lines[0])
         columns = {name: pa.array([line[name] for line in self.lines], fields.get(name)) for name in names}
         found = {key: statistics.stacked([each[key] for each in self.statistics]) for key in self.statistics[0]}
@@ -316,33 +297,20 @@ class _File:
                 columns[f"{_STATS}{key}/{name}"] = nested_lists(numbers)
         path = self._root / EPISODES / _file_name(self._number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.new")
-        pq.write_table(pa.table(columns), new_file(draft))
-        os.replace(draft, path)
+        pq.write_table(pa.table(columns), path)
         return found
 
-    def abandon(self) -> None:
-        """Close the files as they are; the next export begins them anew."""
+    def close(self) -> None:
+        """Close the files as they are."""
         self._writer.close()
         self._sink.close()
         for _, writer in self._videos.values():
-            writer.abandon()
+            writer.close()
 
     def _open(self, column: Column) -> video.VideoWriter:
         chunk, file = divmod(self._number, _FILES_A_CHUNK)
         path = self._root / VIDEO_PATH.format(video_key=column.key, chunk_index=chunk, file_index=file)
         return video.VideoWriter(path, self._fps, sides_of(column.field.shape))
-
-
-@contextmanager
-def open_target(plan: Plan, contents: Contents) -> Iterator[Target]:
-    """Open a data set for a plan, behind the whole files of an interrupted one."""
-    target = Target(plan, contents)
-    try:
-        yield target
-    except BaseException:
-        target.leave()
-        raise
 
 
 def _file_name(number: int, suffix: str) -> str:

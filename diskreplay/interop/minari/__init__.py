@@ -10,24 +10,23 @@ the data set says of itself: the environment's spec, the authors, ...
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from diskreplay import FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, EpisodeData, Json
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, EpisodeData, Json
+from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import find_side
 from diskreplay.interop.exchange.spaces import space_of
-from diskreplay.interop.exchange.write_behind import WriteBehind
 from diskreplay.interop.minari.arrow_files import INFOS
-from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, Layout, derive
+from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
 from diskreplay.interop.minari.reading import read_episodes
 from diskreplay.interop.minari.spaces import with_one_bound, without_texts
-from diskreplay.interop.minari.writing import DATA_SET_ID, NAME, DataFormat, DataSet
+from diskreplay.interop.minari.writing import DATA_SET_ID, NAME, DataFormat, write
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     from minari.dataset.minari_storage import MinariStorage
@@ -77,22 +76,19 @@ def open_source(source: str | PathLike[str]) -> Source:
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
-        texts = without_texts(storage.observation_space, "obs")[1]
-        side = find_side(folder.parent if folder.name == "data" else folder)
-        if side is None:
-            first = next(read_episodes(storage, metadata, 0, 1), None)
-            if first is None:
-                raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
-            layout = derive(storage.observation_space, storage.action_space, first)
-        else:
-            layout = Layout.of(side.schema, texts)
+        without_texts(storage.observation_space, OBS)  # a space of nothing but texts is refused before values are read
+        example = next(read_episodes(storage, metadata, 0, 1), None)
+        if example is None:
+            raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
+        layout = derive(storage.observation_space, storage.action_space, example)
 
     def read(first: int) -> Iterator[EpisodeData]:
         with _errors(folder):
             for raw in read_episodes(storage, metadata, first, episodes):
                 yield layout.episode(raw)
 
-    return Source(NAME, str(folder), layout.schema, episodes, steps, read, metadata, side)
+    place = folder.parent if folder.name == "data" else folder
+    return Source(NAME, str(folder), layout.schema, episodes, steps, read, metadata, place)
 
 
 def _count(folder: Path, metadata: Mapping[str, Any], name: str) -> int:
@@ -111,7 +107,7 @@ def export_dataset(
     dry_run: bool = False,
     data_format: DataFormat = "hdf5",
 ) -> Exported:
-    """Export the ended episodes of a store to a data set of Minari, or the rest of them after an interruption.
+    """Export the ended episodes of a store to a data set of Minari.
 
     Images are written as they are, and not as JPEG.
 
@@ -121,7 +117,7 @@ def export_dataset(
         The store.
     path : str or path
         A name in the local folder of Minari, ``"mine/cartpole-v0"``, or a path: one that begins with a dot or a slash,
-        or does not end in a version. Nothing, or what an interrupted export of these episodes has left.
+        or does not end in a version. Nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -134,7 +130,7 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     ValueError
         ``data_format`` is another word.
     """
@@ -143,13 +139,8 @@ def export_dataset(
     name = path if isinstance(path, str) and DATA_SET_ID.fullmatch(path) else None
     target = _home() / name if name else Path(path)
 
-    @contextmanager
-    def open_data_set(plan: Plan) -> Iterator[DataSet]:
-        with WriteBehind() as behind:
-            yield DataSet(plan, data_format, name, behind)
-
     def make_format(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
-        return Format(NAME, True, _not_held(schema, data_format, noted), open_data_set)
+        return Format(_not_held(schema, data_format, noted), partial(write, data_format, name))
 
     return export_from(store_or_path, target, make_format, where=where, progress=progress, dry_run=dry_run)
 
@@ -241,7 +232,7 @@ def _is_seed(leaf: Any) -> bool:
 
 
 def _is_derived(schema: Schema, data_format: str) -> bool:
-    """Whether an import without a side folder would make this schema again."""
+    """Whether an import would make this schema again."""
     own: list[Any] = [space_of(tree) for tree in (schema.obs, schema.action)]
     brief = [with_one_bound(space) for space in own]
     read: list[Any] = [deserialize_space(serialize_space(space)) for space in brief]

@@ -1,17 +1,14 @@
-"""Writing episodes to a data set of Minari, some at a time, so that an interrupted export goes on."""
+"""Writing episodes to a data set of Minari, some at a time."""
 
 import json
-import os
 import re
-import shutil
+from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from diskreplay import MissingExtra, Schema
-from diskreplay.interop.exchange.checkpoint import Checkpoint
 from diskreplay.interop.exchange.episode_data import ACTION, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.spaces import space_of
@@ -23,13 +20,12 @@ from diskreplay.interop.minari.spaces import AnySpace, without_texts
 from diskreplay.interop.minari.values import flat
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
-    import h5py
     import minari
     from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
     from minari.serialization import deserialize_space
 
-__all__ = ["DATA_SET_ID", "NAME", "DataFormat", "DataSet"]
+__all__ = ["DATA_SET_ID", "NAME", "DataFormat", "write"]
 
 NAME = "minari"
 DataFormat = Literal["hdf5", "arrow", "parquet"]
@@ -46,8 +42,17 @@ _SETS = "author", "author_email"
 _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
-class DataSet:
-    """Writes episodes to a hidden folder, some at a time, which becomes the data set's when all are there."""
+def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    """Write a data set, with a name in the folder of Minari or without one."""
+    with WriteBehind() as behind:
+        data_set = _DataSet(plan, data_format, name, behind)
+        for episode in episodes:
+            data_set.add(episode)
+        data_set.finish()
+
+
+class _DataSet:
+    """A data set that is being written."""
 
     def __init__(self, plan: Plan, data_format: DataFormat, name: str | None, behind: WriteBehind) -> None:
         self._plan, self._name, self._data_format, self._behind = plan, name, data_format, behind
@@ -57,13 +62,12 @@ class DataSet:
         self._metadata: dict[str, Json] = self._noted.get("metadata", {}) if is_own else {}
         observation_space, action_space = self._spaces()
         self._layout = Layout.of(plan.schema, without_texts(observation_space, "obs")[1])
-        self._draft = plan.path / ".data"
-        plan.path.mkdir(parents=True, exist_ok=True)
-        self._storage = _begun(self._draft, data_format, Checkpoint.read(plan.checkpoint)) or MinariStorage.new(
-            self._draft, observation_space, action_space, data_format=data_format, jpeg_encoding=False
+        self._folder = plan.path / "data"
+        plan.path.mkdir()
+        self._storage = MinariStorage.new(
+            self._folder, observation_space, action_space, data_format=data_format, jpeg_encoding=False
         )
-        self.episodes: int = self._storage.total_episodes
-        self._steps: int = self._storage.total_steps
+        self._episodes = 0
         self._waiting: list[Raw] = []
         self._bytes = 0
 
@@ -87,13 +91,13 @@ class DataSet:
         """Append an episode."""
         self._waiting.append(self._layout.raw(episode, in_arrow=self._in_arrow))
         self._bytes += sum(rows.nbytes for rows in episode.steps.values())
-        self.episodes += 1
+        self._episodes += 1
         if self._bytes > _WAITING_BYTES or len(self._waiting) == _WAITING_EPISODES:
             self._begin_write()
 
     def _begin_write(self) -> None:
         if self._waiting:
-            self._behind.begin(partial(self._write, self.episodes - len(self._waiting), self._waiting))
+            self._behind.begin(partial(self._write, self._episodes - len(self._waiting), self._waiting))
         self._waiting, self._bytes = [], 0
 
     def _write(self, first: int, episodes: list[Raw]) -> None:
@@ -107,18 +111,16 @@ class DataSet:
             for number, values in enumerate(beyond, first):
                 if values:
                     self._storage.update_episode_metadata([flat(values)], [number])
-        self._steps += sum(len(episode["rewards"]) for episode in episodes)
-        Checkpoint(first + len(episodes), self._steps).write(self._plan.checkpoint)
 
     def _write_arrow(self, number: int, episode: Raw, beyond: dict[str, Any]) -> None:
-        storage, folder = self._storage, self._draft / str(number)
+        storage, folder = self._storage, self._folder / str(number)
         write_file(folder, self._data_format, storage.observation_space, storage.action_space, episode)
         known = {name: episode[name] for name in (SEED, "options") if episode[name] is not None}
         metadata = {"id": number, "total_steps": len(episode["rewards"]), **known, **beyond}
         (folder / "metadata.json").write_text(json.dumps(metadata, default=np.ndarray.tolist))
 
     def finish(self) -> None:
-        """Complete the data set, and give it its place."""
+        """Complete the data set."""
         self._begin_write()
         self._behind.wait()
         kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
@@ -126,9 +128,9 @@ class DataSet:
         if self._noted and not self._metadata:
             kept["diskreplay"] = self._noted
         kept |= {"dataset_id": self._name_of(), "minari_version": minari.__version__}
-        kept |= {"total_episodes": self.episodes, "total_steps": self._steps, "dataset_size": self._storage.get_size()}
+        kept |= {"total_episodes": self._plan.episodes, "total_steps": self._plan.steps}
+        kept["dataset_size"] = self._storage.get_size()
         self._storage.update_metadata(kept)
-        os.rename(self._draft, self._plan.path / "data")
 
     def _name_of(self) -> str:
         if self._name is not None:
@@ -137,20 +139,3 @@ class DataSet:
         if DATA_SET_ID.fullmatch(folder):
             return folder
         return known if isinstance(known, str) else re.sub(r"[^-\w]", "-", folder) + "-v0"
-
-
-def _begun(draft: Path, data_format: str, whole: Checkpoint) -> "MinariStorage | None":
-    """Return the storage that an interrupted export has left, with its whole episodes; None where there is none."""
-    try:
-        storage = MinariStorage.read(draft)
-        if data_format == storage.metadata["data_format"] and whole.episodes:
-            storage.update_metadata({"total_episodes": whole.episodes, "total_steps": whole.steps})
-            if data_format == "hdf5":
-                with h5py.File(draft / "main_data.hdf5", "a") as file:
-                    for name in set(file) - {f"episode_{number}" for number in range(whole.episodes)}:
-                        del file[name]
-            return storage
-    except (OSError, ValueError, KeyError):
-        pass  # there is none, or it was killed in the middle of a write
-    shutil.rmtree(draft, ignore_errors=True)
-    return None

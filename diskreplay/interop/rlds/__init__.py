@@ -4,23 +4,22 @@
 it and the reward of that; the last row has the final observation alone, and its action and reward mean nothing.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Literal
 
 from diskreplay import MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.episode_data import PRIORITY
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.side_folder import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA, find_side
+from diskreplay.interop.exchange.not_held import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
 from diskreplay.interop.rlds.names import NAME, feature_names
 
 with MissingExtra.raised_for("a data set of RLDS", "rlds"):
     from diskreplay.interop.rlds.reading import DataSet
-    from diskreplay.interop.rlds.writing import Folder
+    from diskreplay.interop.rlds.writing import write
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -70,22 +69,11 @@ def import_dataset(
         raise SchemaError(f"last must be final or step, not {last!r}")
     folder = Path(source).absolute()
     with foreign(folder):
-        data, side = DataSet(folder, split, last), find_side(folder)
-        schema = side.schema if side else data.schema()
-    return import_into(
-        path,
-        Source(
-            NAME,
-            str(folder) if split is None else f"{folder} {split}",
-            schema,
-            len(data.lengths),
-            sum(data.lengths),
-            lambda first: data.read(first, side.schema if side else None),
-            side.metadata if side else {},
-            side,
-        ),
-        progress,
-    )
+        data = DataSet(folder, split, last)
+        schema = data.schema()
+    name = str(folder) if split is None else f"{folder} {split}"
+    data_set = Source(NAME, name, schema, len(data.lengths), sum(data.lengths), data.read, place=folder)
+    return import_into(path, data_set, progress)
 
 
 def export_dataset(
@@ -99,15 +87,14 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a data set that ``tfds.builder_from_directory`` reads.
 
-    There is one split, "train". Images are packed as PNG, and what an example does not hold exactly as bytes. An export
-    that was interrupted goes on.
+    There is one split, "train". Images are packed as PNG, and what an example does not hold exactly as bytes.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The folder.
+        The folder; nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -122,23 +109,15 @@ def export_dataset(
     SchemaError
         Two fields would have the same name, or ``name`` cannot be one.
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     MissingExtra
         protobuf or Pillow is not installed.
     """
     if not name.isidentifier() or name != name.lower():
         raise SchemaError(f"name has lower-case letters, digits and underscores, not {name!r}")
 
-    @contextmanager
-    def open_target(plan: Plan) -> Iterator[Folder]:
-        target = Folder(plan, name)
-        try:
-            yield target
-        finally:
-            target.close()
-
     def make_format(schema: Schema, *_: object) -> Format:
-        return Format(NAME, True, _not_held(schema), open_target)
+        return Format(_not_held(schema), partial(write, name))
 
     return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
 

@@ -23,7 +23,6 @@ from diskreplay.interop.rlds.names import (
     STEP_DISCOUNT,
     STEPS,
     TERMINAL,
-    feature_names,
     is_at,
 )
 from diskreplay.interop.rlds.records import Values, parse_example, records
@@ -95,18 +94,16 @@ class DataSet:
 
     def schema(self) -> Schema:
         """Return what the steps of the first episode hold."""
-        first = next(self.read(0, None))
+        first = next(self.read(0))
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
         try:
             return schema_of({path: rows[:0] for path, rows in first.steps.items()}, fields)
         except SchemaError as error:
             raise SchemaError(f"{self._folder}: {error}") from None
 
-    def read(self, first: int, schema: Schema | None) -> Iterator[EpisodeData]:
-        """Yield the episodes from number ``first`` on, those of a schema with its leaves alone."""
+    def read(self, first: int) -> Iterator[EpisodeData]:
+        """Yield the episodes from number ``first`` on."""
         paths = self._paths()
-        if schema is not None:
-            paths = {path: name for path, name in feature_names(schema).items() if name in self._features}
         kept = ((rows, raw) for rows, raw in zip(self._rows, self._raw(), strict=True) if rows > self._lacks_last)
         return (self._episode(_Record(self._parsed(*raw), rows), paths) for rows, raw in islice(kept, first, None))
 

@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,20 +53,6 @@ def _check(file: Path, start: int, data: bytes, checksum: bytes, length: int) ->
 def _masked(data: bytes) -> bytes:
     crc = crc32c.crc32c(data)
     return _SUM.pack((((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF)
-
-
-def whole_records(file: Path) -> list[int]:
-    """Return the bytes of each record of a file up to one that is damaged, as where its writer was killed."""
-    lengths = []
-    with suppress(FormatError):
-        for data in records(file):
-            lengths.append(len(data))
-    return lengths
-
-
-def record_bytes(length: int) -> int:
-    """Return how many bytes of a file a record takes."""
-    return _LENGTH.size + _SUM.size + length + _SUM.size
 
 
 def write_record(file: BinaryIO, data: bytes) -> None:

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from diskreplay.interop.exchange.episode_data import EXTRA, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.exchange.side_folder import replace_file
 from diskreplay.interop.rlds.features import Feature, dataset_of, feature_of, features_dict
 from diskreplay.interop.rlds.names import (
     DISCOUNT,
@@ -25,40 +25,30 @@ from diskreplay.interop.rlds.names import (
     TERMINAL,
     feature_names,
 )
-from diskreplay.interop.rlds.records import make_example, record_bytes, whole_records, write_record
+from diskreplay.interop.rlds.records import make_example, write_record
 
 _SHARD_BYTES = 256 << 20
 
 
-class Folder:
+def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    """Write a data set of a name."""
+    plan.path.mkdir()
+    with closing(_Folder(plan, name)) as folder:
+        for episode in episodes:
+            folder.add(episode)
+        folder.finish()
+
+
+class _Folder:
     """A data set that is being written."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         self._plan, self._name = plan, name
         self._names = feature_names(plan.schema)
         self._features = {path: feature_of(plan.schema.leaves[path]) for path in self._names}
-        plan.path.mkdir(parents=True, exist_ok=True)
         self._shards: list[int] = []
         self._bytes = 0
         self._file: BinaryIO | None = None
-        self._resume()
-        self.episodes = sum(self._shards)
-
-    def _resume(self) -> None:
-        """Go on after the whole records that an interrupted export has left, and remove what is behind them."""
-        is_whole = True
-        while is_whole and (file := self._shard(len(self._shards))).exists():
-            lengths = whole_records(file)
-            nbytes = sum(map(record_bytes, lengths))
-            is_whole = nbytes == file.stat().st_size
-            os.truncate(file, nbytes)
-            self._shards.append(len(lengths))
-            self._bytes += sum(lengths)
-        kept = [self._shard(number) for number in range(len(self._shards))]
-        for old in set(self._plan.path.glob(".shard-*")).difference(kept):
-            old.unlink()
-        if kept:
-            self._file = kept[-1].open("ab")
 
     def _shard(self, number: int) -> Path:
         return self._plan.path / f".shard-{number}"
@@ -80,7 +70,6 @@ class Folder:
             ended = (np.arange(rows) >= rows - 2) & episode.terminated
             features[f"{STEPS}{DISCOUNT}"] = np.where(ended, 0, 1).astype(np.float32)
         self._write(make_example(features))
-        self.episodes += 1
 
     def _write(self, data: bytes) -> None:
         if self._file is None or self._file.tell() + len(data) > _SHARD_BYTES:
@@ -121,7 +110,7 @@ class Folder:
         return _nested({name.removeprefix(STEPS): feature for name, feature in every.items()})
 
     def _write_json(self, name: str, value: Json) -> None:
-        replace_file(self._plan.path / name, json.dumps(value, indent=1).encode())
+        (self._plan.path / name).write_text(json.dumps(value, indent=1))
 
 
 def _nested(features: Mapping[str, Feature]) -> Json:

@@ -1,9 +1,14 @@
-"""What all formats share: imports and exports that resume, refusals, and the side folder of what a format lacks."""
+"""What all formats share: imports that go on, exports that appear whole, refusals, and the names of what is lost."""
 
 import errno
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +16,22 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.cli.exchange import SCHEMES
 from diskreplay.interop import npz
-from diskreplay.interop.exchange.episode_data import EpisodeData, is_obs
+from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, export_from
-from diskreplay.interop.exchange.importing import EPISODES_A_NOTE, Imported, Source, import_into, import_notes
-from diskreplay.interop.exchange.side_folder import find_side, side_path
-from tests.interop.round_trips import CASES, EPISODES, SCHEMAS, check_round_trip, content, make_store, random_episode
+from diskreplay.interop.exchange.importing import EPISODES_A_NOTE, Source, import_into, import_notes
+from tests.interop.round_trips import (
+    CASES,
+    EPISODES,
+    NEEDS,
+    PLAIN,
+    SCHEMAS,
+    StopAt,
+    content,
+    make_store,
+    random_episode,
+)
 
 LACKING = {
     "obs/state/0": "it has images alone",
@@ -29,56 +44,25 @@ LACKING = {
     "schema": "it has no spaces",
     "metadata": "it has no place for it",
 }
-Read = Callable[[int], Iterator[EpisodeData]]
 
 
-class Lossy:
-    """A format in memory that keeps what `LACKING` does not name, and fails where it is told to."""
+class InMemory:
+    """A format that keeps episodes in memory, and fails where it is told to."""
 
-    def __init__(self, lacking: dict[str, str], fails_at: int | None = None) -> None:
-        self.lacking, self.fails_at = lacking, fails_at
+    def __init__(self, lacking: dict[str, str] | None = None, fails_at: int | None = None) -> None:
+        self.lacking, self.fails_at = lacking or {}, fails_at
         self.whole: list[EpisodeData] = []
 
-    @contextmanager
-    def open(self, plan: Plan) -> Iterator["Lossy"]:
-        plan.path.mkdir(exist_ok=True)
-        yield self
-
-    @property
-    def episodes(self) -> int:
-        return len(self.whole)
-
-    def add(self, episode: EpisodeData) -> None:
-        if len(self.whole) == self.fails_at:
-            raise OSError(errno.EIO, "the disk is gone")
-        steps = {
-            path: rows[: len(episode)] if "final_obs" in self.lacking else rows
-            for path, rows in episode.steps.items()
-            if path not in self.lacking
-        }
-        if "no_final_obs" in self.lacking and not episode.has_final_obs:
-            steps |= {path: np.concatenate([rows, rows[-1:]]) for path, rows in steps.items() if is_obs(path)}
-        fields = {path: value for path, value in episode.fields.items() if path not in self.lacking}
-        ends = {"terminated": episode.terminated, "truncated": episode.truncated}
-        if "ends" in self.lacking:
-            ends = {"terminated": episode.terminated, "truncated": not episode.terminated}
-        kept = None if "priority" in self.lacking else episode.priority
-        notes = None if "notes" in self.lacking else episode.notes
-        self.whole.append(EpisodeData(steps, **ends, fields=fields, priority=kept, notes=notes))
-
-    def finish(self) -> None:
-        pass
+    def write(self, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+        plan.path.mkdir()
+        for number, episode in enumerate(episodes):
+            if number == self.fails_at:
+                raise OSError(errno.EIO, "the disk is gone")
+            (plan.path / f"{number}").touch()
+            self.whole.append(episode)
 
     def export_dataset(self, store: Any, path: Path, **options: Any) -> Exported:
-        return export_from(store, path, lambda *_: Format("lossy", True, self.lacking, self.open), **options)
-
-    def import_dataset(self, source: Path, path: Path, progress: Any = None) -> Imported:
-        side = find_side(source)
-        assert side is not None
-        steps = sum(map(len, self.whole))
-        read: Read = lambda first: iter(self.whole[first:])  # noqa: E731
-        made = Source("lossy", str(source), side.schema, len(self.whole), steps, read, side.metadata, side)
-        return import_into(path, made, progress)
+        return export_from(store, path, lambda *_: Format(self.lacking, self.write), **options)
 
 
 def noted_source(episodes: int = 5, name: str = "made", fails_at: int | None = None) -> Source:
@@ -156,75 +140,91 @@ def test_an_import_is_not_resumed_where_the_data_have_changed(tmp_path: Path) ->
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_format_lacks_comes_back_from_its_side_folder(tmp_path: Path, case: str) -> None:
-    store = make_store(tmp_path / "store", case, priorities=True)
-    lossy = Lossy(LACKING)
-    exported = check_round_trip(store, tmp_path / "set", lossy.export_dataset, lossy.import_dataset)
+def test_a_dry_run_names_what_the_format_lacks_of_these_episodes_and_writes_nothing(tmp_path: Path, case: str) -> None:
+    store, made = make_store(tmp_path / "store", case, priorities=True), InMemory(LACKING)
+    would = made.export_dataset(store, tmp_path / "set", dry_run=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
     expected = {"final_obs", "ends", "priority", "schema"}
     if case == "nested":
         expected |= {"obs/state/0", "extra/log_prob", "episode/seed"}
-    assert {name for name, _ in exported.not_held} == expected
-    assert dict(exported.not_held)["ends"] == "it has one flag"
-    assert exported.side_folder == str(tmp_path / "set/diskreplay")
+    assert {name for name, _ in would.not_held} == expected
+    assert dict(would.not_held)["ends"] == "it has one flag"
+    assert would == made.export_dataset(store, tmp_path / "set")
 
 
-def test_a_final_observation_that_a_format_has_made_up_is_none_again(tmp_path: Path) -> None:
-    make_store(tmp_path / "store", "nested")
-    lossy = Lossy({"no_final_obs": "it repeats the last one"})
-    exported = check_round_trip(tmp_path / "store", tmp_path / "set", lossy.export_dataset, lossy.import_dataset)
-    assert [name for name, _ in exported.not_held] == ["no_final_obs"]
-    assert all(episode.has_final_obs for episode in lossy.whole)
+@pytest.mark.parametrize(
+    ("episodes", "lost"),
+    [
+        (PLAIN, []),
+        ([], []),
+        ([(3, "cut", True)], ["ends", "cut"]),
+        ([(3, "both", True)], ["ends"]),
+        ([(3, "truncated", False)], ["no_final_obs"]),
+    ],
+)
+def test_only_what_some_episode_has_is_named(tmp_path: Path, episodes: list[Any], lost: list[str]) -> None:
+    store = make_store(tmp_path / "store", "nested", episodes)
+    lacking = dict.fromkeys(("ends", "cut", "no_final_obs", "priority", "notes", "metadata"), "why")
+    assert InMemory(lacking).export_dataset(store, tmp_path / "set").not_held == [(name, "why") for name in lost]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fails_at", [0, 1, 5])
-def test_an_export_goes_on_after_the_episodes_that_are_there(tmp_path: Path, fails_at: int) -> None:
-    store = make_store(tmp_path / "store", "nested", EPISODES * 3)
-    lossy = Lossy(LACKING, fails_at)
+@pytest.mark.parametrize("fails_at", [0, 5])
+def test_an_export_that_fails_leaves_nothing_and_begins_anew(tmp_path: Path, fails_at: int) -> None:
+    store, made = make_store(tmp_path / "store", "nested"), InMemory(fails_at=fails_at)
     with pytest.raises(OSError, match="gone"):
-        lossy.export_dataset(store, tmp_path / "set")
-    with pytest.raises(dr.FormatError, match="was interrupted; repeat it"):
-        lossy.import_dataset(tmp_path / "set", tmp_path / "back")
-    lossy.fails_at = None
-    exported = lossy.export_dataset(store, tmp_path / "set")
-    assert (exported.episodes, exported.resumed) == (3 * len(EPISODES), fails_at)
-    lossy.import_dataset(tmp_path / "set", tmp_path / "back")
-    assert content(tmp_path / "back") == content(store)
+        made.export_dataset(store, tmp_path / "above/set")
+    assert list((tmp_path / "above").iterdir()) == []
+    again = InMemory()
+    assert again.export_dataset(store, tmp_path / "above/set").episodes == len(again.whole) == len(EPISODES)
+    assert [path.name for path in (tmp_path / "above").iterdir()] == ["set"]
 
 
-def test_an_interrupted_export_of_other_episodes_is_not_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_interrupted_export_leaves_nothing_in_any_format(tmp_path: Path, scheme: str) -> None:
+    if scheme in NEEDS:
+        pytest.importorskip(NEEDS[scheme], reason=f"needs {NEEDS[scheme]}")
+    module = import_module(f"diskreplay.interop.{scheme}")
+    store = make_store(tmp_path / "store", "vectors", EPISODES * 2)
+    with pytest.raises(KeyboardInterrupt):
+        module.export_dataset(store, tmp_path / "set.zip", progress=StopAt(60))
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    with pytest.raises((dr.FormatError, dr.StoreNotFound)):
+        module.import_dataset(tmp_path / "set.zip", tmp_path / "back")
+    done = module.export_dataset(store, tmp_path / "set.zip")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set.zip", "store"]
+    assert module.import_dataset(tmp_path / "set.zip", tmp_path / "back").steps == done.steps == 80
+
+
+def test_a_killed_export_leaves_a_hidden_folder_and_the_next_one_does_without(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "vectors")
-    lossy = Lossy(LACKING, 2)
-    with pytest.raises(OSError, match="gone"):
-        lossy.export_dataset(store, tmp_path / "set")
-    lossy.fails_at = None
-    for other, where in ((store, lambda episode: len(episode) > 1), (make_store(tmp_path / "b", "vectors"), None)):
-        with pytest.raises(dr.StoreExists, match="^an export of other episodes to .*set was interrupted; delete it"):
-            lossy.export_dataset(other, tmp_path / "set", where=where)
-    with dr.open(store, "a") as opened, opened.writer() as writer:  # more of them is no other ones
-        random_episode(opened.schema, np.random.default_rng(9), 3, "terminated", True).append_to(writer, opened.schema)
-    assert lossy.export_dataset(store, tmp_path / "set").episodes == len(EPISODES) + 1
+    killed = """
+import os, signal, sys
+from diskreplay.interop import npz
+npz.export_dataset(*sys.argv[1:], progress=lambda done, total: done > 10 and os.kill(os.getpid(), signal.SIGKILL))
+"""
+    arguments = [sys.executable, "-c", killed, str(store), str(tmp_path / "set")]
+    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".*")
+    assert left.name.startswith(".set.new-")
+    assert not (tmp_path / "set").exists()
+    assert npz.export_dataset(store, tmp_path / "set").episodes == len(EPISODES)
 
 
 def test_an_export_never_replaces_what_is_there(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", "vectors")
-    lossy = Lossy(LACKING)
+    store, made = make_store(tmp_path / "store", "vectors"), InMemory()
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(dr.StoreExists, match="file exists already; give the path of a new data set$"):
-        lossy.export_dataset(store, tmp_path / "file")
-    lossy.export_dataset(store, tmp_path / "set")
-    with pytest.raises(dr.StoreExists, match="set was exported already; give the path of a new data set$"):
-        lossy.export_dataset(store, tmp_path / "set")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name in ("file", "link", "store"):
+        with pytest.raises(dr.StoreExists, match=f"{name} exists already; give the path of a new data set$"):
+            made.export_dataset(store, tmp_path / name)
 
+    def make_folder(done: int, total: int) -> None:
+        (tmp_path / "set").mkdir(exist_ok=True)
 
-def test_a_dry_run_tells_what_an_export_would_do_and_writes_nothing(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", "nested", priorities=True)
-    lossy = Lossy(LACKING)
-    would = lossy.export_dataset(store, tmp_path / "set", dry_run=True)
-    assert not (tmp_path / "set").exists()
-    assert would == lossy.export_dataset(store, tmp_path / "set")
+    with pytest.raises(dr.StoreExists, match="set exists already"):
+        made.export_dataset(store, tmp_path / "set", progress=make_folder)
+    assert list((tmp_path / "set").iterdir()) == list(tmp_path.glob(".*")) == []
 
 
 def test_some_episodes_are_exported_in_order_and_open_ones_are_counted(tmp_path: Path) -> None:
@@ -239,32 +239,56 @@ def test_some_episodes_are_exported_in_order_and_open_ones_are_counted(tmp_path:
     assert content(tmp_path / "back") == [every[1], every[4], every[7]]
 
 
-def test_notes_of_an_import_survive_formats_with_and_without_a_place_for_them(tmp_path: Path) -> None:
+def test_notes_of_an_import_are_named_where_they_have_no_place_and_kept_where_they_have(tmp_path: Path) -> None:
     import_into(tmp_path / "a", noted_source())
-    lossy = Lossy(LACKING)
-    assert {name for name, _ in lossy.export_dataset(tmp_path / "a", tmp_path / "x").not_held} >= {"notes", "metadata"}
-    lossy.import_dataset(tmp_path / "x", tmp_path / "b")
-    assert npz.export_dataset(tmp_path / "b", tmp_path / "y").not_held == []
-    npz.import_dataset(tmp_path / "y", tmp_path / "c")
-    for name in "bc":
-        with dr.open(tmp_path / name) as store:
-            _, of_episodes = import_notes(store)
-            texts = [of_episodes.get(int(episode.ids[0])) for episode in store.episodes]
-        assert texts == [{"text": "episode 0"}, None, {"text": "episode 2"}, None, {"text": "episode 4"}]
+    would = InMemory(LACKING).export_dataset(tmp_path / "a", tmp_path / "x", dry_run=True)
+    assert {name for name, _ in would.not_held} >= {"notes", "metadata"}
+    assert npz.export_dataset(tmp_path / "a", tmp_path / "y").not_held == []
+    npz.import_dataset(tmp_path / "y", tmp_path / "b")
+    with dr.open(tmp_path / "b") as store:
+        _, of_episodes = import_notes(store)
+        texts = [of_episodes.get(int(episode.ids[0])) for episode in store.episodes]
+    assert texts == [{"text": "episode 0"}, None, {"text": "episode 2"}, None, {"text": "episode 4"}]
 
 
-def test_a_side_folder_of_another_data_set_is_refused(tmp_path: Path) -> None:
-    lossy = Lossy(LACKING)
-    lossy.export_dataset(make_store(tmp_path / "store", "vectors"), tmp_path / "set")
-    del lossy.whole[-1]
-    with pytest.raises(dr.FormatError, match="set has 7 episodes, and .*diskreplay describes 8 of them; move that"):
-        lossy.import_dataset(tmp_path / "set", tmp_path / "back")
-    (tmp_path / "set/diskreplay/export.json").write_text("[]")
-    with pytest.raises(dr.FormatError, match="is not one that this release reads"):
-        lossy.import_dataset(tmp_path / "set", tmp_path / "back")
+# --- side folders of earlier releases --------------------------------------------------------------------------------
 
 
-def test_the_side_folder_is_inside_a_folder_and_beside_a_file(tmp_path: Path) -> None:
-    assert side_path(tmp_path / "set", True) == tmp_path / "set/diskreplay"
-    assert side_path(tmp_path / "set.h5", False) == tmp_path / "set.h5.diskreplay"
-    assert find_side(tmp_path / "set") is None
+def write_side_folder(side: Path, schema: dr.Schema, **document: Any) -> None:
+    """What an export of release 0.9 has left."""
+    side.mkdir()
+    every = {"version": 1, "format": "npz", "store": "0", "episodes": 5, "complete": True, "metadata": {}}
+    said = {**every, "schema": schema.to_json(), "not_held": ["final_obs", "priority"], **document}
+    (side / "export.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize("where", ["set/diskreplay", "set.diskreplay"])
+def test_an_import_names_the_values_of_a_side_folder_and_reads_none(tmp_path: Path, where: str) -> None:
+    (tmp_path / "set").mkdir()
+    source = replace(noted_source(), place=tmp_path / "set")
+    write_side_folder(tmp_path / where, source.schema)
+    said = f"^{tmp_path / where} is from an export by an earlier release .*: the store lacks final_obs, priority of the"
+    with pytest.warns(UserWarning, match=said):
+        assert import_into(tmp_path / "a", source).episodes == 5
+    shutil.rmtree(tmp_path / where)
+    other = {"format": "lerobot", "source": "x", "metadata": {}}
+    write_side_folder(tmp_path / where, SCHEMAS["images"], metadata=other, not_held=[])
+    with pytest.warns(UserWarning, match=": the store lacks metadata, schema of the exported store. The format npz"):
+        import_into(tmp_path / "b", source)
+    shutil.rmtree(tmp_path / where)
+    write_side_folder(tmp_path / where, source.schema, not_held=[])
+    import_into(tmp_path / "c", source)  # nothing is lost, nothing is said
+    assert content(tmp_path / "a") == content(tmp_path / "b") == content(tmp_path / "c")
+
+
+def test_an_export_that_an_earlier_release_did_not_complete_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    source = replace(noted_source(), place=tmp_path / "set")
+    write_side_folder(tmp_path / "set/diskreplay", source.schema, complete=False)
+    with pytest.raises(dr.FormatError, match="^the export to .*set was interrupted; delete it and .*export again$"):
+        import_into(tmp_path / "a", source)
+    for text in ("{", "[]", '{"version": 2}', '{"version": 1}'):
+        (tmp_path / "set/diskreplay/export.json").write_text(text)
+        with pytest.raises(dr.FormatError, match="set/diskreplay"):
+            import_into(tmp_path / "a", source)
+    assert not (tmp_path / "a").exists()
