@@ -42,6 +42,24 @@ def test_a_part_of_a_store_and_a_dry_run(run: Callable, tmp_path: Path) -> None:
     assert imported == {"path": str(tmp_path / "b"), "episodes": 3, "steps": 25, "resumed": 0, "cut": 0}
 
 
+def test_an_export_names_what_the_format_cannot_hold_before_it_begins(run: Callable, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", "vectors", priorities=True)
+    shown, table = run("export", store, f"dreamer:{tmp_path / 'set'}"), "the format cannot hold"
+    assert shown.code == 0
+    assert shown.out.splitlines()[0].strip() == table
+    assert "priority" in shown.out
+    assert "no_final_obs" in shown.out
+    assert shown.out.splitlines()[-1] == f"exported  8 episodes of 40 steps  to {tmp_path / 'set'}"
+    would = run("export", store, f"dreamer:{tmp_path / 'other'}", "--dry-run").out
+    assert would.splitlines()[:-1] == shown.out.splitlines()[:-1]
+    asked = run("export", store, f"npz:{tmp_path / 'all'}").out
+    assert table not in asked
+    (tmp_path / "b").mkdir()
+    refused = run("export", store, f"npz:{tmp_path / 'b'}")
+    assert (refused.code, refused.out) == (2, "")
+    assert "b exists already; give the path of a new data set" in refused.err
+
+
 def test_an_import_tells_how_many_episodes_it_cut(run: Callable, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="needs h5py")
     obs = np.arange(10.0)
