@@ -339,7 +339,7 @@ def _write(one_hot: bool, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
         rows: Rows = {}
         for path, values in episode.steps.items():
             if is_obs(path):
-                rows[keys[path]] = values if episode.has_final_obs else np.concatenate([values, values[-1:]])
+                rows[keys[path]] = values
             else:
                 written = _one_hot(values, plan.schema.leaves[path]) if one_hot and is_part(path, ACTION) else values
                 rows[keys[path]] = np.concatenate([np.zeros_like(written[:1]), written])

@@ -29,7 +29,7 @@ from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where,
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.read_ahead import read_ahead
-from diskreplay.interop.exchange.write_behind import WriteBehind
+from diskreplay.interop.exchange.write_behind import write_behind
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
     import pyarrow as pa
@@ -148,65 +148,43 @@ def export_dataset(
 
 
 def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    with WriteBehind() as behind:
-        folder = _Folder(plan, compression, behind)
-        for episode in episodes:
-            folder.add(episode)
-        folder.finish()
+    tables = _Tables(plan.schema)
+    for name in (_STEPS, _EPISODES):
+        (plan.path / name).mkdir(parents=True)
 
-
-class _Folder:
-    """Collects episodes, and writes some at a time."""
-
-    def __init__(self, plan: Plan, compression: str, behind: WriteBehind) -> None:
-        self._plan, self._compression, self._behind = plan, compression, behind
-        for name in (_STEPS, _EPISODES):
-            (plan.path / name).mkdir(parents=True)
-        self._waiting: list[EpisodeData] = []
-        self._bytes = 0
-        self._episodes = 0
-
-    def add(self, episode: EpisodeData) -> None:
-        self._waiting.append(episode)
-        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
-        self._episodes += 1
-        if self._bytes >= _FILE_BYTES:
-            self._begin_write()
-
-    def finish(self) -> None:
-        self._begin_write()
-        self._behind.wait()
-        Description.write(self._plan, NAME)
-
-    def _begin_write(self) -> None:
-        if self._waiting:
-            self._behind.begin(partial(self._write, self._episodes - len(self._waiting), self._waiting))
-        self._waiting, self._bytes = [], 0
-
-    def _write(self, first: int, episodes: list[EpisodeData]) -> None:
-        tables = {_STEPS: self._steps(first, episodes), _EPISODES: self._ends(first, episodes)}
-        for name, table in tables.items():
-            file = self._plan.path / name / f"{first:08d}.parquet"
+    def write_files(first: int, some: list[EpisodeData]) -> None:
+        for name, table in ((_STEPS, tables.steps(first, some)), (_EPISODES, tables.ends(first, some))):
+            file = plan.path / name / f"{first:08d}.parquet"
             # Most values are floats, of which few are equal.
-            parquet.write_table(table, file, compression=self._compression, use_dictionary=False)
+            parquet.write_table(table, file, compression=compression, use_dictionary=False)
 
-    def _steps(self, first: int, episodes: list[EpisodeData]) -> "Table":
+    write_behind(episodes, write_files, _FILE_BYTES)
+    Description.write(plan, NAME)
+
+
+class _Tables:
+    """Makes the tables of some episodes, the first of which is number ``first``."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def steps(self, first: int, episodes: list[EpisodeData]) -> "Table":
         lengths = [len(episode) for episode in episodes]
         columns: dict[str, Array] = {
             _EPISODE: pa.array(np.repeat(np.arange(first, first + len(lengths)), lengths)),
             _STEP: pa.array(np.concatenate([np.arange(length) for length in lengths])),
         }
         columns[HIDDEN] = pa.array(np.concatenate([episode.hidden for episode in episodes]))
-        for path, leaf in self._plan.schema.step_leaves.items():
+        for path, leaf in self._schema.step_leaves.items():
             rows = [episode.steps[path][: len(episode)] for episode in episodes]
             columns[path] = _column(leaf, _joined(rows))
         if any(episode.priority is not None for episode in episodes):
             given = [np.full(len(each), np.nan) if each.priority is None else each.priority for each in episodes]
             columns[PRIORITY] = to_arrow(np.concatenate(given))
-        about = {"diskreplay": json.dumps(self._plan.schema.to_json())}
+        about = {"diskreplay": json.dumps(self._schema.to_json())}
         return pa.table(columns).replace_schema_metadata(about)
 
-    def _ends(self, first: int, episodes: list[EpisodeData]) -> "Table":
+    def ends(self, first: int, episodes: list[EpisodeData]) -> "Table":
         columns: dict[str, Array] = {
             _EPISODE: pa.array(range(first, first + len(episodes)), pa.int64()),
             _LENGTH: pa.array([len(episode) for episode in episodes], pa.int64()),
@@ -214,10 +192,10 @@ class _Folder:
             _TRUNCATED: pa.array([episode.truncated for episode in episodes], pa.bool_()),
         }
         has_final = np.array([episode.has_final_obs for episode in episodes])
-        for path, leaf in self._plan.schema.leaves.items():
+        for path, leaf in self._schema.leaves.items():
             if is_obs(path):
                 values, there = [each.steps[path][-1] for each in episodes if each.has_final_obs], has_final
-            elif path not in self._plan.schema.step_leaves:
+            elif path not in self._schema.step_leaves:
                 there = np.array([path in episode.fields for episode in episodes])
                 values = [episode.fields[path] for episode in episodes if path in episode.fields]
             else:

@@ -352,8 +352,7 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
             before, after = buffer.observations, buffer.next_observations
             before, after = (before[key], after[key]) if key else (before, after)
             before[at] = leaf[: len(piece)].reshape(before[at].shape)
-            following = leaf[1:] if episode.has_final_obs else np.concatenate([leaf[1:], leaf[-1:]])
-            after[at] = following.reshape(after[at].shape)
+            after[at] = leaf[1:].reshape(after[at].shape)
     buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
     buffer.rewards[at] = episode.steps[REWARD]
     # What is cut goes on at the end of a lane, as in a buffer that was saved in the middle of an episode. One for

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
-from diskreplay.interop.exchange.foreign import check_memory, foreign
+from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
 from diskreplay.interop.exchange.not_held import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
@@ -344,16 +343,11 @@ def _tensor(file: Path, said: Mapping[str, Any]) -> NDArray[Any]:
 
 def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
     try:
-        found = parse_json(file.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+        return read_document(file)
+    except FileNotFoundError:
         if missing is not None:
             return missing
         raise StoreNotFound(f"{file.parent} is not a folder of TorchRL: there is no {file.name}") from None
-    except (ValueError, OSError) as error:
-        raise FormatError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise FormatError(f"{file} is not a JSON object")
-    return found
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -418,8 +412,7 @@ class _Folder:
             rows = episode.steps[path]
             if is_obs(path):
                 self._write(key, rows[:count])
-                after = rows[1:] if episode.has_final_obs else np.concatenate([rows[1:], rows[-1:]])
-                self._write(f"{_NEXT}/{key}", after)
+                self._write(f"{_NEXT}/{key}", rows[1:])
             else:
                 self._write(key, rows[:, None] if path == REWARD else rows)
         ends = {_DONE: terminated | truncated, _TERMINATED: terminated, _TRUNCATED: truncated}

@@ -232,7 +232,7 @@ def change(folder: Path, file: str, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "storage/meta.json").write_text("{"), "meta.json cannot be read: "),
+        (lambda f: (f / "storage/meta.json").write_text("{"), "meta.json is not JSON: "),
         (lambda f: (f / "storage/meta.json").write_text("[]"), "meta.json is not a JSON object$"),
         (lambda f: (f / "storage/next/reward.memmap").write_bytes(b"1234"), "reward.memmap cannot be read: "),
         (lambda f: (f / "storage/action.memmap").unlink(), "action.memmap cannot be read: "),

@@ -38,9 +38,7 @@ def write(
                 rows = episode.steps[path]
                 arrays[array].add(rows[:steps])
                 if path in nexts:
-                    arrays[nexts[path]].add(rows[1 : steps + 1])
-                    if len(rows) == steps:
-                        arrays[nexts[path]].add(rows[-1:])
+                    arrays[nexts[path]].add(rows[1:])
             timeout = episode.truncated or (episode.cut and number < plan.episodes)
             for name, flag in ((TERMINALS, episode.terminated), (TIMEOUTS, timeout)):
                 flags = np.zeros(steps, np.bool_)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Self
 
 from diskreplay import FormatError, Schema, StoreNotFound
-from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
 from diskreplay.interop.exchange.exporting import Plan
+from diskreplay.interop.exchange.foreign import read_document
 
 _FILE, _VERSION = "dataset.json", 1
 
@@ -38,14 +38,12 @@ class Description:
         """
         path = folder / _FILE
         try:
-            document = parse_json(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
+            document = read_document(path)
+        except FileNotFoundError:
             raise StoreNotFound(
                 f"{folder} is not a whole data set of the format {format_name}: it has no {_FILE}"
             ) from None
-        except ValueError as error:
-            raise FormatError(f"{path} is not JSON: {error}") from None
-        if not isinstance(document, dict) or document.get("version") != _VERSION:
+        if document.get("version") != _VERSION:
             raise FormatError(f"{path} is not of a version that this release reads; update diskreplay")
         if document.get("format") != format_name:
             raise FormatError(f"{folder} is a data set of the format {document.get('format')}, not {format_name}")

@@ -1,6 +1,6 @@
 """One ended episode as arrays by the paths of a schema: what readers of formats make, and writers get."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -58,7 +58,7 @@ class EpisodeData:
     @property
     def has_final_obs(self) -> bool:
         """Whether there is an observation after the last step."""
-        return any(len(rows) > len(self) for path, rows in self.steps.items() if is_obs(path))
+        return any(len(rows) > len(self) for _, rows in self._obs())
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None) -> Self:
@@ -92,6 +92,22 @@ class EpisodeData:
     def with_hidden(self, path: str) -> Self:
         """Return the episode with the marks of hidden steps as a leaf."""
         return replace(self, steps={**self.steps, path: self.hidden})
+
+    def with_final_obs(self) -> Self:
+        """Return the episode with a final observation: its last one again where it has none."""
+        if self.has_final_obs:
+            return self
+        return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})
+
+    def without_final_obs(self) -> Self:
+        """Return the episode without the observation after its last step."""
+        return self._with_obs({path: rows[: len(self)] for path, rows in self._obs()})
+
+    def _obs(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        return ((path, rows) for path, rows in self.steps.items() if is_obs(path))
+
+    def _with_obs(self, obs: Arrays) -> Self:
+        return replace(self, steps={**self.steps, **obs})
 
     def tree(self, schema: Schema, part: str) -> Any:
         """Return a part of the steps nested as the schema is: "obs", "action", "reward" or "extra"."""

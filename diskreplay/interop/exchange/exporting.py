@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
 from diskreplay.interop.exchange.episode_data import EXTRA, HIDDEN, EpisodeData, Json, with_hidden
 from diskreplay.interop.exchange.importing import Progress, import_notes
-from diskreplay.interop.exchange.not_held import NotHeld, find_not_held
+from diskreplay.interop.exchange.not_held import FINAL_OBS, NO_FINAL_OBS, NotHeld, find_not_held
 
 Where = Callable[[Episode], bool]
 
@@ -50,7 +50,8 @@ class Format:
         What it cannot hold of such episodes, and why: paths of leaves, and the names of
         `diskreplay.interop.exchange.not_held`.
     write : callable
-        ``write(plan, episodes)`` writes a data set of these episodes. What it leaves when it fails is removed.
+        ``write(plan, episodes)`` writes a data set of these episodes. What it leaves when it fails is removed. All
+        episodes have a final observation if "no_final_obs" is in ``not_held``, and none has if "final_obs" is.
     lossy : mapping
         Paths of leaves that it was told to keep inexactly, and how.
     marks_hidden : bool
@@ -139,7 +140,7 @@ def export_from(
         steps = sum(map(len, episodes))
         if not dry_run:
             schema = store.schema if hidden is None else with_hidden(store.schema, hidden)
-            read = _read(episodes, store.schema, notes, hidden)
+            read = _read(episodes, store.schema, notes, hidden, made.not_held)
             with _draft(target) as draft:
                 plan = Plan(draft, schema, len(episodes), steps, noted)
                 made.write(plan, read if progress is None else _counted(read, steps, progress))
@@ -148,12 +149,20 @@ def export_from(
 
 
 def _read(
-    episodes: Sequence[Episode], schema: Schema, notes: Mapping[int, Json], hidden: str | None
+    episodes: Sequence[Episode],
+    schema: Schema,
+    notes: Mapping[int, Json],
+    hidden: str | None,
+    not_held: Container[str],
 ) -> Iterator[EpisodeData]:
     """Yield the episodes of a store as a format takes them, with the marks of hidden steps at a path."""
     for episode in episodes:
         data = EpisodeData.of(episode, schema, notes.get(int(episode.ids[0])))
-        yield data if hidden is None else data.with_hidden(hidden)
+        if hidden is not None:
+            data = data.with_hidden(hidden)
+        if NO_FINAL_OBS in not_held:
+            data = data.with_final_obs()
+        yield data.without_final_obs() if FINAL_OBS in not_held else data
 
 
 def _counted(episodes: Iterable[EpisodeData], total: int, progress: Progress) -> Iterator[EpisodeData]:

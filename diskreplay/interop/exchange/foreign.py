@@ -10,10 +10,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from diskreplay import FormatError, ReplayError
+from diskreplay.bounded_json import parse_json
 
-__all__ = ["NUMBERS", "check_claim", "check_files", "check_memory", "foreign", "reading"]
+__all__ = ["NUMBERS", "check_claim", "check_files", "check_memory", "foreign", "read_document", "reading"]
 
 NUMBERS = "biuf"
 """The kinds of NumPy's dtypes whose values are bytes of a fixed size."""
@@ -137,6 +139,27 @@ def _checked(path: str, status: os.stat_result) -> int:
 
 def _irregular(path: str) -> FormatError:
     return FormatError(f"{path} is not a regular file; remove it from the data set")
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a data set.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    FormatError
+        It is not a JSON object.
+    """
+    try:
+        document = parse_json(path.read_bytes())
+    except NotADirectoryError:
+        raise FileNotFoundError(path) from None
+    except ValueError as error:
+        raise FormatError(f"{path} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise FormatError(f"{path} is not a JSON object")
+    return document
 
 
 def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) -> None:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diskreplay import FormatError, Schema
-from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
-from diskreplay.interop.exchange.foreign import foreign
+from diskreplay.interop.exchange.foreign import foreign, read_document
 from diskreplay.interop.exchange.not_held import METADATA, SCHEMA
 
 _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
@@ -38,8 +37,8 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
         if not (side / _DOCUMENT).is_file():
             continue
         with foreign(side):
-            document = parse_json((side / _DOCUMENT).read_bytes())
-            if not isinstance(document, dict) or document.get("version") != _VERSION:
+            document = read_document(side / _DOCUMENT)
+            if document.get("version") != _VERSION:
                 raise FormatError(f"{side / _DOCUMENT} is not of a version that this release reads; move {side} away")
             if not document["complete"]:
                 raise FormatError(f"the export to {place} was interrupted; delete it and {side}, and export again")

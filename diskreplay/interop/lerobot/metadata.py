@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from diskreplay import Field, FormatError, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
+from diskreplay.interop.exchange.foreign import read_document
 from diskreplay.interop.lerobot.features import EPISODE, OF_EPISODES, Feature
 
 Ints = NDArray[np.int64]
@@ -141,10 +142,10 @@ class Metadata:
     def _read_info(self) -> dict[str, Json]:
         path = self.root / INFO
         try:
-            info = read_json(path)
+            info = read_document(path)
         except FileNotFoundError:
             raise StoreNotFound(f"{self.root} is not a data set of LeRobot: there is no {INFO}") from None
-        if not isinstance(info, dict) or not isinstance(info.get("codebase_version"), str):
+        if not isinstance(info.get("codebase_version"), str):
             raise FormatError(f"{path} has no codebase_version")
         if info["codebase_version"] not in ("v2.0", "v2.1", "v3.0"):
             raise FormatError(
@@ -190,16 +191,6 @@ class Metadata:
             raise FormatError(f"{path} has the columns {', '.join(table.column_names)}, and not task_index and task")
         texts = table["task" if "task" in others else others[0]].to_pylist()
         return dict(sorted(zip(table["task_index"].to_pylist(), map(str, texts), strict=True)))
-
-
-def read_json(path: Path) -> Json:
-    """Return the content of a JSON file; FileNotFoundError without one, FormatError where it is none."""
-    try:
-        return parse_json(path.read_bytes())
-    except NotADirectoryError:
-        raise FileNotFoundError(path) from None
-    except ValueError as error:
-        raise FormatError(f"{path} is not JSON: {error}") from None
 
 
 def read_schema(path: Path) -> pa.Schema:

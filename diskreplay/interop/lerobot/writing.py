@@ -131,7 +131,7 @@ class _DataSet:
         if self._file is None:
             self._file = _File(self._root, self._number, self._schema, self._videos, self._contents.fps)
         length = len(episode)
-        rows = {column.key: episode.steps[column.path][:length] for column in self._contents.columns}
+        rows = {column.key: episode.steps[column.path] for column in self._contents.columns}
         rows |= self._flags(episode)
         counters = {name: values for name, values in self._counters(length).items() if name not in rows}
         counted = {name: statistics.of_counter(each[0], each[-1], length) for name, each in counters.items()}

@@ -9,17 +9,16 @@ the data set says of itself: the environment's spec, the authors, ...
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from diskreplay import FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.bounded_json import parse_json
+from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
-from diskreplay.interop.exchange.foreign import foreign
+from diskreplay.interop.exchange.foreign import foreign, read_document
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.minari.arrow_files import INFOS
@@ -67,8 +66,8 @@ def import_dataset(
 def open_source(source: str | PathLike[str]) -> Source:
     """Return a data set of Minari as what `import_dataset` reads, which raises what this raises."""
     folder = _found(source)
-    with foreign(folder), _errors(folder):
-        metadata = parse_json((folder / "metadata.json").read_bytes())
+    with foreign(folder), _libraries():
+        metadata = read_document(folder / "metadata.json")
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
@@ -83,7 +82,7 @@ def open_source(source: str | PathLike[str]) -> Source:
         layout = derive(storage.observation_space, storage.action_space, example)
 
     def read(first: int) -> Iterator[EpisodeData]:
-        with _errors(folder):
+        with _libraries():
             for raw in read_episodes(storage, metadata, first, episodes):
                 yield layout.episode(raw)
 
@@ -163,13 +162,18 @@ def _found(source: str | PathLike[str]) -> Path:
     raise StoreNotFound(f"there is no data set of Minari at {looked}{advice}")
 
 
-def _check_spaces(folder: Path, metadata: Any) -> None:
+def _libraries() -> AbstractContextManager[None]:
+    """Raise MissingExtra in a block for a library that a storage of Minari needs."""
+    return MissingExtra.raised_for("this data set of Minari", "minari")
+
+
+def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Check that the metadata has the spaces: without them Minari makes the environment that the data set names.
 
     An environment's entry point is any function of any module, which would be called with arguments of the data set's.
     """
     for name in ("observation_space", "action_space"):
-        if not isinstance(metadata, dict) or not isinstance(metadata.get(name), str):
+        if not isinstance(metadata.get(name), str):
             raise FormatError(
                 f"{folder / 'metadata.json'} has no {name}, and making the environment that it names could run code; "
                 f'add it: minari.serialization.serialize_space(space) returns the text of "{name}"'
@@ -182,20 +186,6 @@ def _check_hdf5(folder: Path) -> None:
 
         for path in files:
             check_hdf5(path)
-
-
-@contextmanager
-def _errors(folder: Path) -> Iterator[None]:
-    """Raise what says that a data set cannot be read for the errors of the libraries that read it."""
-    try:
-        yield
-    except ImportError as error:
-        with MissingExtra.raised_for("this data set of Minari", "minari"):
-            raise error
-    except (OSError, ValueError, KeyError, AssertionError, NotImplementedError) as error:
-        if isinstance(error, FormatError | SchemaError):
-            raise
-        raise FormatError(f"{folder} cannot be read: {error or type(error).__name__}") from error
 
 
 # --- what Minari holds -----------------------------------------------------------------------------------------------

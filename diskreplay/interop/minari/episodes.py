@@ -133,7 +133,7 @@ class Layout:
         if not notes.get(_NO_SEED) and (seed := episode.fields.get(f"{FIELDS}/{SEED}")) is not None:
             metadata[SEED] = int(seed)
         return {
-            "observations": _with_final(observations, count),
+            "observations": observations,
             "actions": episode.tree(schema, ACTION),
             "rewards": episode.steps[REWARD],
             **_flags(episode, count, notes),
@@ -158,17 +158,6 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
         flags[-1] = last
         found[name] = flags
     return found
-
-
-def _with_final(tree: Any, count: int) -> Any:
-    """Return observations with one in the place of the final one where there is none: the last one again."""
-    if isinstance(tree, tuple):
-        return tuple(_with_final(item, count) for item in tree)
-    if isinstance(tree, Mapping):
-        return {key: _with_final(item, count) for key, item in tree.items()}
-    if isinstance(tree, list) or len(tree) > count:
-        return tree
-    return np.concatenate([tree, tree[-1:]])
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +11,7 @@ from diskreplay import MissingExtra, Schema
 from diskreplay.interop.exchange.episode_data import ACTION, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.spaces import space_of
-from diskreplay.interop.exchange.write_behind import WriteBehind
+from diskreplay.interop.exchange.write_behind import write_behind
 from diskreplay.interop.minari.arrow_files import Raw, write_file
 from diskreplay.interop.minari.episodes import SEED, Layout
 from diskreplay.interop.minari.reading import METADATA
@@ -44,18 +43,17 @@ _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
     """Write a data set, with a name in the folder of Minari or without one."""
-    with WriteBehind() as behind:
-        data_set = _DataSet(plan, data_format, name, behind)
-        for episode in episodes:
-            data_set.add(episode)
-        data_set.finish()
+    plan.path.mkdir()
+    data_set = _DataSet(plan, data_format, name)
+    write_behind(episodes, data_set.write, _WAITING_BYTES, _WAITING_EPISODES)
+    data_set.finish()
 
 
 class _DataSet:
     """A data set that is being written."""
 
-    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None, behind: WriteBehind) -> None:
-        self._plan, self._name, self._data_format, self._behind = plan, name, data_format, behind
+    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
+        self._plan, self._name, self._data_format = plan, name, data_format
         self._in_arrow = data_format != "hdf5"
         self._noted: dict[str, Json] = dict(plan.metadata)
         is_own = self._noted.get("format") == NAME
@@ -63,13 +61,9 @@ class _DataSet:
         observation_space, action_space = self._spaces()
         self._layout = Layout.of(plan.schema, without_texts(observation_space, "obs")[1])
         self._folder = plan.path / "data"
-        plan.path.mkdir()
         self._storage = MinariStorage.new(
             self._folder, observation_space, action_space, data_format=data_format, jpeg_encoding=False
         )
-        self._episodes = 0
-        self._waiting: list[Raw] = []
-        self._bytes = 0
 
     def _spaces(self) -> tuple[AnySpace, AnySpace]:
         """Return the spaces that the data set was imported with, if they are those of the schema, else made of it."""
@@ -87,21 +81,9 @@ class _DataSet:
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 
-    def add(self, episode: EpisodeData) -> None:
-        """Append an episode."""
-        self._waiting.append(self._layout.raw(episode, in_arrow=self._in_arrow))
-        self._bytes += sum(rows.nbytes for rows in episode.steps.values())
-        self._episodes += 1
-        if self._bytes > _WAITING_BYTES or len(self._waiting) == _WAITING_EPISODES:
-            self._begin_write()
-
-    def _begin_write(self) -> None:
-        if self._waiting:
-            self._behind.begin(partial(self._write, self._episodes - len(self._waiting), self._waiting))
-        self._waiting, self._bytes = [], 0
-
-    def _write(self, first: int, episodes: list[Raw]) -> None:
+    def write(self, first: int, some: list[EpisodeData]) -> None:
         """Write episodes from number ``first`` on, with what Minari keeps of each beyond its arrays."""
+        episodes = [self._layout.raw(episode, in_arrow=self._in_arrow) for episode in some]
         beyond = [episode.pop(METADATA) for episode in episodes]
         if self._in_arrow:
             for number, (episode, values) in enumerate(zip(episodes, beyond, strict=True), first):
@@ -121,8 +103,6 @@ class _DataSet:
 
     def finish(self) -> None:
         """Complete the data set."""
-        self._begin_write()
-        self._behind.wait()
         kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
         kept |= {key: set(kept[key]) for key in _SETS if key in kept}
         if self._noted and not self._metadata:

@@ -59,10 +59,7 @@ class _Folder:
         last = np.arange(rows) == rows - 1
         features: dict[str, Sequence[bytes] | NDArray[Any]] = {}
         for path, values in episode.steps.items():
-            if is_obs(path):
-                padded = values if episode.has_final_obs else np.concatenate([values, values[-1:]])
-            else:
-                padded = np.concatenate([values, np.zeros_like(values[:1])])
+            padded = values if is_obs(path) else np.concatenate([values, np.zeros_like(values[:1])])
             features[self._names[path]] = self._features[path].encode(padded)
         flags = {FIRST: np.arange(rows) == 0, LAST: last, TERMINAL: last & episode.terminated}
         features |= {f"{STEPS}{name}": flag for name, flag in flags.items()}
