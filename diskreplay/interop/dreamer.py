@@ -24,7 +24,7 @@ from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.not_held import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
-from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
+from diskreplay.interop.exchange.npz_files import opened_npz
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -94,12 +94,11 @@ def import_dataset(
         paths, schema = replay.paths(action, extra), replay.schema(action, extra)
     data_set = Source(
         NAME,
-        str(folder),
+        folder,
         schema,
         len(replay.episodes),
         sum(map(_steps, replay.episodes)),
         lambda first: (replay.read(parts, paths) for parts in replay.episodes[first:]),
-        place=folder,
     )
     return import_into(path, data_set, progress)
 
@@ -277,11 +276,8 @@ def _steps(parts: Sequence[_Part]) -> int:
 
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
     """Return arrays of a file, those of the names that it has or all."""
-    try:
-        with opened_npz(file) as opened:
-            found = {key: opened[key] for key in opened.files if names is None or key in names}
-    except UNREADABLE as error:
-        raise FormatError(f"{file} cannot be read: {error}") from None
+    with opened_npz(file) as opened:
+        found = {key: opened[key] for key in opened.files if names is None or key in names}
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file} has no rows of {scalars[0]!r}")
     return found

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import FormatError, Store
+from diskreplay import Store
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import FIELDS, HIDDEN, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.npz_files import UNREADABLE, opened_npz
+from diskreplay.interop.exchange.npz_files import opened_npz
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -59,7 +59,7 @@ def import_dataset(
         found = Description.read(folder, NAME)
     made = Source(
         NAME,
-        str(folder),
+        folder,
         found.schema,
         found.episodes,
         found.steps,
@@ -103,12 +103,9 @@ def export_dataset(
 
 def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:
     for number in range(first, count):
-        path = folder / _file(number)
-        try:
-            with opened_npz(path) as file:
-                yield _episode({name: file[name] for name in file.files})
-        except UNREADABLE as error:
-            raise FormatError(f"{path} cannot be read: {error}") from error
+        with opened_npz(folder / _file(number)) as file:
+            episode = _episode({name: file[name] for name in file.files})
+        yield episode
 
 
 def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:

@@ -95,7 +95,7 @@ def open_source(source: str | PathLike[str]) -> Source:
         found = Description.read(folder, NAME)
     return Source(
         NAME,
-        str(folder),
+        folder,
         found.schema,
         found.episodes,
         found.steps,

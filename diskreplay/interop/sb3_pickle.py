@@ -108,13 +108,12 @@ def import_dataset(
         found = pieces(buffer.ended)
     data_set = Source(
         NAME,
-        str(file),
+        file,
         buffer.schema,
         len(found),
         sum(map(len, found)),
         lambda first: map(buffer.episode, found[first:]),
         buffer.settings,
-        place=file,
         cut=buffer.cut,
     )
     return import_into(path, data_set, progress)

@@ -94,12 +94,11 @@ def import_dataset(
         schema = data.schema()
     data_set = Source(
         NAME,
-        str(folder),
+        folder,
         schema,
         len(data.pieces),
         sum(map(len, data.pieces)),
         lambda first: map(data.episode, data.pieces[first:]),
-        place=folder,
         cut=data.cut,
     )
     return import_into(path, data_set, progress)

@@ -105,7 +105,7 @@ def import_dataset(
             root = opened.enter_context(_opened(file, stored))
             data = _DataSet(file, root, {ACTION: action, REWARD: reward}, extra, ended)
         steps = sum(stop - start for start, stop in data.bounds)
-        data_set = Source(NAME, str(file), data.schema, len(data.bounds), steps, data.read, data.metadata, file)
+        data_set = Source(NAME, file, data.schema, len(data.bounds), steps, data.read, data.metadata)
         return import_into(path, data_set, progress)
 
 

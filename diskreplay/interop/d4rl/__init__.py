@@ -80,9 +80,7 @@ def open_source(source: str | PathLike[str], max_episode_steps: int | None = Non
     file = Path(source).absolute()
     with foreign(file):
         reader = Reader(file, max_episode_steps)
-    return Source(
-        NAME, str(file), reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata, file, reader.cut
-    )
+    return Source(NAME, file, reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata, reader.cut)
 
 
 def export_dataset(

@@ -26,8 +26,10 @@ class Source:
 
     Attributes
     ----------
-    format, name : str
-        Of which format it is, and which one: a path, or a name that stays.
+    format : str
+        Its format, "npz".
+    place : Path
+        The file or folder.
     schema : Schema
         What its steps hold.
     episodes, steps : int
@@ -36,21 +38,26 @@ class Source:
         ``read(n)`` yields its episodes in order, the first of them number n.
     metadata : dict
         What the format says of the whole data set, as JSON.
-    place : Path, optional
-        The file or folder that an export makes: an earlier release may have left a side folder with it.
     cut : int
         After how many steps the reader cut an episode, since the next row has another observation than the step led to.
+    part : str
+        Which part of the data set it is, such as a split; empty: all.
     """
 
     format: str
-    name: str
+    place: Path
     schema: Schema
     episodes: int
     steps: int
     read: Callable[[int], Iterator[EpisodeData]]
     metadata: Mapping[str, Json] = field(default_factory=dict)
-    place: Path | None = None
     cut: int = 0
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """The data set in messages and notes."""
+        return f"{self.place} {self.part}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -106,14 +113,13 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
     UserWarning
         An earlier release kept values of the data set in a side folder, which is not read, or many episodes are cut.
     """
-    if source.place is not None:
-        side, names = ignored_values(source.place, source.format, source.schema, source.metadata)
-        if names:
-            warnings.warn(
-                f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
-                "exported store. The format npz holds everything",
-                stacklevel=3,  # the caller of an adapter's `import_dataset`
-            )
+    side, names = ignored_values(source.place, source.format, source.schema, source.metadata)
+    if names:
+        warnings.warn(
+            f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
+            "exported store. The format npz holds everything",
+            stacklevel=3,  # the caller of an adapter's `import_dataset`
+        )
     if source.cut * _STEPS_A_CUT > source.steps:
         warnings.warn(
             f"{source.name}: {source.cut} of {source.steps} steps lead to another observation than the next row has, "

@@ -48,7 +48,8 @@ def find_not_held(
     SegmentGone
         An episode has left the store since the snapshot.
     """
-    found = {SCHEMA} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
+    # A format lacks marks of hidden steps only if some are hidden.
+    found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
     for episode in episodes:
         found |= _names_of(episode, schema)
         if notes.get(int(episode.ids[0])) is not None:
@@ -65,8 +66,6 @@ def _names_of(episode: Episode, schema: Schema) -> set[str]:
     found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
     if episode.terminated == is_truncated:
         found |= {ENDS} if episode.terminated else {ENDS, CUT}
-    if episode.hidden_steps:
-        found.add(HIDDEN)
     if not np.isnan(episode[PRIORITY]).all():
         found.add(PRIORITY)
     return found

@@ -1,4 +1,4 @@
-"""Archives of NumPy, ``.npz``, whose damage is one of the errors that are named here."""
+"""Archives of NumPy, ``.npz``, that others made."""
 
 import math
 import zipfile
@@ -16,24 +16,32 @@ from diskreplay import FormatError
 from diskreplay.interop.exchange.foreign import check_claim, check_memory
 
 # What NumPy and zipfile raise of damaged files; a TypeError where it is a single array.
-UNREADABLE = OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error
+_UNREADABLE = OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 @contextmanager
 def opened_npz(path: Path) -> Iterator[NpzFile[Any]]:
-    """Have an archive open for a block, in which its arrays are read. Raises one of `UNREADABLE`, also in the block.
+    """Have an archive open for a block, in which its arrays are read.
 
     Each array has the bytes of its header's shape, and no array holds objects.
+
+    Raises
+    ------
+    FormatError
+        The archive is damaged, or there is none; the block may meet the damage.
     """
-    # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
-    with open(path, "rb") as raw:
-        with zipfile.ZipFile(raw) as archive:
-            _check(archive, path)
-        raw.seek(0)
-        with np.load(raw, allow_pickle=False) as file:
-            yield file
+    try:
+        # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
+        with open(path, "rb") as raw:
+            with zipfile.ZipFile(raw) as archive:
+                _check(archive, path)
+            raw.seek(0)
+            with np.load(raw, allow_pickle=False) as file:
+                yield file
+    except _UNREADABLE as error:
+        raise FormatError(f"{path} cannot be read: {error}") from error
 
 
 def _check(archive: zipfile.ZipFile, path: Path) -> None:

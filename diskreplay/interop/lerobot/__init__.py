@@ -79,7 +79,7 @@ def open_source(source: str | PathLike[str]) -> Source:
     root = Path(source).absolute()
     with foreign(root):
         reader = Reader(root)
-    return Source(NAME, str(root), reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata, root)
+    return Source(NAME, root, reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata)
 
 
 def export_dataset(

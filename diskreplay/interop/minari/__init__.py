@@ -87,7 +87,7 @@ def open_source(source: str | PathLike[str]) -> Source:
                 yield layout.episode(raw)
 
     place = folder.parent if folder.name == "data" else folder
-    return Source(NAME, str(folder), layout.schema, episodes, steps, read, metadata, place)
+    return Source(NAME, place, layout.schema, episodes, steps, read, metadata)
 
 
 def _count(folder: Path, metadata: Mapping[str, Any], name: str) -> int:

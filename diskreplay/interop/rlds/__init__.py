@@ -71,8 +71,7 @@ def import_dataset(
     with foreign(folder):
         data = DataSet(folder, split, last)
         schema = data.schema()
-    name = str(folder) if split is None else f"{folder} {split}"
-    data_set = Source(NAME, name, schema, len(data.lengths), sum(data.lengths), data.read, place=folder)
+    data_set = Source(NAME, folder, schema, len(data.lengths), sum(data.lengths), data.read, part=split or "")
     return import_into(path, data_set, progress)
 
 

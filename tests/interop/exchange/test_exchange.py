@@ -77,7 +77,7 @@ def noted_source(episodes: int = 5, name: str = "made", fails_at: int | None = N
             yield episode if number % 2 else replace(episode, notes={"text": f"episode {number}"})
 
     steps = sum(1 + number % 4 for number in range(episodes))
-    return Source("made", name, schema, episodes, steps, read, {"author": "nobody"})
+    return Source("made", Path(name), schema, episodes, steps, read, {"author": "nobody"})
 
 
 # --- import ----------------------------------------------------------------------------------------------------------
