@@ -16,8 +16,7 @@ from diskreplay.loading.readahead import Readahead
 from diskreplay.loading.sampler_states import Told
 from diskreplay.loading.transforms import Arrays, Pipeline
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Reader, View, nested, tuple_fields
-from diskreplay.views.page_ranges import Pages
+from diskreplay.views.base import Pages, Reader, View, nested, tuple_fields
 from diskreplay.views.parallel_copy import CopyThreads
 from diskreplay.views.requested import OF_DRAWS
 

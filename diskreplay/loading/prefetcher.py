@@ -8,8 +8,7 @@ from time import perf_counter
 from diskreplay.loading.batch import Batch
 from diskreplay.loading.gatherer import Gathered, Gatherer
 from diskreplay.loading.planner import Plan
-from diskreplay.views.base import offsets
-from diskreplay.views.page_ranges import Pages
+from diskreplay.views.base import Pages, offsets
 from diskreplay.workers import Job, Workers
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.

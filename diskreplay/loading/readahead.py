@@ -9,8 +9,7 @@ from diskreplay.format.schema import Schema
 from diskreplay.store.reading.chunk_table import WIDE_ROW
 from diskreplay.store.reading.decompression import blocks_read
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Reader
-from diskreplay.views.page_ranges import NO_PAGES, Pages
+from diskreplay.views.base import NO_PAGES, Pages, Reader
 
 # After so many batches that needed nothing from disk, nothing is asked of it until one does: it would be a waste.
 WARM_BATCHES = 32

@@ -10,8 +10,6 @@ from diskreplay.errors import MissingExtra
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from diskreplay.loading.batch import Batch
-
 # Of our names: where TorchRL has them. What is not here keeps its name at the root.
 KEYS: Mapping[str, str | tuple[str, str]] = {
     "reward": ("next", "reward"),
@@ -25,8 +23,8 @@ KEYS: Mapping[str, str | tuple[str, str]] = {
 COLUMNS = frozenset({"reward", "terminated", "truncated", "n_steps", "is_first"})
 
 
-def to_tensordict(batch: "Batch") -> "TensorDict":
-    """Return a batch as a TensorDict; see `Batch.to_tensordict`."""
+def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
+    """Return the fields of a batch, trees of tensors, as a TensorDict; see `Batch.to_tensordict`."""
     with MissingExtra.raised_for("a TensorDict", "torchrl"):
         from tensordict import TensorDict
 

@@ -4,20 +4,21 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from mmap import MADV_WILLNEED
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema, Tree, with_tuples
 from diskreplay.kernels.runs import Starts as Starts
+from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from diskreplay.sampling.base import Distribution
     from diskreplay.sampling.episode_filter import EpisodeFilter
     from diskreplay.sampling.population import Crossing
-    from diskreplay.views.page_ranges import Pages
     from diskreplay.views.parallel_copy import CopyThreads
 
 Ints = NDArray[np.int64]
@@ -28,6 +29,10 @@ ALIGNMENT = 64  # a cache line, and what a copy to a device likes
 
 EPISODE_KNOWN = "episode_known"
 """The field that says of which items the values of their episodes were given."""
+
+# Advice of `madvise`.
+WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
+POPULATE_READ = 22  # wait until they are there, and map them; Linux 5.14
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,28 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
     return found, end
 
 
+class Pages(NamedTuple):
+    """Ranges of whole pages, in order and apart from each other: addresses and bytes.
+
+    The addresses are good while ``held`` is referenced.
+    """
+
+    starts: Ints
+    sizes: Ints
+    held: tuple[Any, ...] = ()
+
+    def ask(self) -> None:
+        """Have them read from disk while the caller goes on."""
+        chosen("advise")(self.starts, self.sizes, WILL_NEED)
+
+    def wait(self) -> None:
+        """Return when they are in memory; where the system cannot say, whoever reads them waits."""
+        chosen("advise")(self.starts, self.sizes, POPULATE_READ)
+
+
+NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
 class Reader:
     """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
 
@@ -114,7 +141,7 @@ class Reader:
         """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors."""
         return tensors
 
-    def pages(self, snapshot: Snapshot, ids: Ints) -> "Pages":
+    def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of these ids lie; what is not mapped yet is mapped."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +25,14 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import reward_leaves
-from diskreplay.views.base import Block, Ints, Leaf, Reader
+from diskreplay.views.base import NO_PAGES, Block, Ints, Leaf, Pages, Reader, View
 from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import GatherPlan
-from diskreplay.views.page_ranges import NO_PAGES, Pages, merged_pages, wide_pages
+from diskreplay.views.page_ranges import merged_pages, wide_pages
 from diskreplay.views.requested import Requested
 from diskreplay.views.successors import NONE, Bools, Successors, ids_of
+from diskreplay.views.window_layout import ShownField, WindowLeaf
 from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
-
-if TYPE_CHECKING:
-    from diskreplay.views.sequences import Sequences, _Kind, _Shown
 
 Bytes = NDArray[np.uint8]
 
@@ -271,12 +269,21 @@ class CrossingReader(Reader):
 
     shows_leaves = False
 
-    def __init__(self, view: "Sequences", schema: Schema, kinds: "Sequence[_Kind]", shown: "Sequence[_Shown]") -> None:
-        self._view = view
+    def __init__(
+        self,
+        view: View,
+        schema: Schema,
+        kinds: Sequence[WindowLeaf],
+        shown: Sequence[ShownField],
+        length: int,
+        burn_in: int,
+        gamma: float,
+    ) -> None:
+        self._view, self._length, self._burn_in = view, length, burn_in
         self.paths = [field.path for field in shown]
         # Those with a value for each step first: a block of these is one of steps.
         kinds = sorted(kinds, key=lambda kind: not kind.each_step)
-        self.leaves: Sequence[Leaf] = [kind.leaf(view.length) for kind in kinds]
+        self.leaves: Sequence[Leaf] = [kind.leaf(length) for kind in kinds]
         self._step_leaves = [kind.value for kind in kinds if kind.each_step]
         self._place = {leaf.path: place for place, leaf in enumerate(self.leaves)}
         copies: dict[str, list[Copy]] = {_STEPS: [], _NEXT: [], _FIRST: []}
@@ -288,7 +295,7 @@ class CrossingReader(Reader):
         self._copies = {which: some for which, some in copies.items() if some}
         self._plans = {which: GatherPlan(some) for which, some in self._copies.items()}
         stack = max(kind.frames for kind in kinds)
-        self._walk, self._walk_of_pages = LaneWalk(view.length, stack), LaneWalk(view.length, stack)
+        self._walk, self._walk_of_pages = LaneWalk(length, stack), LaneWalk(length, stack)
         self._pages_lock = Lock()
         self._finder = EpisodeFinder()
         of_steps, of_items = (
@@ -296,8 +303,8 @@ class CrossingReader(Reader):
             for each in (True, False)
         )
         rewards = reward_leaves(schema, None)
-        self._of_steps = Requested(schema, of_steps, rewards, view.gamma).if_any()
-        self._of_items = Requested(schema, of_items, rewards, view.gamma).if_any()
+        self._of_steps = Requested(schema, of_steps, rewards, gamma).if_any()
+        self._of_items = Requested(schema, of_items, rewards, gamma).if_any()
 
     def present(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Return the fields of a batch, in the order of `paths`."""
@@ -310,7 +317,7 @@ class CrossingReader(Reader):
         for which, windows in self._windows(steps).items():
             self._plans[which].copy(snapshot, windows, block if which == _FIRST else each_step, self.threads)
         is_first = steps.flags & (FIRST | CUT) == FIRST
-        is_exact = np.logical_or.accumulate(is_first, axis=1) | (np.arange(self._view.length) >= self._view.burn_in)
+        is_exact = np.logical_or.accumulate(is_first, axis=1) | (np.arange(self._length) >= self._burn_in)
         made: dict[str, Any] = {
             "terminated": steps.ends & TERMINATED != 0,
             "truncated": steps.ends & TRUNCATED != 0,
@@ -359,7 +366,7 @@ class CrossingReader(Reader):
         windows = steps.windows
         found = {_STEPS: windows}
         if _FIRST in self._plans:
-            found[_FIRST] = windows.select(np.arange(0, windows.size, self._view.length))
+            found[_FIRST] = windows.select(np.arange(0, windows.size, self._length))
         if _NEXT in self._plans:
             found[_NEXT] = following = windows.select(np.arange(windows.size))
             following.row += 1

@@ -13,9 +13,9 @@ from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_table import Held, TableLine, unseen
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Block, Ints, Leaf, offsets
+from diskreplay.views.base import NO_PAGES, Block, Ints, Leaf, Pages, offsets
 from diskreplay.views.earlier_parts import EarlierParts
-from diskreplay.views.page_ranges import NO_PAGES, Pages, wide_pages
+from diskreplay.views.page_ranges import wide_pages
 from diskreplay.views.parallel_copy import CopyThreads, copying
 from diskreplay.views.windows import (
     ATTEMPTS,

@@ -1,9 +1,10 @@
 """Hindsight: which goals of its own episode replace a transition's goal, and what reward it then earns."""
 
 import inspect
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,10 @@ from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import fraction
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields
-from diskreplay.views.base import Block, Ints, Reader
+from diskreplay.views.base import Block, Ints, Pages, Reader, View
 from diskreplay.views.gather_plan import LONGEST, GatherPlan, row_plan
-from diskreplay.views.page_ranges import Pages
 from diskreplay.views.requested import RETURNS
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, windows_of
-
-if TYPE_CHECKING:
-    from diskreplay.views.transitions import TransitionsReader
 
 ACHIEVED, DESIRED = "obs/achieved_goal", "obs/desired_goal"
 STRATEGIES = ("future", "final", "episode")
@@ -154,13 +151,31 @@ def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
     )
 
 
+class ReturnsReader(Reader):
+    """A reader of items that start at a step each, and have the return of the steps from there on.
+
+    `weights` are the fields that are summed: path, dtype and weight of each. `discount` is path and dtype of the
+    environment's discounts, None where there are none; `gamma` is the agent's. `view` is for messages.
+    """
+
+    view: View
+    gamma: float
+    weights: Sequence[tuple[str, np.dtype[Any], np.float64]]
+    discount: tuple[str, np.dtype[Any]] | None
+
+    @property
+    @abstractmethod
+    def windows(self) -> Windows:
+        """The windows of the last batch."""
+
+
 class HindsightReader(Reader):
     """Gathers `Transitions` with `Hindsight`, on top of what gathers them as they are. Not thread-safe.
 
     `fill` relabels only when `seed` came before it: the same seed, snapshot and ids give the same batch.
     """
 
-    def __init__(self, hindsight: Hindsight, plain: "TransitionsReader", schema: Schema) -> None:
+    def __init__(self, hindsight: Hindsight, plain: ReturnsReader, schema: Schema) -> None:
         _check_goals(schema)
         self._hindsight, self._plain, self._view = hindsight, plain, plain.view
         self.leaves, self.paths = self._plain.leaves, self._plain.paths
@@ -282,14 +297,14 @@ class HindsightReader(Reader):
             else:
                 r += others.pop(0) * weight
         terminated: NDArray[np.bool_] = np.asarray(reached.any(axis=1))
-        discount: NDArray[np.float64] = np.power(self._view.gamma, k.astype(np.float64))
+        discount: NDArray[np.float64] = np.power(self._plain.gamma, k.astype(np.float64))
         if self._plain.discount is not None:
             given = np.cumprod(np.where(inside, others.pop(0), 1.0), axis=1, dtype=np.float64)
             r[:, 1:] *= given[:, :-1]
             discount *= given[:, -1]
         r[:, 1:][np.logical_or.accumulate(reached, axis=1)[:, :-1]] = 0.0
         found = np.empty(size, np.float32)
-        chosen("nstep")(r, k, self._view.gamma, found)
+        chosen("nstep")(r, k, self._plain.gamma, found)
         return found, terminated, np.where(terminated, 0.0, discount)
 
 

@@ -1,44 +1,15 @@
 """Which pages of memory the windows of a batch lie in: what has to be read from disk before they can be gathered."""
 
 from collections.abc import Sequence
-from mmap import MADV_WILLNEED
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from diskreplay.kernels.huge_pages import whole_pages
-from diskreplay.kernels.table import chosen
 from diskreplay.store.reading import chunk_budget
 from diskreplay.store.reading.chunk_budget import DECOMPRESSED
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Ints
+from diskreplay.views.base import NO_PAGES, Ints, Pages
 from diskreplay.views.windows import Copy, Windows, map_rows
-
-# Advice of `madvise`.
-WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
-POPULATE_READ = 22  # wait until they are there, and map them; Linux 5.14
-
-
-class Pages(NamedTuple):
-    """Ranges of whole pages, in order and apart from each other: addresses and bytes.
-
-    The addresses are good while ``held`` is referenced.
-    """
-
-    starts: Ints
-    sizes: Ints
-    held: tuple[Any, ...] = ()
-
-    def ask(self) -> None:
-        """Have them read from disk while the caller goes on."""
-        chosen("advise")(self.starts, self.sizes, WILL_NEED)
-
-    def wait(self) -> None:
-        """Return when they are in memory; where the system cannot say, whoever reads them waits."""
-        chosen("advise")(self.starts, self.sizes, POPULATE_READ)
-
-
-NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,6 @@ from diskreplay.sampling.population import EVERY_ID, Population
 from diskreplay.sampling.saved_state import columns, state_of
 from diskreplay.sampling.snapshot import Snapshot
 from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
-
-if TYPE_CHECKING:
-    from diskreplay.views.rollouts import Rollouts
 
 Ints = NDArray[np.int64]
 
@@ -72,7 +69,18 @@ class LaneEpisodes(NamedTuple):
         return self.select(np.lexsort((self.episodes.first, self.key)))
 
 
-def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
+class Bootstrap(NamedTuple):
+    """What the steps of rollouts are bootstrapped with: the fields of their values, and whether a function is called.
+
+    `next_value` is None where no field holds the values of what steps led to.
+    """
+
+    value: str
+    next_value: str | None
+    calls_value_fn: bool
+
+
+def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     """Return how many steps of each episode, from its first on, a rollout may hold.
 
     All of them but for the last step of a lane: while its bootstrap may yet come (a writer that closes takes the step
@@ -80,19 +88,19 @@ def usable_steps(lanes: LaneEpisodes, view: "Rollouts") -> Ints:
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps
-    if view.next_value is not None and view.value_fn is None:
+    if bootstrap.next_value is not None and not bootstrap.calls_value_fn:
         return steps
     has_next = np.append(key[1:] == key[:-1], False)
     continued = np.append(end[1:] & CONTINUES != 0, False) & has_next
     still_open = (end & OPEN != 0) & ~has_next
-    if view.value_fn is None:
+    if not bootstrap.calls_value_fn:
         # The step behind a cut tells whether it was one for length.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
     # Such a step is given, or refused where the rollout is gathered: in the midst of a lane, none is left out.
     known |= ((end & TRUNCATED != 0) & (end & CUT == 0)) | ((end & CUT != 0) & has_next)
-    if view.next_value is not None:
+    if bootstrap.next_value is not None:
         known |= ~still_open
     # Of an open episode, `obs_rows` is one more than `steps` where the newest step came with its next observation.
     return np.where(still_open, np.maximum(episodes.obs_rows - 1, 0), steps - ~known)
@@ -154,18 +162,18 @@ class RolloutCursor(Owned):
     delivered is planned again. A rank's share is the lanes for which writer + lane, modulo the number of ranks, is
     the rank: that does not change when writers come and go.
 
-    `view` says how many steps, and what they are bootstrapped with; `episode_filter` which episodes count, None is all.
+    `num_steps` are drawn of each lane at once; `episode_filter` tells which episodes count, None is all.
     """
 
     sized = False
     gives_once = True
     keeps_share = True
 
-    def __init__(self, view: "Rollouts", episode_filter: EpisodeFilter | None = None) -> None:
-        self._view = view
+    def __init__(self, num_steps: int, bootstrap: Bootstrap, episode_filter: EpisodeFilter | None = None) -> None:
+        self._bootstrap = bootstrap
         self._filter = episode_filter or EpisodeFilter()
-        self.least = view.num_steps
-        self.key = json.dumps([view.num_steps, view.value, view.next_value])
+        self.least = num_steps
+        self.key = json.dumps([num_steps, bootstrap.value, bootstrap.next_value])
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
@@ -207,7 +215,7 @@ class RolloutCursor(Owned):
         """Return the ids of the steps of the share's lanes that were not drawn yet, of lanes with too few as well."""
         lanes = self._follow(population).by_lane
         least = population.followed.least_ids(lanes.episodes.first)
-        runs = unseen_steps(lanes, usable_steps(lanes, self._view), self._planned, least)
+        runs = unseen_steps(lanes, usable_steps(lanes, self._bootstrap), self._planned, least)
         return np.concatenate([_NO_LANES, *id_blocks(runs)])
 
     def delivered(self, draw: Draw) -> None:
@@ -277,7 +285,7 @@ class RolloutCursor(Owned):
         return current, grid
 
     def _oldest_grid(self, current: _SnapshotLanes) -> Grid:
-        usable = usable_steps(current.by_lane, self._view)
+        usable = usable_steps(current.by_lane, self._bootstrap)
         visible = current.snapshot.least_ids(current.by_lane.episodes.first)
         return oldest(current.by_lane, usable, current.growing, self._planned, visible, self.least)
 

@@ -36,6 +36,7 @@ from diskreplay.views.base import (
     Block,
     Ints,
     Leaf,
+    Pages,
     Reader,
     View,
     nested,
@@ -43,9 +44,9 @@ from diskreplay.views.base import (
     tuple_fields,
 )
 from diskreplay.views.gather_plan import GatherPlan, row_plan
-from diskreplay.views.page_ranges import Pages, wide_pages
+from diskreplay.views.page_ranges import wide_pages
 from diskreplay.views.requested import Requested, each_item, each_step
-from diskreplay.views.rollout_cursor import RolloutCursor
+from diskreplay.views.rollout_cursor import Bootstrap, RolloutCursor
 from diskreplay.views.step_runs import StepRuns
 from diskreplay.views.successors import NONE, Bools, Following, Successors, place
 from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, refuse, refuse_evicted, step_fields
@@ -151,7 +152,8 @@ class Rollouts(View):
 
     def own_distribution(self, episode_filter: EpisodeFilter) -> RolloutCursor:
         """Return what gives each lane's steps once, in order."""
-        return RolloutCursor(self, episode_filter)
+        bootstrap = Bootstrap(self.value, self.next_value, self.value_fn is not None)
+        return RolloutCursor(self.num_steps, bootstrap, episode_filter)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""

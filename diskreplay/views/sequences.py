@@ -1,9 +1,9 @@
 """Windows of steps inside episodes, and whole episodes: the views, and how they are gathered."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +16,13 @@ from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Sta
 from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, switch
-from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
+from diskreplay.views.base import Block, Ints, Leaf, Pages, Reader, View
 from diskreplay.views.crossing import CrossingReader, CrossingStarts
 from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
-from diskreplay.views.page_ranges import Pages
-from diskreplay.views.requested import Requested, each_item, each_step
-from diskreplay.views.windows import (
-    TIME,
-    TIME_SOURCE,
-    TO_THE_END,
-    Bounds,
-    Copy,
-    StepField,
-    Windows,
-    refuse_evicted,
-    step_fields,
-    windows_of,
-)
-
-FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
+from diskreplay.views.requested import Requested
+from diskreplay.views.window_layout import FLAGS, window_layout
+from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_evicted, windows_of
 
 # Steps that windows share where nothing else is said (Kapturowski et al. 2019, section 2.3).
 OVERLAP = 40
@@ -190,8 +177,8 @@ class Sequences(View):
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
         """Bind the view to a schema; `fields` names what a batch holds, None all."""
         if self.cross_episodes:
-            layout = _layout(schema, fields, self.frame_stack, self.start_only, shares_frames=False)
-            return CrossingReader(self, schema, *layout)
+            layout = window_layout(schema, fields, self.frame_stack, self.start_only, shares_frames=False)
+            return CrossingReader(self, schema, *layout, self.length, self.burn_in, self.gamma)
         return SequencesReader(self, schema, fields)
 
 
@@ -247,43 +234,6 @@ class Episodes(View):
         return EpisodesReader(self, schema, fields)
 
 
-class _Shown(NamedTuple):
-    """A field of a batch: a leaf as it is (`stack` 0), or the steps of an observation leaf from `offset` on."""
-
-    path: Path
-    leaf: int
-    stack: int = 0
-    offset: int = 0
-
-    def of(self, tensor: Any) -> Any:
-        """Return the field as a view of the leaf's tensor."""
-        if self.stack == 0:
-            return tensor
-        length = tensor.shape[1] - self.stack
-        frames = tensor[:, self.offset : self.offset + length + self.stack - 1]
-        if self.stack == 1:
-            return frames
-        return frames.unfold(1, self.stack, 1).movedim(-1, 2)
-
-
-class _Kind(NamedTuple):
-    """A leaf: a value of it, what it is copied from, whether it has one for each step, and the depth of its stacks.
-
-    `source` is None where nothing is copied, `stack` 0 where stacks do not share frames. A value is made of `frames`.
-    """
-
-    value: Leaf
-    source: str | None = None
-    each_step: bool = True
-    stack: int = 0
-    frames: int = 1
-
-    def leaf(self, length: int) -> Leaf:
-        """Return the leaf of windows of this length."""
-        value = self.value
-        return replace(value, shape=(length + self.stack, *value.shape)) if self.each_step else value
-
-
 class _StepsReader(Reader):
     """Gathers windows of up to `length` steps. Not thread-safe: it owns scratch memory.
 
@@ -307,7 +257,7 @@ class _StepsReader(Reader):
         start_only: Sequence[str] = (),
         gamma: float = 1.0,
     ) -> None:
-        self._kinds, self._shown = _layout(schema, fields, frame_stack, start_only)
+        self._kinds, self._shown = window_layout(schema, fields, frame_stack, start_only)
         self.paths = [field.path for field in self._shown]
         self._layouts: dict[int, tuple[Leaf, ...]] = {}
         self._bounds = Bounds(length, max((kind.stack for kind in self._kinds), default=1) or 1)
@@ -464,74 +414,3 @@ class EpisodesReader(_StepsReader):
         if len(inside):
             first = inside[0]
             raise InvalidIndex(f"id {ids[first]} is step {before[first]} of its episode; {self._view} start at step 0")
-
-
-def _layout(
-    schema: Schema,
-    fields: Sequence[str] | None,
-    frame_stack: int | Mapping[str, int],
-    start_only: Sequence[str],
-    shares_frames: bool = True,
-) -> tuple[list[_Kind], list[_Shown]]:
-    """Return the leaves of a batch of windows, and its fields in order.
-
-    With `shares_frames` all observations of a window are one leaf. Without, each step has its own, and `next_obs` is
-    there on request. Raises ValueError where an argument names something that the schema has not.
-    """
-    steps = step_fields(schema, frame_stack)
-    _check_start_only(start_only, steps)
-    every = [Leaf(path, BOOL) for path in _paths(steps)]
-    of_steps, of_items = each_step(schema), each_item(schema)
-    asked = [] if shares_frames else [leaf for leaf in every if leaf.path[0] == "next_obs"]
-    given = [leaf for leaf in every if leaf not in asked]
-    wanted = {leaf.path for leaf in select(given, fields, on_request=[*asked, *of_steps, *of_items])}
-    kinds: list[_Kind] = []
-    shown: dict[Path, _Shown] = {}
-
-    def add(kind: _Kind) -> None:
-        shown[kind.value.path] = _Shown(kind.value.path, len(kinds), kind.stack)
-        kinds.append(kind)
-
-    for field in steps["obs"]:
-        following = ("next_obs", *field.path[1:])
-        if not shares_frames:
-            for path in (field.path, following):
-                if path in wanted:
-                    add(_Kind(replace(field.leaf, path=path), field.source, frames=field.stack))
-        elif {field.path, following} & wanted:
-            add(_Kind(field._replace(stack=1).leaf, field.source, stack=field.stack))
-            shown[following] = shown[field.path]._replace(path=following, offset=1)
-    for name in steps:
-        for field in steps[name] if name != "obs" else ():
-            if field.path in wanted:
-                add(_Kind(field.leaf, field.source, name not in start_only))
-    for name in FLAGS:
-        if (name,) in wanted:
-            add(_Kind(Leaf((name,), BOOL)))
-    for leaf in of_steps:
-        if leaf.path in wanted:
-            add(_Kind(leaf, TIME_SOURCE if leaf is TIME else None))
-    for leaf in of_items:
-        if leaf.path in wanted:
-            add(_Kind(leaf, each_step=False))
-    for name, dtype in (("index", INT64), ("weight", FLOAT32)):
-        add(_Kind(Leaf((name,), dtype), each_step=False))
-    order = [*_paths(steps), *(leaf.path for leaf in (*of_steps, *of_items))]
-    return kinds, [shown[path] for path in order if path in wanted]
-
-
-def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:
-    """Return all fields of a batch in their order."""
-    paths = {name: [field.path for field in below] for name, below in steps.items()}
-    obs, action, reward = (paths.pop(name) for name in ("obs", "action", "reward"))
-    following = [("next_obs", *path[1:]) for path in obs]
-    own = [(name,) for name in (*FLAGS, "index", "weight")]
-    return [*obs, *following, *action, *reward, *own, *(path for below in paths.values() for path in below)]
-
-
-def _check_start_only(names: Sequence[str], steps: Mapping[str, Any]) -> None:
-    extra = [name for name in steps if name not in ("obs", "action", "reward")]
-    for name in names:
-        if name not in extra:
-            known = f"are {', '.join(extra)}" if extra else "are none"
-            raise ValueError(f"start_only names {name!r}, which is no extra field; those of this store {known}")

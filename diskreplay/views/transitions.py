@@ -24,10 +24,9 @@ from diskreplay.views.arguments import (
     stack_depths,
     weights_or_none,
 )
-from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Path, Reader, View, select
+from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Pages, Path, Reader, View, select
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
-from diskreplay.views.hindsight import Hindsight, HindsightReader
-from diskreplay.views.page_ranges import Pages
+from diskreplay.views.hindsight import Hindsight, HindsightReader, ReturnsReader
 from diskreplay.views.random_steps import RandomSteps
 from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.windows import (
@@ -152,15 +151,13 @@ class Transitions(View):
         return reader if self.relabel is None else HindsightReader(self.relabel, reader, schema)
 
 
-class TransitionsReader(Reader):
-    """Gathers `Transitions`. Not thread-safe: it owns scratch memory.
+class TransitionsReader(ReturnsReader):
+    """Gathers `Transitions`. Not thread-safe: it owns scratch memory."""
 
-    `weights` are the fields that are summed: path, dtype and weight of each. `discount` is path and dtype of the
-    environment's discounts, where the view names them.
-    """
+    view: Transitions
 
     def __init__(self, view: Transitions, schema: Schema, fields: Sequence[str] | None) -> None:
-        self.view, self.schema, self.fill_checks = view, schema, not view.drops
+        self.view, self.schema, self.gamma, self.fill_checks = view, schema, view.gamma, not view.drops
         self.weights = reward_leaves(schema, view.reward)
         sources, leaves = _plan(view, schema)
         on_request = [*each_step(schema), *each_item(schema)]

@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 
-from diskreplay.views.page_ranges import POPULATE_READ, WILL_NEED
+from diskreplay.views.base import POPULATE_READ, WILL_NEED
 from tests.kernels.pairs import KERNELS
 from tests.testing.support import resident_pages
 

@@ -22,7 +22,6 @@ from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population, Share
 from diskreplay.store.reading.episodes import Episode
 from diskreplay.views.base import nested
-from diskreplay.views.rollout_cursor import RolloutCursor
 from diskreplay.views.rollouts import Rollouts
 
 FLOAT = dr.Field((), "float32")
@@ -53,7 +52,7 @@ class Source:
         self.store = store
         self.view, self.reader = view, view.reader(SCHEMA)
         self.population = Population(view, where, Share(rank, world_size))
-        self.cursor = RolloutCursor(view, where)
+        self.cursor = view.own_distribution(where or EpisodeFilter())
         self.calls: list[torch.Tensor] = []
         if view.value_fn is not None:
             self.reader.evaluate = torch_values(self._value, torch.device("cpu"))

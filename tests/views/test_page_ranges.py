@@ -12,8 +12,7 @@ from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.population import Population
 from diskreplay.views import gather_plan
-from diskreplay.views.base import Block, offsets
-from diskreplay.views.page_ranges import NO_PAGES
+from diskreplay.views.base import NO_PAGES, Block, offsets
 from tests.kernels.plain import gather as module
 from tests.views.fakes import SCHEMA, Snapshot
 from tests.views.strategies import snapshots

@@ -5,8 +5,9 @@ import os
 import sys
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,6 @@ from numpy.typing import NDArray
 from diskreplay.format.mapping import count_mappings, relieved_by
 from diskreplay.store.forks import each_of, told_of_forks
 from diskreplay.store.reading.arena import BLOCK_BYTES, Arena, Piece, lone_piece
-
-if TYPE_CHECKING:
-    from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
 
 # How a chunk is held: mapped, read or decompressed into memory (or copied from another pack), or as a part of a pack
 # that is mapped as a whole.
@@ -47,6 +45,36 @@ _PIECE_BYTES = 1 << 20
 # What leaves at once: finding what was not used for longest means looking at all.
 _LEAVING = 8
 
+
+class Chunks(Protocol):
+    """The chunks of one array: see `ChunkTable`, which is one."""
+
+    bases: NDArray[np.int64]
+    used: NDArray[np.int64]
+    how: NDArray[np.uint8]
+    holder: dict[int, Any]
+
+    @property
+    def lock(self) -> Any:
+        """That of all arrays of the store."""
+
+    def release(self, places: NDArray[np.int64]) -> None:
+        """Release the chunks at these places, under the lock."""
+
+
+class StoreChunks(Protocol):
+    """The chunks of all arrays of a store: see `ChunkTables`, which is one."""
+
+    lock: Any
+
+    @property
+    def leaves(self) -> Mapping[str, Chunks]:
+        """Those of each array."""
+
+    def reset_after_fork(self) -> None:
+        """Release all in a forked child."""
+
+
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
@@ -54,7 +82,7 @@ _counts: deque[int] = deque()  # bytes that came and went of pieces that are no 
 _begun: "dict[int, tuple[Piece, int]]" = {}  # pieces with room for more inner chunks of a size, and how many are in it
 os.register_at_fork(after_in_child=lambda: _start_anew())
 
-_alive: "weakref.WeakSet[ChunkTables]" = told_of_forks(lambda tables: tables.reset_after_fork())
+_alive: "weakref.WeakSet[StoreChunks]" = told_of_forks(lambda tables: tables.reset_after_fork())
 
 
 def _start_anew() -> None:
@@ -63,7 +91,7 @@ def _start_anew() -> None:
         arena.reset_after_fork()
 
 
-def share(tables: "ChunkTables") -> None:
+def share(tables: StoreChunks) -> None:
     """Have tables give up chunks when others need the room, and start anew in a forked child."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
@@ -157,7 +185,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
     """Release about so many bytes of inner chunks as above; False: there are none."""
-    leaving: dict[ChunkTable, list[_Kept]] = {}
+    leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:
             break
@@ -175,7 +203,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
     return bool(leaving) or _release(DECOMPRESSED, before)  # of tables that are copies of those that they were kept for
 
 
-def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
+def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
     """Note what is decompressed in so many bytes of a piece, whose memory counts, while it is there, if it is lone."""
     if is_lone:
         _counts.append(piece.nbytes)
@@ -189,13 +217,13 @@ def keep(table: "ChunkTable", places: NDArray[np.int64], piece: Piece, nbytes: i
 class _Kept(NamedTuple):
     """Chunks that came together, and leave together: the first ones first, but for those that are needed."""
 
-    table: "weakref.ref[ChunkTable]"
+    table: "weakref.ref[Chunks]"
     places: NDArray[np.int64]
     piece: weakref.ref[Piece]
     nbytes: int
 
 
-def _release_kept(table: "ChunkTable", leaving: list[_Kept]) -> None:
+def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
     """Release chunks, but for those that were opened anew, and those of a table that another thread uses."""
     try:
         lock = table.lock
@@ -235,7 +263,7 @@ def _release(how: int, before: int = sys.maxsize) -> bool:
         return True
 
 
-def _not_busy(held: ExitStack) -> "list[ChunkTables]":
+def _not_busy(held: ExitStack) -> list[StoreChunks]:
     """Lock, until ``held`` ends, all tables in which no other thread is in the middle of mapping or reading rows."""
     found = []
     for tables in each_of(_alive):

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from operator import is_
 from typing import Any
@@ -657,7 +658,8 @@ class ChunkTables:
         for number in np.unique(folder).tolist():
             here = folder == number
             where = line[here], (before + row)[here], (before + committed)[here]
-            found[here] = self.folder(number).value_rows.find(self, number, *where) - before[here]
+            flags = partial(self.leaves[layout.DONE].rows_in, number)
+            found[here] = self.folder(number).value_rows.find(flags, self.lock, *where) - before[here]
         return found
 
     def forget(self) -> None:

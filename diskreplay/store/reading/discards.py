@@ -1,14 +1,29 @@
 """The episodes that their writers discarded, and the parts before them that a length cut had ended."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from diskreplay.ids import CONTINUES, CUT, DISCARDED, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.store.reading.episode_log import EpisodeLog, Evicted, Evictions
 
-if TYPE_CHECKING:
-    from diskreplay.store.reading.follower import Follower
+
+class FollowedLanes(Protocol):
+    """The lanes of the segments that a follower knows, by the slots of these.
+
+    ``origin`` is the number of the segment in the first slot.
+    """
+
+    origin: int
+
+    def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
+        """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
+
+    def published_rows(self, slot: int, lane: int) -> int:
+        """Return how many rows of a lane are published."""
+
+    def is_followed(self, slot: int, lane: int) -> bool:
+        """Tell whether all that is published of a lane is in the log."""
 
 
 class Discards:
@@ -44,7 +59,7 @@ class Discards:
     def _replace(self, episodes: EpisodeTable) -> None:
         self.episodes, self._left_out = episodes, None
 
-    def follow(self, log: EpisodeLog, evictions: Evictions, follower: "Follower") -> EpisodeTable:
+    def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
         """Search the log's new episodes, mark the parts before discarded ones, and return all that were in the log."""
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
@@ -69,12 +84,12 @@ class Discards:
         self._generation = log.generation
         return EpisodeTable.concatenate(every)
 
-    def _add(self, episodes: EpisodeTable, follower: "Follower") -> None:
+    def _add(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
         if len(episodes):
             self._replace(EpisodeTable.concatenate([self.episodes, episodes]))
             self._seek_parts_before(episodes, follower)
 
-    def _seek_parts_before(self, episodes: EpisodeTable, follower: "Follower") -> None:
+    def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
         """Note where the parts before these are: each is the last of its lane in a segment of the same writer."""
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
@@ -91,7 +106,7 @@ class Discards:
                     self._tails.add((before, same[0]))
                     break
 
-    def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: "Follower") -> tuple[EpisodeTable, bool]:
+    def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
         """Mark the parts that are in the log by now, and return them; the second value: no more can be found now."""
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
@@ -117,6 +132,6 @@ class Discards:
         return log.table.select(np.array(found, np.int64)), tails == sorted(self._tails)
 
 
-def _slots(episodes: EpisodeTable, follower: "Follower") -> Ints:
+def _slots(episodes: EpisodeTable, follower: FollowedLanes) -> Ints:
     slots: Ints = (episodes.first >> POSITION_BITS) - follower.origin
     return slots

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay import markup
 from diskreplay.errors import MissingExtra, ReplayError
@@ -12,16 +13,34 @@ from diskreplay.format.schema import Schema
 from diskreplay.markup import Html
 from diskreplay.pictures import as_images, is_image, png, smaller, spread, strip
 
-if TYPE_CHECKING:
-    from diskreplay.store.reading.episodes import Episode
-
 FRAMES, WIDEST = 8, 96  # of the strip, and pixels of a frame
 MOST_FIELDS, MOST_TEXT = 20, 120
 # What is not read for a glance: rewards of so many steps, fields and frames of so many bytes.
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 
 
-def episode_html(episode: "Episode", schema: Schema) -> Html:
+class ShownEpisode(Protocol):
+    """What is shown of an `Episode`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, name: str) -> Any: ...
+    def rows(self, path: str, first: int, stop: int) -> NDArray[Any]:
+        """Return rows of one leaf of the steps."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids of its steps."""
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in a word."""
+
+    @property
+    def total_reward(self) -> float:
+        """The undiscounted return."""
+
+
+def episode_html(episode: ShownEpisode, schema: Schema) -> Html:
     """Return an episode as HTML."""
     title, values = markup.element("strong", markup.text("Episode")), [*schema.episode][:MOST_FIELDS]
     facts = {
@@ -34,7 +53,7 @@ def episode_html(episode: "Episode", schema: Schema) -> Html:
     return markup.element("div", title, markup.facts(facts), _guarded(lambda: _strip(episode, schema)))
 
 
-def episodes_html(total: int, shown: Sequence[tuple[int, "Episode"]]) -> Html:
+def episodes_html(total: int, shown: Sequence[tuple[int, ShownEpisode]]) -> Html:
     """Return a list of episodes as HTML, of which some are shown, with their places."""
     rows = [
         [markup.text(at), markup.text(f"{len(episode):,}"), _total_reward(episode), markup.text(episode.ended)]
@@ -54,19 +73,19 @@ def _guarded(read: Callable[[], Html]) -> Html:
         return markup.element("em", markup.text(error))
 
 
-def _total_reward(episode: "Episode") -> Html:
+def _total_reward(episode: ShownEpisode) -> Html:
     if len(episode) > MOST_STEPS:
         return markup.text("not summed")
     return _guarded(lambda: markup.text(f"{episode.total_reward:.6g}"))
 
 
-def _field(episode: "Episode", name: str) -> Html:
+def _field(episode: ShownEpisode, name: str) -> Html:
     with np.printoptions(threshold=8, edgeitems=3, precision=4):
         said = str(episode[name])
     return markup.text(said if len(said) <= MOST_TEXT else f"{said[: MOST_TEXT - 3]}...")
 
 
-def _strip(episode: "Episode", schema: Schema) -> Html:
+def _strip(episode: ShownEpisode, schema: Schema) -> Html:
     leaves = {path: leaf for path, leaf in schema.step_leaves.items() if is_image(leaf)}
     path = next(iter(leaves), None)
     if path is None or leaves[path].row_bytes > MOST_BYTES // FRAMES:

@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -20,14 +20,32 @@ from diskreplay.kernels.table import Kernel
 from diskreplay.store.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.store.reading.chunk_table import ChunkTables, Held, unseen
 from diskreplay.store.reading.episode_log import EpisodeLog
-
-if TYPE_CHECKING:
-    from diskreplay.store.reading.follower import Follower
+from diskreplay.store.reading.snapshot import SegmentTable
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
 MANY_ROWS = 4096
 
 _NO_TIMES = (np.zeros(0, np.int64),) * 4
+
+
+class LiveLanesOwner(Protocol):
+    """Does what the lanes of live segments need when they are followed; a `Follower` is one."""
+
+    @property
+    def keeps_all_ended(self) -> bool:
+        """Whether no episode that ends is one that was evicted, lost, or part of a discarded one."""
+
+    def add_ended(self, end: int, steps: int) -> None:
+        """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
+
+    def read_time(self, step_id: int) -> bool:
+        """Map the time of a step, or go on without its segment; tell whether it is mapped."""
+
+    def prepare_segment(self, slot: int, is_damaged: bool) -> None:
+        """See to it that the rows of a live segment can be followed, or go on without it; it may seem to be damaged."""
+
+    def segment_table(self) -> SegmentTable:
+        """Return the table of all segments, a new one where anything in it has changed."""
 
 
 class LiveSegment:
@@ -108,7 +126,7 @@ class LiveLanes:
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
 
-    def advance(self, changed: bool, until: int, follower: "Follower") -> Ints | None:
+    def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
         """Follow what lanes have published, and hide what was published before ``until`` or is more than the capacity.
 
         Returns the record of a snapshot, or None where nothing has changed; ``changed``: something else has.
@@ -118,15 +136,15 @@ class LiveLanes:
         while True:
             held = self._tables.held  # see `ChunkTables.addresses`
             if held is not self._held() or self._log.table is not self._table:
-                held = self._prepare(follower)
+                held = self._prepare(owner)
                 record = self._record
             status = self._kernel(self._addresses, until, frontier.newer, record)
             if found[rows.ENDED] > self._size:
-                follower.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
+                owner.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
                 self._note_log_end()
             if status == rows.DONE:
                 break
-            self._attend(status, follower)
+            self._attend(status, owner)
         self.open_steps = found[rows.OPEN_STEPS]
         if not (what := found[rows.CHANGED]):
             return None
@@ -135,26 +153,26 @@ class LiveLanes:
         self._record = np.empty(len(record), np.int64)
         return record
 
-    def _attend(self, status: int, follower: "Follower") -> None:
+    def _attend(self, status: int, owner: LiveLanesOwner) -> None:
         """Do what the kernel asks for."""
         found, frontier = self._found, self._frontier
         self._held = unseen  # that may replace some of the arrays
         if status == advancing.UNREADY:
             frontier.make_ready()
         elif status == advancing.UNMAPPED:
-            if not follower.read_time(frontier.needed):
+            if not owner.read_time(frontier.needed):
                 found[rows.CHANGED] |= True
                 found[rows.FOLLOWED] = False
         elif status != rows.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
-            follower.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
+            owner.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
             found[rows.CHANGED] |= True
 
-    def _prepare(self, follower: "Follower") -> Held:
+    def _prepare(self, owner: LiveLanesOwner) -> Held:
         """Collect the arrays that the kernel uses, which stay the same until one of these is replaced.
 
         Returns what keeps the chunks mapped whose addresses these have now.
         """
-        segments, frontier = follower.segment_table(), self._frontier
+        segments, frontier = owner.segment_table(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)
         held, (flags, *times) = self._tables.addresses(self._leaves)
         every = *flags, *(times[0] if times else _NO_TIMES)
@@ -163,7 +181,7 @@ class LiveLanes:
         self._addresses = pack(*self._arrays)
         self._note_log_end()
         self._found[rows.OPEN_STEPS] = self._count_open()
-        self._found[rows.SPLITS] = not follower.keeps_all_ended
+        self._found[rows.SPLITS] = not owner.keeps_all_ended
         size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
         if len(self._record) != size:
             self._record = np.empty(size, np.int64)

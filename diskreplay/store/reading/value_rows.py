@@ -1,22 +1,24 @@
 """Where folders have the values of episodes: at the places of the rows that were published with them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from diskreplay.format import layout
 from diskreplay.format.packs import PackTables
 from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Ints
 
-if TYPE_CHECKING:
-    from diskreplay.store.reading.chunk_table import ChunkTables
+Flags = Callable[[int, int, int], Iterable[NDArray[np.uint8]]]
+"""Returns the flags of a line of a folder from one row to before another, in parts."""
 
 
 class ValueRows:
     """The rows with `EPISODE_VALUES` of each line of a folder, as far as they are known.
 
-    Concurrency: any thread. What is known is replaced, under the lock of all tables.
+    Concurrency: any thread. What is known is replaced, under the lock that `find` is given.
     """
 
     def __init__(self, info: SegmentInfo, pack: PackTables | None) -> None:
@@ -30,14 +32,14 @@ class ValueRows:
         self._lost = lost[order]
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
 
-    def find(self, tables: "ChunkTables", folder: int, line: Ints, row: Ints, stop: Ints) -> Ints:
+    def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
         """Return the place of the values of some rows, each of which has them, in the arrays of episode fields.
 
-        What is not known yet of a line is read up to the row ``stop``, from this folder of the tables.
+        What is not known yet of a line is read from its ``flags`` up to the row ``stop``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
-            rows, valued = self._extend(tables, folder, line, stop)
+            rows, valued = self._extend(flags, lock, line, stop)
         begin = line << POSITION_BITS
         found = np.searchsorted(valued, begin | row) - np.searchsorted(valued, begin)
         if len(self._lost):
@@ -45,17 +47,16 @@ class ValueRows:
             found += upto - before
         return found
 
-    def _extend(self, tables: "ChunkTables", folder: int, line: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
         """Read the flags of lines up to these rows; of a pack, all."""
-        done = tables.leaves[layout.DONE]
-        with tables.lock:
+        with lock:
             known, valued = self._known
             rows, more = known.copy(), [valued]
             np.maximum.at(rows, line, np.maximum(stop, self._least))
             for at in np.flatnonzero(rows > known).tolist():
                 first = int(known[at])
-                for flags in done.rows_in(folder, at, first, int(rows[at])):
-                    more.append((np.flatnonzero(flags & EPISODE_VALUES) + first) | at << POSITION_BITS)
-                    first += len(flags)
+                for part in flags(at, first, int(rows[at])):
+                    more.append((np.flatnonzero(part & EPISODE_VALUES) + first) | at << POSITION_BITS)
+                    first += len(part)
             self._known = rows, np.sort(np.concatenate(more))
             return self._known
