@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from diskreplay.errors import MissingExtra
 from diskreplay.format import layout
+from diskreplay.store.reading import damaged
 from tests.tiers import NIGHTLY, part_of_cases
 
 # The machine may be busy with other tests: time says nothing about the code, so no deadline and no health check of it.
@@ -54,6 +55,11 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else changes the stores of these tests: to look again, the checker has no need to wait."""
     monkeypatch.setattr("diskreplay.verify.check_segment._PAUSE_S", 0)
     monkeypatch.setattr("diskreplay.verify.check_root._PAUSE_S", 0)
+
+
+def forget_warnings() -> None:
+    """Have the next reader of a damaged segment warn of it again."""
+    damaged._warned.clear()
 
 
 def open_files() -> set[tuple[int, str]]:

@@ -14,8 +14,8 @@ import google_crc32c
 import numpy as np
 from hypothesis import strategies as st
 
-from diskreplay.format import layout
 from tests.testing import packed
+from tests.testing.on_disk import write_document
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 7, 63, 64, 1 << 31, (1 << 31) + 1, 1 << 35, 1 << 62, 1 << 63, 10**30),
@@ -32,7 +32,8 @@ VALUES: list[Any] = [
     ),
 ]
 _MOST_CHANGED_BYTES = 1 << 20
-TABLES = tuple(f"{name}/c.0.0" for name in layout.PACK_TABLES)
+TABLES = "members/c.0.0", "runs/c.0.0"
+EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
 BYTES = [b"", b"\0", b"\xff" * 8, b"{", b"[" * 100_000, b"null", b'{"a":' * 1000, bytes(128), b"\xff" * 128]
 
 
@@ -43,16 +44,6 @@ def places(value: Any, path: tuple = ()) -> list[tuple]:
     for key, inner in items:
         found += places(inner, (*path, key))
     return found
-
-
-def write_document(path: Path, document: Any) -> None:
-    """Write a document; where it had a checksum of itself, the new one fits."""
-    attributes = document.get("attributes") if isinstance(document, dict) else None
-    if isinstance(attributes, dict) and "diskreplay_crc32c" in attributes:
-        attributes["diskreplay_crc32c"] = "0" * 8
-        data = json.dumps(document, separators=(",", ":")).encode()
-        attributes["diskreplay_crc32c"] = f"{google_crc32c.value(data):08x}"
-    path.write_bytes(json.dumps(document, separators=(",", ":")).encode())
 
 
 @st.composite
@@ -106,7 +97,7 @@ def changes(root: Path) -> st.SearchStrategy[list[tuple]]:
     important = [name for name in documents if name.count("/") in (0, 2)]
     counters = [name for name in files if name.endswith("/c.0")]
     tables = [name for name in files if name.endswith(TABLES)]
-    columns = [name for name in counters if f"/{layout.EPISODES}/" in name]
+    columns = [name for name in counters if "/episodes/" in name]
     one = st.one_of(
         document_changes(root, important),
         document_changes(root, documents),
@@ -229,7 +220,7 @@ def _change_counter(path: Path, outside: Path, at: int, number: int) -> None:
 
 
 def _change_column(path: Path, outside: Path, at: int, number: int) -> None:
-    dtype, segment = np.dtype(layout.EPISODE_COLUMNS[path.parent.name]), path.parents[2]
+    dtype, segment = np.dtype(EPISODE_COLUMNS[path.parent.name]), path.parents[2]
     data, size = bytearray(path.read_bytes()), dtype.itemsize
     if not _can_change(segment / "zarr.json") or len(data) < size:
         return

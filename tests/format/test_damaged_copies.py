@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.repair.repair import repair
+from tests.testing.commands import repair
 from tests.testing.support import append_numbered, digest, serial_schema
 from tests.tiers import whole_or_part
 

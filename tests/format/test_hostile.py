@@ -16,16 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.format import layout
-from diskreplay.format.layout import SEGMENTS
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.root import read_root
-from diskreplay.store.reading import damaged
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_root, check_segment
-from diskreplay.verify.verify import verify
-from tests.conftest import own_threads
-from tests.format.hostile import BYTES, apply, changes, write_document
+from tests.conftest import forget_warnings, own_threads
+from tests.format.hostile import BYTES, apply, changes
+from tests.testing.commands import Refused, repair, verify
+from tests.testing.on_disk import write_document
 from tests.testing.packed import pack_numbers
 from tests.testing.support import digest, scratch, serial_schema
 from tests.tiers import whole_or_part
@@ -65,7 +59,7 @@ def make_packed(path):
             store.refresh()
             store.evict(lambda episode: int(episode.ids[0]) == store.episodes[-2].ids[0])
     assert len(pack_numbers(path)) == 1
-    assert len(list((path / SEGMENTS).glob("0*"))) == 2
+    assert len(list((path / "segments").glob("0*"))) == 2
     return path
 
 
@@ -80,14 +74,12 @@ def either(request, tmp_path_factory):
         pytest.importorskip("zstandard")
     make = make_packed if request.param == "packs" else make_original
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "LEAST_TABLE_ROWS", 0)
+        patch.setattr("diskreplay.format.layout.LEAST_TABLE_ROWS", 0)
         return make(tmp_path_factory.mktemp("original") / "store")
 
 
 @pytest.fixture(autouse=True)
-def no_patience(monkeypatch):
-    monkeypatch.setattr(check_root, "_PAUSE_S", 0)
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
+def no_patience(no_patience, monkeypatch):
     monkeypatch.setattr("diskreplay.format.commit._RETRIES", 2)
 
 
@@ -132,13 +124,13 @@ def said(call):
     Of a damaged segment it is a warning, as the store is used without it.
     """
     message = ""
-    damaged._warned.clear()
+    forget_warnings()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("error")
         warnings.simplefilter("always", dr.DamagedSegmentWarning)
         try:
             call()
-        except (dr.FormatError, dr.StoreNotFound) as error:
+        except (dr.FormatError, dr.StoreNotFound, Refused) as error:
             message = str(error)
     message = message or "".join(str(warning.message) for warning in told[:1])
     assert "\n" not in message
@@ -209,7 +201,7 @@ def test_files_of_something_else_are_found_and_refused(original, tmp_store, name
 
 FOLDERS = [
     *("counters", "segments", "evictions", "limiters", "samplers"),
-    *(f"{SEGMENTS}/00000001{inner}" for inner in ("", "/obs", "/obs/a", "/done", "/committed", "/durable", "/extra")),
+    *(f"segments/00000001{inner}" for inner in ("", "/obs", "/obs/a", "/done", "/committed", "/durable", "/extra")),
 ]
 
 
@@ -281,10 +273,10 @@ KINDS = ["missing", "replaced", "pipe", "zeros", "deep"]
 @pytest.mark.slow(turns=2)
 @pytest.mark.parametrize("how", KINDS)
 def test_any_file_or_folder_that_is_missing_or_of_another_kind_is_refused_in_one_line(either, how):
-    first = min(path.name for path in (either / SEGMENTS).iterdir() if path.is_dir())
+    first = min(path.name for path in (either / "segments").iterdir() if path.is_dir())
     every = sorted(path.relative_to(either) for path in either.rglob("*"))
     # Not of the first segment: as another, which has lost steps, or lacks evicted ones, as well.
-    every = [below for below in every if SEGMENTS not in below.parts or first not in below.parts]
+    every = [below for below in every if "segments" not in below.parts or first not in below.parts]
     apart = whole_or_part(1, len(KINDS))  # in a part each has its turn with one kind
     for below in every[KINDS.index(how) % apart :: apart]:
         with scratch() as folder:
@@ -418,8 +410,7 @@ def test_holes_take_neither_memory_nor_time(tmp_store, sealed, flag, message, mo
     def look():
         with dr.open(tmp_store, mode) as store:
             lengths.append([len(episode) for episode in store.episodes])
-            counter = StepCounter(read_root(tmp_store))
-            assert mode == "a" or sealed is False or counter.read().ever == 1 << 31
+            assert mode == "a" or not sealed or store.info(total_reward=False)["steps_inserted"] == 1 << 31
 
     used = resource.getrusage(resource.RUSAGE_SELF)
     told = refused(look)

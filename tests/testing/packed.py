@@ -1,7 +1,6 @@
 """Stores with packs, for the tests of what looks at these."""
 
 import atexit
-import json
 import shutil
 import tempfile
 from functools import cache
@@ -13,6 +12,7 @@ from crc32c import crc32c
 import diskreplay as dr
 from diskreplay.store.retention.policy import RetentionPolicy
 from diskreplay.store.retention.retention import Retention
+from tests.testing.on_disk import reseal, segment_of
 from tests.testing.support import serial_schema
 
 
@@ -97,19 +97,17 @@ def tables(path: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 def change(path: Path, number: int, files: dict[str, bytes], attributes: dict | None = None) -> None:
     """Replace files of a pack, and attributes, as if its writer had made it so: with checksums that match."""
-    folder = path / "segments" / f"{number:08}"
-    document = json.loads((folder / "zarr.json").read_bytes())
+    folder = segment_of(path, number)
+
+    def update(current: dict) -> None:
+        current["checksums"] |= {name: crc32c(data) for name, data in files.items()}
+        current |= attributes or {}
+
     for name, data in files.items():
         (folder / name).chmod(0o644)
         (folder / name).write_bytes(data)
-        document["attributes"]["checksums"][name] = crc32c(data)
-    document["attributes"] |= attributes or {}
-    document["attributes"]["diskreplay_crc32c"] = "0" * 8
-    text = json.dumps(document, separators=(",", ":")).encode()
-    own = f"{crc32c(text):08x}".encode()
-    text = text.replace(b'"diskreplay_crc32c":"00000000"', b'"diskreplay_crc32c":"' + own + b'"')
-    for name in ("zarr.json", "durable/document"):
-        (folder / name).write_bytes(text)
+    reseal(folder / "zarr.json", update)
+    (folder / "durable/document").write_bytes((folder / "zarr.json").read_bytes())
 
 
 def change_tables(path: Path, number: int, members: np.ndarray, runs: np.ndarray) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout
-from diskreplay.verify.verify import verify
 from tests.testing import packed
+from tests.testing.commands import verify
+from tests.testing.on_disk import POSITION_BITS, flip, set_words
 
 pytestmark = pytest.mark.usefixtures("no_patience")
 
@@ -84,23 +84,16 @@ def test_a_pack_that_is_named_as_a_segment_of_another_one_is_found(tmp_store, mo
     }
 
 
-def uncount(path, number):
-    """Set the counters back to before a segment was counted."""
-    words = np.fromfile(path / "counters/c.0", "<i8")
-    words[layout.NEXT_SEGMENT], words[layout.COUNTER_WORDS + layout.NEXT_SEGMENT] = number, ~np.int64(number)
-    words.tofile(path / "counters/c.0")
-
-
 def test_nothing_is_wrong_with_a_pack_that_is_not_counted_yet(tmp_store, monkeypatch):
     shown = merge_again(tmp_store, monkeypatch)
-    uncount(tmp_store, packed.pack_numbers(tmp_store)[-1])
+    set_words(tmp_store, next_segment=packed.pack_numbers(tmp_store)[-1])
     assert verify(tmp_store, deep=True) == []
     assert packed.shown(tmp_store) == shown
 
 
 def test_a_pack_that_is_not_counted_though_its_segments_are_gone_is_found(pack):
     path, number, *_ = pack
-    uncount(path, number)
+    set_words(path, next_segment=number)
     detail = f"the next segment is {number}, and segments/{number:08} is there"
     assert [(problem.kind, problem.detail) for problem in verify(path)] == [("counters", detail)]
 
@@ -109,9 +102,7 @@ def test_a_pack_that_is_not_counted_though_its_segments_are_gone_is_found(pack):
 def test_a_byte_of_a_table_that_changed_does_not_fit(pack, name):
     path, number, *_ = pack
     file = path / f"segments/{number:08}" / name
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.write_bytes(data)
+    flip(file, file.stat().st_size // 2)
     assert found(path) == {("checksum", name)}
     file.unlink()
     assert found(path) == {("missing", name)}
@@ -214,13 +205,13 @@ def test_an_eviction_by_hand_names_an_episode_of_a_segment_in_the_pack(pack):
     path, number, *_ = pack
     entries = path / "evictions/c.0.0"
     good = np.fromfile(entries, "<i8")
-    assert good[0] >> layout.POSITION_BITS < number
-    for change in (1, 1 << layout.POSITION_BITS):
+    assert good[0] >> POSITION_BITS < number
+    for change in (1, 1 << POSITION_BITS):
         bad = good.copy()
         bad[1 if change == 1 else 0] += change
         entries.write_bytes(bad.tobytes())
         assert {problem.kind for problem in verify(path)} == {"eviction"}
-    bad[0] = number << layout.POSITION_BITS
+    bad[0] = number << POSITION_BITS
     entries.write_bytes(bad.tobytes())
     assert "eviction" in {problem.kind for problem in verify(path)}
 
@@ -264,9 +255,7 @@ def test_a_copy_without_permissions_is_a_pack_all_the_same(pack):
     folder = path / f"segments/{number:08}"
     chunk = folder / "reward/c.0.0"
     chunk.chmod(0o644)
-    data = bytearray(chunk.read_bytes())
-    data[0] ^= 1
-    chunk.write_bytes(data)
+    flip(chunk)
     assert found(path, deep=True) == {("checksum", "reward/c.0.0")}
     with dr.open(path) as store:
         assert store.num_episodes > 10

@@ -1,18 +1,17 @@
 """Saved states of samplers in `verify --deep`: every byte of the one that counts is looked at."""
 
+import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.root import read_root
-from diskreplay.format.state_files import read_state, write_state
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_states as verify_states
-from diskreplay.verify.verify import verify
+from tests.testing.commands import repair, verify
+from tests.testing.on_disk import reseal
 from tests.testing.support import append_numbered, serial_schema
-from tests.verify.test_verify import KINDS
+from tests.verify.test_verify import KINDS, before_opening
 
 RUN = "samplers/run"
 
@@ -20,15 +19,14 @@ RUN = "samplers/run"
 @pytest.fixture
 def path(tmp_store):
     """A store with a state under each of two names, one of them replaced once."""
-    dr.create(tmp_store, serial_schema()).close()
-    root = read_root(tmp_store)
     tree = {
         "weights": np.arange(12.0).reshape(3, 4),
         "nothing": np.zeros((0, 2), np.int64),
         "deeper": [{"flag": np.array(True)}, None, 1.5, "text"],
     }
-    for name in ("run", "run", "other"):
-        write_state(root, name, tree)
+    with dr.create(tmp_store, serial_schema()) as store:
+        for name in ("run", "run", "other"):
+            store.save_sampler_state(name, tree)
     assert sorted(item.name for item in (tmp_store / RUN).iterdir()) == ["2", "zarr.json"]
     return tmp_store
 
@@ -56,19 +54,20 @@ def test_whole_states_are_no_finding(path):
 @pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_a_state_is_found_by_deep_alone(path):
     missed = []
-    for file in files_of(path):
-        data = file.read_bytes()
-        for at in range(0, len(data), 7):
-            file.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
-            problems = verify(path, deep=True)
-            if not problems or any(problem.kind not in KINDS for problem in problems):
-                missed.append((file, at))
-            assert all(problem.where.startswith(RUN) for problem in problems)
-        file.write_bytes(data)
-    assert missed == []
-    assert verify(path, deep=True) == []
-    (path / RUN / "2/weights/c.0.0").write_bytes(b"")
-    assert verify(path) == []
+    with dr.open(path) as store:
+        for file in files_of(path):
+            data = file.read_bytes()
+            for at in range(0, len(data), 7):
+                file.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+                problems = store.verify(deep=True)
+                if not problems or any(problem.kind not in KINDS for problem in problems):
+                    missed.append((file, at))
+                assert all(problem.where.startswith(RUN) for problem in problems)
+            file.write_bytes(data)
+        assert missed == []
+        assert store.verify(deep=True) == []
+        (path / RUN / "2/weights/c.0.0").write_bytes(b"")
+        assert store.verify() == []
 
 
 DAMAGE = {
@@ -100,28 +99,27 @@ def test_damage_is_found_and_repair_moves_it_aside(path, name):
     assert (kind, f"{RUN}/{where}") in found(path)
     assert all(action.what == "quarantined" for action in repair(path).actions)
     assert verify(path, deep=True) == []
-    assert read_state(read_root(path), "other")["deeper"][2:] == [1.5, "text"]
-    if kind == "unexpected":
-        assert read_state(read_root(path), "run")["deeper"][2:] == [1.5, "text"]
-    else:
-        with pytest.raises(dr.StoreNotFound):
-            read_state(read_root(path), "run")
+    with dr.open(path) as store:
+        assert store.load_sampler_state("other")["deeper"][2:] == [1.5, "text"]
+        if kind == "unexpected":
+            assert store.load_sampler_state("run")["deeper"][2:] == [1.5, "text"]
+        else:
+            with pytest.raises(dr.StoreNotFound):
+                store.load_sampler_state("run")
 
 
 def test_a_state_that_is_replaced_while_it_is_read_is_no_finding(path, monkeypatch):
     """Between two looks another state takes its place."""
-    root, left = read_root(path), [3]
-    real = verify_states._attributes
+    left = [3]
+    with dr.open(path, "a") as store:
 
-    def replaced(files, folder):
-        attributes = real(files, folder)
-        if folder == RUN and left[0]:
-            left[0] -= 1
-            write_state(root, "run", {"weights": np.ones(left[0])})
-        return attributes
+        def replace(_):
+            if left[0]:
+                left[0] -= 1
+                store.save_sampler_state("run", {"weights": np.ones(left[0])})
 
-    monkeypatch.setattr(verify_states, "_attributes", replaced)
-    assert verify(path, deep=True) == []
+        before_opening(monkeypatch, f"{RUN}/\\d+/zarr\\.json$", replace)
+        assert store.verify(deep=True) == []
     assert left == [0]
 
 
@@ -131,12 +129,17 @@ def test_what_a_dead_process_left_is_no_finding(path):
     assert verify(path, deep=True) == []
 
 
-def test_a_tree_without_end_is_refused():
-    tree = current = []
-    for _ in range(500):
-        current.append([])
-        current = current[0]
-    with pytest.raises(ValueError, match="nested too deeply"):
-        verify_states._arrays(tree, 100)
-    with pytest.raises(ValueError, match=r"names an array '\.\./x'"):
-        verify_states._arrays({"@array": "../x", "crc32c": 5}, 100)
+@pytest.mark.parametrize(
+    ("tree", "detail"),
+    [
+        (json.loads("[" * 150 + "]" * 150), "nested too deeply"),
+        ({"@array": "../x", "crc32c": 5}, r"names an array '\.\./x'"),
+        ({"@array": "weights", "crc32c": "5"}, "with the checksum 5"),
+    ],
+    ids=["deep", "elsewhere", "text"],
+)
+def test_a_tree_that_no_sampler_saves_is_found(path, tree, detail):
+    reseal(path / RUN / "2/zarr.json", lambda attributes: attributes.update(state=tree))
+    (problem,) = verify(path, deep=True)
+    assert (problem.kind, problem.where) == ("metadata", f"{RUN}/2/zarr.json")
+    assert re.search(detail, problem.detail)

@@ -14,13 +14,8 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format.parse_episodes import LaneSlice, parse_episodes
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify import check_quarantine, check_segment
-from diskreplay.verify.check_sums import checksum
-from diskreplay.verify.crc import after_zeros
-from diskreplay.verify.row_flags import START, first_wrong, is_row, may_follow
-from diskreplay.verify.verify import verify
+from tests.testing.commands import Refused, repair, verify
+from tests.testing.on_disk import replace_bytes, reseal, set_words
 from tests.testing.support import append_numbered, digest, open_files, serial_schema
 from tests.tiers import SHARES, each_share, whole_or_part
 
@@ -135,8 +130,32 @@ def test_nothing_is_wrong_with_a_store_that_is_being_written(tmp_store, segment_
                     serial=t if one else numbers,
                 )
                 if t % 10 == 0:
-                    assert verify(tmp_store, deep=True) == []
-        assert verify(tmp_store, deep=True) == []
+                    assert store.verify(deep=True) == []
+        assert store.verify(deep=True) == []
+
+
+def before_opening(monkeypatch, pattern, call):
+    """Call with the part of a path that matches before a file with such a path is opened."""
+    real = os.open
+
+    def open_file(path, *args, **kwargs):
+        if match := re.search(pattern, os.fspath(path)):
+            call(match[0])
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", open_file)
+
+
+def make_unreadable(monkeypatch, pattern):
+    """Have the disk refuse to read files whose path has a match."""
+    real = os.pread
+
+    def pread(fd, *args):
+        if re.search(pattern, os.readlink(f"/proc/self/fd/{fd}")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, *args)
+
+    monkeypatch.setattr(os, "pread", pread)
 
 
 def test_nothing_is_wrong_while_segments_are_evicted_from_under_it(tmp_store, monkeypatch):
@@ -145,14 +164,12 @@ def test_nothing_is_wrong_while_segments_are_evicted_from_under_it(tmp_store, mo
         for first in range(0, 200, 10):
             append_numbered(writer, range(first, first + 10))
     gone = []
-    look = check_segment.read_attributes
 
-    def evict_then_read(files, folder, plan):
-        gone.append(folder)
-        shutil.move(files.path(folder), tmp_store / "counters" / f"old-{len(gone)}")
-        return look(files, folder, plan)
+    def evict(where):
+        gone.append(where)
+        shutil.move(tmp_store / where, tmp_store / "counters" / f"old-{len(gone)}")
 
-    monkeypatch.setattr(check_segment, "read_attributes", evict_then_read)
+    before_opening(monkeypatch, r"segments/\d+(?=/obs/zarr\.json$)", evict)
     assert verify(tmp_store, deep=True) == []
     assert len(gone) >= 3
 
@@ -164,13 +181,11 @@ def test_what_a_writer_was_in_the_middle_of_is_looked_at_again(tmp_store, monkey
         good = document.read_bytes()
         looks = []
 
-        def once_damaged(files, folder, plan):
-            looks.append(folder)
+        def damage_once(where):
+            looks.append(where)
             document.write_bytes(b"{" if len(looks) == 1 else good)
-            return read(files, folder, plan)
 
-        read = check_segment.read_attributes
-        monkeypatch.setattr(check_segment, "read_attributes", once_damaged)
+        before_opening(monkeypatch, r"segments/00000000/obs/zarr\.json$", damage_once)
         assert verify(tmp_store) == []
         assert len(looks) == 2
 
@@ -210,42 +225,6 @@ def test_a_store_behind_a_link_is_verified(store_path, tmp_path):
 
 
 # --- damage by hand --------------------------------------------------------------------------------------------------
-
-
-def replace_bytes(path, at, data):
-    with open(path, "r+b") as file:
-        file.seek(at)
-        file.write(data)
-
-
-def set_words(path, **words):
-    names = [
-        "next_segment",
-        "first_live",
-        "horizon",
-        "evicted",
-        "evictions",
-        "frontier",
-        "reserved",
-        "changes",
-        "boot",
-        "sealed",
-        "unused",
-    ]
-    data = np.fromfile(path / "counters/c.0", "<i8")
-    for name, value in words.items():
-        data[names.index(name)], data[16 + names.index(name)] = value, ~value
-    data.tofile(path / "counters/c.0")
-
-
-def reseal(path, change):
-    """Change the attributes of a document and give it a checksum that fits: what somebody hostile would do."""
-    document = json.loads(path.read_bytes())
-    change(document["attributes"])
-    document["attributes"]["diskreplay_crc32c"] = "0" * 8
-    data = json.dumps(document, separators=(",", ":")).encode()
-    document["attributes"]["diskreplay_crc32c"] = f"{google_crc32c.value(data):08x}"
-    path.write_bytes(json.dumps(document, separators=(",", ":")).encode())
 
 
 def reseal_counter(path, name, rows):
@@ -539,15 +518,7 @@ def test_damaged_priorities_are_named_by_their_rows(store_path: Path):
 
 
 def test_a_file_that_the_disk_cannot_read_is_found(store_path, monkeypatch):
-    pread = os.pread
-    bad = os.stat(store_path / SEGMENT / "reward/c.0.0").st_ino
-
-    def failing(fd, *args):
-        if os.fstat(fd).st_ino == bad:
-            raise OSError(5, "Input/output error")
-        return pread(fd, *args)
-
-    monkeypatch.setattr(os, "pread", failing)
+    make_unreadable(monkeypatch, f"{SEGMENT}/reward/c\\.0\\.0$")
     assert found(store_path, deep=True) == {("unreadable", f"{SEGMENT}/reward/c.0.0")}
 
 
@@ -578,19 +549,12 @@ def test_steps_in_quarantine_are_a_finding_until_somebody_decides_about_them(sto
 
 
 def test_steps_in_quarantine_that_cannot_be_read_are_not_counted_in_part(store_path, monkeypatch):
-    replace_bytes(store_path / SEGMENT / "zarr.json", 5, b"!")
-    replace_bytes(store_path / SEGMENT / "durable/document", 5, b"!")
+    for name in ("zarr.json", "durable/document"):
+        replace_bytes(store_path / SEGMENT / name, 5, b"!")
     repair(store_path)
     (store_path / f"counters/quarantine/{SEGMENT}.record.json").unlink()
-    real = check_quarantine.read_at
-
-    def read_at(fd, count, start=0):
-        if "quarantine" in os.readlink(f"/proc/self/fd/{fd}") and "/done/" in os.readlink(f"/proc/self/fd/{fd}"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(fd, count, start)
-
-    monkeypatch.setattr(check_quarantine, "read_at", read_at)
-    (problem,) = verify(store_path)
+    make_unreadable(monkeypatch, "quarantine.*/done/")
+    (problem,) = (problem for problem in verify(store_path) if problem.kind == "quarantine")
     assert "12 steps" not in problem.detail
     assert not problem.detail.startswith("0 steps")
 
@@ -613,16 +577,16 @@ def test_what_is_no_store_is_refused(tmp_path, make):
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     zarr.create_group(tmp_path / "foreign")
-    with pytest.raises(dr.StoreNotFound, match=make):
+    with pytest.raises(Refused, match=make):
         verify(tmp_path / make)
 
 
 def test_a_store_of_a_newer_format_is_refused_by_name(store_path):
     with_attributes(".", format_version=2)(store_path)
-    with pytest.raises(dr.FormatError, match=r"version 2.*update diskreplay"):
+    with pytest.raises(Refused, match=r"version 2.*update diskreplay"):
         verify(store_path)
     with_attributes(".", format_version=1, requires=["telepathy"])(store_path)
-    with pytest.raises(dr.FormatError, match="telepathy"):
+    with pytest.raises(Refused, match="telepathy"):
         verify(store_path)
 
 
@@ -639,8 +603,8 @@ def test_a_store_from_before_the_release_is_refused_by_name(tmp_path, store_path
         f"^{re.escape(str(path))} was written before the format was released, and this release does not read it; "
         "the one that wrote it does: export it there, and import it here$"
     )
-    for use in (verify, dr.open, lambda path: dr.open(path, "a"), lambda path: repair(path)):
-        with pytest.raises(dr.FormatError, match=message):
+    for use in (verify, dr.open, lambda path: dr.open(path, "a"), repair):
+        with pytest.raises((dr.FormatError, Refused), match=message):
             use(path)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == files
 
@@ -648,16 +612,16 @@ def test_a_store_from_before_the_release_is_refused_by_name(tmp_path, store_path
 # --- every byte ------------------------------------------------------------------------------------------------------
 
 
-def flips(path, share, apart):
+def flips(store, share, apart):
     """Flip a bit of a share of bytes of every file in turn; yield where, and what was found.
 
     All shares together take every byte of a small file or a counter, and every ``apart``-th one of the others; but for
     locks, which are empty, and the room for evictions by hand, of which there are none.
     """
-    chance = random.Random(share)
+    chance, path = random.Random(share), store.path
     step, at = SHARES * apart, share * apart
-    unused = {*Path(path).rglob("lock"), Path(path) / "evictions" / "c.0.0"}
-    for file in sorted(p for p in Path(path).rglob("*") if p.is_file() and p not in unused):
+    unused = {*path.rglob("lock"), path / "evictions" / "c.0.0"}
+    for file in sorted(p for p in path.rglob("*") if p.is_file() and p not in unused):
         data = file.read_bytes()
         if file.name == "c.0" or len(data) < step:
             positions = range(share, len(data), SHARES)
@@ -666,7 +630,7 @@ def flips(path, share, apart):
         for position in positions:
             flipped = bytes([data[position] ^ 1 << chance.randrange(8)])
             replace_bytes(file, position, flipped)
-            yield f"{file.relative_to(path)}:{position}", verify(path, deep=True)
+            yield f"{file.relative_to(path)}:{position}", store.verify(deep=True)
             replace_bytes(file, position, data[position : position + 1])
         at += len(data)
 
@@ -678,65 +642,10 @@ def test_a_flipped_bit_anywhere_is_found(tmp_store, share):
         write(writer, 6)
         write(writer, 3, 6, final=False)
     assert sum(file.stat().st_size for file in tmp_store.rglob("*") if file.is_file()) <= 128 << 10
-    missed = [where for where, problems in flips(tmp_store, share, whole_or_part(1, 5)) if not problems]
-    assert missed == []
-    assert verify(tmp_store, deep=True) == []
-
-
-@pytest.mark.parametrize("runs", [[], [5], [0, 1 << 20], [3, 7 << 20, 4096, 1], [100_000, 1 << 33]])
-def test_holes_have_the_checksum_of_zeros(tmp_path, runs):
-    """Data and holes by turns, the last run being a hole or data."""
-    crc, at = 0, 0
-    with open(tmp_path / "file", "w+b") as file:
-        for turn, count in enumerate(runs):
-            if turn % 2 == 0:
-                data = random.Random(turn).randbytes(count)
-                file.seek(at)
-                file.write(data)
-                crc = google_crc32c.extend(crc, data)
-            elif count < 1 << 30:
-                crc = google_crc32c.extend(crc, bytes(count))
-            else:
-                crc = after_zeros(crc, count)  # compared with real zeros by the shorter runs
-            at += count
-            file.truncate(at)
-        file.flush()
-        assert checksum(file.fileno()) == crc
-
-
-# --- flags -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_flags_that_verify_accepts_are_episodes_to_the_reader_and_few_others_are():
-    """Every sequence of three rows: what verify lets pass, the reader must be able to read."""
-    rows = [flags for flags in range(128) if is_row(flags)]
-    alone = LaneSlice(*(np.array([n]) for n in (0, 1, 0, 0, 3)), np.array([True]))
-    accepted = 0
-    for first in rows:
-        if not may_follow(START, first):
-            continue
-        for second in rows:
-            if not may_follow(first, second):
-                continue
-            for third in rows:
-                flags = np.array([first, second, third], np.uint8)
-                if may_follow(second, third):
-                    parse_episodes(flags, alone)
-                    accepted += 1
-    assert accepted > 500
-
-
-@pytest.mark.parametrize("lanes", [1, 5])
-def test_the_table_finds_the_first_wrong_row_that_counts(lanes):
-    flags = np.zeros((lanes, 6), np.uint8)
-    flags[:, 0] = 4
-    flags[-1, 3:5] = 128, 128
-    before = np.full(lanes, START, np.uint8)
-
-    assert first_wrong(flags, before, np.full(lanes, 6)) == (lanes - 1, 3)
-    assert first_wrong(flags, before, np.full(lanes, 3)) is None
-    assert first_wrong(flags[:, 1:], before, np.full(lanes, 1)) == (0, 0)
+    with dr.open(tmp_store) as store:
+        missed = [where for where, problems in flips(store, share, whole_or_part(1, 5)) if not problems]
+        assert missed == []
+        assert store.verify(deep=True) == []
 
 
 def test_progress_is_in_bytes_where_all_is_read_and_in_segments_else(tmp_store: Path) -> None:
@@ -744,7 +653,8 @@ def test_progress_is_in_bytes_where_all_is_read_and_in_segments_else(tmp_store: 
         for first in range(0, 60, 5):
             append_numbered(writer, range(first, first + 5))
     told: list[tuple[int, int]] = []
-    assert verify(tmp_store, deep=True, progress=lambda *of: told.append(of)) == []
+    with dr.open(tmp_store) as store:
+        assert store.verify(deep=True, progress=lambda *of: told.append(of)) == []
     done, totals = zip(*told, strict=True)
     on_disk = sum(path.lstat().st_blocks * 512 for path in (tmp_store / "segments").rglob("*") if path.is_file())
     assert set(totals) == {on_disk - (tmp_store / "segments/zarr.json").lstat().st_blocks * 512}
@@ -752,5 +662,6 @@ def test_progress_is_in_bytes_where_all_is_read_and_in_segments_else(tmp_store: 
     assert list(done) == sorted(done)
     assert len(set(done)) > 10
     told.clear()
-    assert verify(tmp_store, progress=lambda *of: told.append(of)) == []
+    with dr.open(tmp_store) as store:
+        assert store.verify(progress=lambda *of: told.append(of)) == []
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]

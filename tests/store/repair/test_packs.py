@@ -4,15 +4,14 @@ import json
 import os
 import random
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify.verify import verify
 from tests.testing import packed
+from tests.testing.commands import Refused, repair, verify
+from tests.testing.on_disk import flip, words
 from tests.testing.support import digest
 
 pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
@@ -32,17 +31,6 @@ def damaged(original, tmp_store):
     path, number, episodes = original
     packed.copied(path, tmp_store)
     return tmp_store, tmp_store / f"segments/{number:08}", episodes
-
-
-def flip(file, at):
-    mode = file.stat().st_mode
-    file.chmod(0o644)
-    with open(file, "r+b") as opened:
-        opened.seek(at)
-        byte = opened.read(1)
-        opened.seek(at)
-        opened.write(bytes([byte[0] ^ 0x55]))
-    file.chmod(mode)
 
 
 def account(path):
@@ -265,29 +253,8 @@ def test_segments_that_are_still_there_serve_again_when_their_pack_is_damaged(tm
         pass
     assert packed.shown(tmp_store) == episodes  # nothing has deleted them
     flip(tmp_store / done.quarantine[0].where / "action/c.0.0", 0)
-    with pytest.raises(dr.ReplayError, match=r"segments/0000000. is there"):
+    with pytest.raises(Refused, match=r"segments/0000000. is there"):
         repair(tmp_store, restore=number)
-
-
-def test_a_segment_that_was_put_into_a_pack_since_it_was_looked_at_is_left_alone(tmp_store, monkeypatch):
-    packed.write_segments(tmp_store)
-    (tmp_store / "segments/00000000/reward/zarr.json").write_bytes(b"{}")
-    episodes, module = packed.shown(tmp_store), sys.modules[repair.__module__]
-    packed.keep_members(monkeypatch)
-    merged = []
-
-    def look(path, **kwargs):
-        found = verify(path, **kwargs)
-        if not merged:
-            with dr.open(tmp_store, "a") as store:
-                merged.append(store.compact()["segments"])
-        return found
-
-    monkeypatch.setattr(module, "verify", look)
-    done = repair(tmp_store)
-    assert merged[0] > 5
-    assert (done.actions, done.left) == ([], [])
-    assert packed.shown(tmp_store) == episodes
 
 
 def test_a_segment_whose_rows_are_in_a_pack_is_not_restored_beside_it(tmp_store):
@@ -298,7 +265,7 @@ def test_a_segment_whose_rows_are_in_a_pack_is_not_restored_beside_it(tmp_store)
     with dr.open(tmp_store, "a") as store:
         store.compact()
     flip(aside, 0)
-    with pytest.raises(dr.ReplayError, match="segment 0 is in segments/"):
+    with pytest.raises(Refused, match="segment 0 is in segments/"):
         repair(tmp_store, restore=0)
 
 
@@ -321,13 +288,10 @@ def test_the_next_to_open_the_store_deletes_what_is_in_packs(tmp_store, monkeypa
 
 def test_the_counters_are_recomputed_with_the_segments_in_packs(damaged):
     path, folder, episodes = damaged
-    words = np.fromfile(path / "counters/c.0", "<i8")
-    words[:32] = 0
-    words.tofile(path / "counters/c.0")
+    (path / "counters/c.0").write_bytes(bytes(256))
     assert repair(path).left == []
-    words = np.fromfile(path / "counters/c.0", "<i8")
-    assert words[0] == int(folder.name) + 1
-    assert words[1] == 0
+    assert words(path)["next_segment"] == int(folder.name) + 1
+    assert words(path)["first_live"] == 0
     assert set(packed.shown(path)) >= set(episodes)
 
 

@@ -10,26 +10,19 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.locks import is_locked
-from diskreplay.format.machine import boot_time
-from diskreplay.format.quarantine import move_aside, read_quarantine
-from diskreplay.format.root import read_root
-from diskreplay.store.reading import damaged
-from diskreplay.store.repair.repair import repair
-from diskreplay.store.repair.restore import drop_segment
-from diskreplay.verify.verify import verify
+from tests.conftest import forget_warnings
+from tests.testing.commands import Refused, drop, repair, verify
+from tests.testing.limited import LimiterCounts, count_anew
+from tests.testing.on_disk import LANE_COUNTERS, flip, is_locked, replace_bytes, reseal, set_words, words
 from tests.testing.support import append_numbered, digest, serial_schema
-from tests.verify.test_verify import reseal
 
 SEGMENT = "segments/00000001"
 ASIDE = f"counters/quarantine/{SEGMENT}"
 
 
 @pytest.fixture(autouse=True)
-def not_warned(monkeypatch):
-    monkeypatch.setattr(damaged, "_warned", set())
+def not_warned():
+    forget_warnings()
 
 
 def write(store, first, stop):
@@ -54,24 +47,16 @@ def store_path(original, tmp_store):
     return tmp_store
 
 
-def flip(path, at=0):
-    with open(path, "r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0] ^ 1
-        file.seek(at)
-        file.write(bytes([byte]))
-
-
 def flip_counters(segment):
     """Damage a segment so that no row of it is known, or make it whole again."""
-    for name in layout.LANE_COUNTERS:
+    for name in LANE_COUNTERS:
         flip(segment / name / "c.0")
 
 
 def flip_documents(segment):
     """Damage a segment's own document and its copy."""
-    flip(segment / layout.METADATA, 5)
-    flip(segment / layout.DOCUMENT_COPY, 5)
+    flip(segment / "zarr.json", 5)
+    flip(segment / "durable/document", 5)
 
 
 def set_aside(path, number=1):
@@ -86,20 +71,14 @@ def serials(store):
     return sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
 
 
+def quarantine(path):
+    with dr.open(path) as store:
+        return store.quarantine
+
+
 def read(path, mode="r"):
     with dr.open(path, mode) as store:
         return serials(store)
-
-
-def words(path):
-    return np.fromfile(path / "counters/c.0", "<i8").tolist()
-
-
-def set_word(path, word, value):
-    data = np.fromfile(path / "counters/c.0", "<i8")
-    data[word], data[16 + word] = value, ~value
-    with open(path / "counters/c.0", "r+b") as file:  # in place, as others have it mapped
-        file.write(data.tobytes())
 
 
 WITHOUT = [*range(10), *range(20, 30)]
@@ -132,7 +111,7 @@ def test_what_a_lost_record_said_follows_from_the_folder(store_path, damage):
     elif damage != "missing":
         said = {"segment": "x", "steps": -1, "reason": 5, "since": "now", "path": None}
         record.write_text({"empty": "", "list": "[]", "wrong": json.dumps(said)}[damage])
-    (entry,) = read_quarantine(store_path)
+    (entry,) = quarantine(store_path)
     assert (entry.segment, entry.steps, entry.path) == (1, 10, SEGMENT)
     assert entry.since > 0
     repair(store_path, restore=1)
@@ -142,12 +121,12 @@ def test_what_a_lost_record_said_follows_from_the_folder(store_path, damage):
 def test_the_steps_of_a_segment_without_a_readable_document_are_counted_from_its_flags(store_path):
     flip_documents(store_path / SEGMENT)
     repair(store_path)
-    (entry,) = read_quarantine(store_path)
+    (entry,) = quarantine(store_path)
     assert (entry.segment, entry.steps) == (1, 10)
     for name in ("committed", "durable", "observed"):
         shutil.rmtree(store_path / ASIDE / name)
     (store_path / f"{ASIDE}.record.json").unlink()
-    (entry,) = read_quarantine(store_path)
+    (entry,) = quarantine(store_path)
     assert (entry.segment, entry.steps) == (1, None)
     assert [problem.kind for problem in verify(store_path)] == ["quarantine"]
 
@@ -156,14 +135,15 @@ def test_files_that_were_set_aside_are_entries_without_a_segment(store_path):
     (store_path / "notes.txt").write_text("x")
     (store_path / SEGMENT / "notes.txt").write_text("y")
     repair(store_path)
-    found = {entry.where: entry for entry in read_quarantine(store_path)}
+    found = {entry.where: entry for entry in quarantine(store_path)}
     assert set(found) == {"counters/quarantine/notes.txt", f"{ASIDE}/notes.txt"}
     assert {(entry.segment, entry.steps) for entry in found.values()} == {(None, 0)}
     assert verify(store_path, deep=True) == []
     # The segment itself goes beside them later.
-    now = move_aside(store_path, SEGMENT, "by hand")
-    assert now == f"{ASIDE}.1"
-    assert [entry.where for entry in read_quarantine(store_path) if entry.segment == 1] == [f"{ASIDE}.1"]
+    flip_counters(store_path / SEGMENT)
+    repair(store_path)
+    flip_counters(store_path / f"{ASIDE}.1")
+    assert [entry.where for entry in quarantine(store_path) if entry.segment == 1] == [f"{ASIDE}.1"]
     repair(store_path, restore=1)
     assert read(store_path) == list(range(30))
 
@@ -176,7 +156,7 @@ def test_a_link_in_place_of_the_quarantine_is_not_followed(store_path, tmp_path,
     flip_counters(store_path / SEGMENT)
     repair(store_path)
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    (entry,) = [entry for entry in read_quarantine(store_path) if entry.segment == 1]
+    (entry,) = [entry for entry in quarantine(store_path) if entry.segment == 1]
     assert (store_path / entry.where / "reward/c.0.0").is_file()
     assert read(store_path) == WITHOUT
 
@@ -197,32 +177,11 @@ def test_steps_in_quarantine_are_counted_apart_from_evicted_ones(store_path):
     assert [segment["number"] for segment in info["segments"]] == [0, 2]
 
 
-def test_limiters_count_from_nothing_once_a_repair(store_path, monkeypatch):
-    begun = []
-    begin = StepCounter._begin
-    monkeypatch.setattr(StepCounter, "_begin", lambda counter: (begun.append(1), begin(counter))[1])
-    set_aside(store_path)
-    following = StepCounter(read_root(store_path))
-    with dr.open(store_path, "a") as store:
-        for serial in (0, 2):
-            following.read()
-            store.evict(lambda episode, serial=serial: episode["serial"][0] == serial)
-        following.read()
-        assert len(begun) == 1
-        assert following.read() == StepCounter(read_root(store_path)).read()
-    begun.clear()
-    repair(store_path, restore=1)
-    following.read()
-    following.read()
-    assert len(begun) == 1
-
-
 def test_what_limiters_count_never_goes_back(store_path):
-    root = read_root(store_path)
-    following = StepCounter(root)
+    following = LimiterCounts(store_path)
 
     def counts():
-        late = StepCounter(root).read()
+        late = count_anew(store_path)
         assert following.read() == late
         return late
 
@@ -233,9 +192,9 @@ def test_what_limiters_count_never_goes_back(store_path):
     assert counts() == (30, 30)
     set_aside(store_path)
     assert counts() == (30, 20)
-    drop_segment(store_path, 1)
+    drop(store_path, 1)
     assert counts() == (30, 20)
-    assert words(store_path)[layout.STEPS_EVICTED] == 10
+    assert words(store_path)["evicted"] == 10
     set_aside(store_path, 2)
     (store_path / "counters/quarantine/segments/00000002").rename(store_path / "segments/00000002")
     dr.open(store_path, "a").close()
@@ -254,7 +213,7 @@ def test_a_store_with_a_limit_of_bytes_warns_of_those_in_quarantine(tmp_store):
     with pytest.warns(dr.DamagedSegmentWarning, match="bytes in .*/quarantine do not count in the capacity_bytes of"):
         dr.open(tmp_store, "a").close()
     dr.open(tmp_store, "a").close()
-    damaged._warned.clear()
+    forget_warnings()
     with dr.open(tmp_store) as store:
         assert store.info()["quarantine"]["bytes"] > 0
 
@@ -300,7 +259,7 @@ def test_a_segment_below_the_first_live_one_comes_back_to_a_store_with_limits(tm
         set_aside(path, 0)
         with store.writer() as other:  # retention runs when a segment is made and when it is sealed
             append_numbered(other, range(60, 65))
-        assert words(path)[layout.FIRST_LIVE] == 1
+        assert words(path)["first_live"] == 1
         there = [*range(10, 53), *range(60, 65)]
         reader.refresh()
         assert serials(reader) == there
@@ -310,7 +269,7 @@ def test_a_segment_below_the_first_live_one_comes_back_to_a_store_with_limits(tm
             dr.open(path, "a").close()
         else:
             repair(path, restore=0)
-        assert words(path)[layout.FIRST_LIVE] == 0
+        assert words(path)["first_live"] == 0
         reader.refresh()
         store.refresh()
         assert serials(reader) == serials(store) == [*range(10), *there]
@@ -335,34 +294,32 @@ def test_a_segment_that_was_moved_back_by_hand_is_seen_by_readers_that_live(stor
 
 def test_a_process_that_died_while_it_brought_a_segment_back_has_brought_it_back(store_path):
     set_aside(store_path, 0)
-    set_word(store_path, layout.FIRST_LIVE, 1)
+    set_words(store_path, first_live=1)
     with dr.open(store_path) as reader:
         (store_path / "counters/quarantine/segments/00000000").rename(store_path / "segments/00000000")
         dr.open(store_path, "a").close()
         reader.refresh()
         assert serials(reader) == list(range(30))
-    assert words(store_path)[layout.FIRST_LIVE] == 0
+    assert words(store_path)["first_live"] == 0
     # Between the two stores of a counter that goes back, its complement is the older first segment.
-    set_word(store_path, layout.FIRST_LIVE, 1)
-    with open(store_path / "counters/c.0", "r+b") as file:
-        file.seek(8 * (16 + layout.FIRST_LIVE))
-        file.write(np.int64(~0).tobytes())
+    set_words(store_path, first_live=1)
+    replace_bytes(store_path / "counters/c.0", 8 * (16 + 1), np.int64(~0).tobytes())
     assert read(store_path) == list(range(30))
     dr.open(store_path, "a").close()
-    assert words(store_path)[layout.FIRST_LIVE] == 0
+    assert words(store_path)["first_live"] == 0
 
 
 def test_a_segment_is_brought_back_only_where_that_is_safe(store_path, tmp_path):
-    with pytest.raises(dr.ReplayError, match="^segment 1 is not in .*; diskreplay inspect lists what is$"):
+    with pytest.raises(Refused, match="^segment 1 is not in .*; diskreplay inspect lists what is$"):
         repair(store_path, restore=1)
     flip_counters(store_path / SEGMENT)
     repair(store_path)
     before = digest(store_path)
-    with pytest.raises(dr.ReplayError, match=f"^segment 1 is still damaged: {SEGMENT}/durable/c.0 does not fit"):
+    with pytest.raises(Refused, match=f"^segment 1 is still damaged: {SEGMENT}/durable/c.0 does not fit"):
         repair(store_path, restore=1)
     flip_counters(store_path / ASIDE)
     (store_path / SEGMENT).mkdir()
-    with pytest.raises(dr.ReplayError, match=f"^{SEGMENT} is there; set it aside before"):
+    with pytest.raises(Refused, match=f"^{SEGMENT} is there; set it aside before"):
         repair(store_path, restore=1)
     (store_path / SEGMENT).rmdir()
     flip_counters(store_path / ASIDE)
@@ -377,10 +334,10 @@ def test_a_segment_that_retention_would_delete_at_once_is_not_brought_back(tmp_s
     set_aside(path, 0)
     with dr.open(path, "a") as store:
         write(store, 50, 80)
-    with pytest.raises(dr.ReplayError, match="^segment 0 has nothing newer than what .* it would be evicted at"):
+    with pytest.raises(Refused, match="^segment 0 has nothing newer than what .* it would be evicted at"):
         repair(path, restore=0)
     assert read(path) == list(range(30, 80))
-    assert len(read_quarantine(path)) == 1
+    assert len(quarantine(path)) == 1
 
 
 def test_a_reader_cannot_repair_but_may_ask(store_path):
@@ -403,15 +360,15 @@ def test_a_reader_cannot_repair_but_may_ask(store_path):
 
 def test_a_number_in_quarantine_is_never_given_again(store_path):
     set_aside(store_path, 2)
-    set_word(store_path, layout.NEXT_SEGMENT, 2)
+    set_words(store_path, next_segment=2)
     with dr.open(store_path, "a") as store:
         write(store, 30, 35)
     assert sorted(os.listdir(store_path / "segments")) == ["00000000", "00000001", "00000003", "zarr.json"]
     set_aside(store_path, 3)
     os.unlink(store_path / "counters/c.0")
     assert repair(store_path).left == []
-    assert words(store_path)[layout.NEXT_SEGMENT] == 4
-    drop_segment(store_path, 3)
+    assert words(store_path)["next_segment"] == 4
+    drop(store_path, 3)
     with dr.open(store_path, "a") as store:
         write(store, 40, 45)
     assert (store_path / "segments/00000004").exists()
@@ -436,9 +393,12 @@ def test_an_evicted_segment_that_a_power_cut_brought_back_stays_evicted(tmp_stor
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10, **limits) as store:
         write(store, 0, 10)
     if how == "age":
-        clock = boot_time()
-        long_ago = {"sealed_at": time.time() - 1200, "sealed_clock": [*clock[:2], clock.seconds - 1200]}
-        reseal(tmp_store / "segments/00000000/zarr.json", lambda attributes: attributes.update(long_ago))
+
+        def age(attributes):
+            attributes["sealed_at"] -= 1200
+            attributes["sealed_clock"][2] -= 1200
+
+        reseal(tmp_store / "segments/00000000/zarr.json", age)
     with dr.open(tmp_store, "a") as store:
 
         def change():
@@ -449,20 +409,20 @@ def test_an_evicted_segment_that_a_power_cut_brought_back_stays_evicted(tmp_stor
         back_after_a_power_cut(tmp_store, 0, change)
         expected = sorted(set(read(tmp_store)) - set(range(10)))
     assert read(tmp_store) == expected
-    evicted = words(tmp_store)[layout.STEPS_EVICTED]
+    evicted = words(tmp_store)["evicted"]
     assert read(tmp_store, "a") == expected
     assert not (tmp_store / "segments/00000000").exists()
     if how == "capacity":
-        assert words(tmp_store)[layout.STEPS_EVICTED] == evicted
+        assert words(tmp_store)["evicted"] == evicted
     assert not (tmp_store / "counters/quarantine").exists()
 
 
 def test_a_segment_that_was_never_counted_is_counted_and_not_deleted(store_path):
     """Its maker died between the rename and the counter."""
-    set_word(store_path, layout.NEXT_SEGMENT, 2)
+    set_words(store_path, next_segment=2)
     assert read(store_path) == list(range(20))
     assert read(store_path, "a") == list(range(30))
-    assert words(store_path)[layout.NEXT_SEGMENT] == 3
+    assert words(store_path)["next_segment"] == 3
 
 
 def test_retention_deletes_no_damaged_segment(tmp_store):
@@ -476,7 +436,7 @@ def test_retention_deletes_no_damaged_segment(tmp_store):
         assert serials(store) == list(range(70, 120))
     assert sorted(os.listdir(path / "segments"))[0] == "00000000"
     repair(path)
-    assert [(entry.segment, entry.steps) for entry in read_quarantine(path)] == [(0, 10)]
+    assert [(entry.segment, entry.steps) for entry in quarantine(path)] == [(0, 10)]
     assert read(path, "a") == list(range(70, 120))
 
 
@@ -485,15 +445,15 @@ def test_retention_deletes_no_damaged_segment(tmp_store):
 
 def test_a_dropped_segment_is_gone_and_counts_as_evicted(store_path):
     set_aside(store_path)
-    entry = drop_segment(store_path, 1)
-    assert (entry.segment, entry.steps) == (1, 10)
-    assert read_quarantine(store_path) == []
+    action = drop(store_path, 1)
+    assert (action.what, action.where, action.steps) == ("deleted", ASIDE, 10)
+    assert quarantine(store_path) == []
     assert not list((store_path / "counters").glob("old-*"))
     assert verify(store_path, deep=True) == []
     with dr.open(store_path) as store:
         assert store.info()["steps_evicted"] == 10
-    with pytest.raises(dr.ReplayError, match="^segment 1 is not in "):
-        drop_segment(store_path, 1)
+    with pytest.raises(Refused, match="^segment 1 is not in "):
+        drop(store_path, 1)
 
 
 def test_a_process_that_died_while_it_dropped_a_segment_has_dropped_it(store_path):
@@ -501,7 +461,7 @@ def test_a_process_that_died_while_it_dropped_a_segment_has_dropped_it(store_pat
     (store_path / f"{ASIDE}.record.json").unlink()
     (store_path / ASIDE).rename(store_path / "counters/old-00000001-10")
     dr.open(store_path, "a").close()
-    assert words(store_path)[layout.STEPS_EVICTED] == 10
+    assert words(store_path)["evicted"] == 10
     assert not list((store_path / "counters").glob("old-*"))
 
 
@@ -540,7 +500,7 @@ def test_a_store_opens_around_a_damaged_segment(store_path, mode, name):
         info = store.info()
         assert info["steps"] == 20
         assert [segment["state"] for segment in info["segments"] if segment["number"] == 1] == ["damaged"]
-        assert StepCounter(read_root(path)).read().ever >= 20
+        assert info["steps_inserted"] >= 20
         with dr.Sampler(store, dr.Transitions(), batch_size=64, seed=0) as sampler:
             assert set(sampler.sample().numpy()["serial"].tolist()) <= set(WITHOUT)
         if mode == "a":
@@ -653,7 +613,7 @@ def test_a_segment_that_was_replaced_by_another_with_its_number_is_read_again(st
         new = store_path.parent / "new"
         shutil.copytree(store_path / SEGMENT, new)
         ids = [int(i) for episode in reader.episodes for i in episode.ids]
-        move_aside(store_path, SEGMENT, "of one episode a row was damaged", steps=1)
+        set_aside(store_path)
         new.rename(store_path / SEGMENT)
         generation = reader.snapshot.generation
         reader.refresh()
@@ -663,27 +623,9 @@ def test_a_segment_that_was_replaced_by_another_with_its_number_is_read_again(st
         assert os.path.realpath(reader.snapshot.tables.info(1).path) == str(store_path / SEGMENT)
 
 
-def test_a_segment_that_leaves_while_a_store_is_described_is_not_counted(store_path, monkeypatch):
-    from diskreplay.store import info as info_module
-
-    with dr.open(store_path) as store:
-        real = info_module._sum_lane
-
-        def leaving(snapshot, group, start, returns):
-            if int(snapshot.episodes.first[group[0]]) >> 35 == 1 and (store_path / SEGMENT).exists():
-                move_aside(store_path, SEGMENT, "just now")
-            return real(snapshot, group, start, returns)
-
-        monkeypatch.setattr(info_module, "_sum_lane", leaving)
-        info = store.info()
-        assert (info["steps"], info["episodes"]["total"]) == (20, 4)
-        assert store.episode_table()["segment"].tolist() == [0, 0, 2, 2]
-    assert issubclass(dr.SegmentGone, (dr.ReplayError, LookupError))
-
-
 @pytest.mark.parametrize("byte", [0, 255])
 def test_a_segment_whose_counters_are_all_damaged_is_told_with_the_steps_it_says_it_has(store_path, byte):
-    for name in layout.LANE_COUNTERS:
+    for name in LANE_COUNTERS:
         counter = store_path / SEGMENT / name / "c.0"
         counter.chmod(0o644)
         counter.write_bytes(bytes([byte]) * 8)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify.verify import verify
+from tests.testing.commands import repair, verify
+from tests.testing.on_disk import flip, words
 from tests.tiers import whole_or_part
 
 pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
@@ -246,8 +245,8 @@ def hit_by(kind, path, where, at, rows):
 
 def nbytes_of(file):
     """Return how many bytes of a file say anything: room for evictions by hand is reserved, and nobody reads it."""
-    if file.parts[-2:] == ("hidden", "c.0.0"):
-        return 16 * int(np.fromfile(file.parents[1] / "counters/c.0", "<i8")[layout.EVICTION_ENTRIES])
+    if file.parts[-2:] == ("evictions", "c.0.0"):
+        return 16 * words(file.parents[1])["evictions"]
     return file.stat().st_size
 
 
@@ -257,14 +256,6 @@ def bytes_of(path):
     for file in sorted(file for file in path.rglob("*") if file.is_file()):
         found += [(file.relative_to(path), at) for at in range(nbytes_of(file))]
     return found
-
-
-def flip(file, at):
-    with open(file, "r+b") as opened:
-        opened.seek(at)
-        value = opened.read(1)[0]
-        opened.seek(at)
-        opened.write(bytes([value ^ (1 + at % 255)]))
 
 
 def problems(path):
@@ -277,7 +268,7 @@ def check_damage(whole, copy, where, at):
     kind, path, before = whole
     shutil.copytree(path, copy)
     try:
-        flip(copy / where, at)
+        flip(copy / where, at, 1 + at % 255)
         rows = rows_of_episodes(path, before)
         hit = hit_by(kind, path, where, at, rows)
         assert problems(copy), (where, at)

@@ -1,7 +1,6 @@
 """A store of which something was lost: who counts what, who sees what, and what a repair does beside damaged blocks."""
 
 import errno
-import json
 import os
 import shutil
 
@@ -9,13 +8,11 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.root import read_root
-from diskreplay.format.segment import parse_lost
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify.verify import verify as find_problems
+from tests.testing import commands
+from tests.testing.commands import repair
+from tests.testing.limited import LimiterCounts, count_anew
+from tests.testing.on_disk import attributes_of, flip, reseal
 from tests.testing.support import append_numbered, digest, serial_schema
-from tests.verify.test_verify import reseal
 
 pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
 
@@ -24,7 +21,7 @@ SEGMENT = "segments/00000001"
 
 def verify(path, **kwargs):
     """What is wrong with a store, but for what repair has set aside."""
-    return [problem for problem in find_problems(path, **kwargs) if problem.kind != "quarantine"]
+    return [problem for problem in commands.verify(path, **kwargs) if problem.kind != "quarantine"]
 
 
 @pytest.fixture
@@ -41,18 +38,12 @@ def rewards(path, segment):
     return sorted(file.name for file in (path / f"segments/0000000{segment}/reward").glob("c.*"))
 
 
-def flip(file, at=0):
-    data = bytearray(file.read_bytes())
-    data[at] ^= 0xFF
-    file.write_bytes(data)
-
-
 def flags(path):
     return [flag for chunk in range(5) for flag in (path / SEGMENT / f"done/c.0.{chunk}").read_bytes()]
 
 
 def attributes(path):
-    return json.loads((path / SEGMENT / "zarr.json").read_bytes())["attributes"]
+    return attributes_of(path / SEGMENT)
 
 
 def firsts(path):
@@ -239,27 +230,18 @@ def test_small_files_and_rows_are_repaired_together(path):
     assert verify(path, deep=True) == []
 
 
-def test_a_segment_that_was_sealed_with_bad_flags_is_set_aside_whole(path, monkeypatch):
-    monkeypatch.setattr(
-        "diskreplay.store.repair.segment_repair.verify_folder", lambda *args: [dr.Problem("flags", "done", "wrong")]
-    )
-    flip(path / SEGMENT / "reward/c.0.1")
-    (action,) = repair(path).actions
-    assert (action.what, action.steps) == ("quarantined", 30)
-    assert sorted(os.listdir(path / "counters")) == ["c.0", "lock", "quarantine", "zarr.json"]
-
-
 def test_a_full_disk_changes_nothing(path, monkeypatch):
     flip(path / SEGMENT / "reward/c.0.1")
-    before = digest(path)
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "copy_file_range", full)
-    with pytest.raises(dr.StorageFull):
-        repair(path)
-    assert digest(path) == before
+    with dr.open(path, "a") as store:
+        before = digest(path)
+        monkeypatch.setattr(os, "copy_file_range", full)
+        with pytest.raises(dr.StorageFull):
+            store.repair()
+        assert digest(path) == before
 
 
 def test_a_disk_that_cannot_copy_by_itself_has_it_copied(path, monkeypatch):
@@ -336,12 +318,12 @@ def test_lost_steps_are_never_drawn_and_their_ids_are_unknown(path):
 
 
 def test_a_limiter_counts_lost_steps_as_inserted_and_not_as_held(path):
-    counter = StepCounter(read_root(path))
+    counter = LimiterCounts(path)
     assert counter.read() == (90, 90)
     flip(path / SEGMENT / "reward/c.0.1")
     repair(path)
     assert counter.read() == (90, 80)
-    assert StepCounter(read_root(path)).read() == (90, 80)
+    assert count_anew(path) == (90, 80)
 
 
 def test_a_capacity_counts_what_is_left(tmp_store):
@@ -381,7 +363,7 @@ def test_what_a_capacity_has_hidden_does_not_come_back(tmp_store):
 def test_a_segment_leaves_when_the_rest_of_it_is_evicted(path):
     flip(path / SEGMENT / "reward/c.0.1")
     repair(path)
-    counter = StepCounter(read_root(path))
+    counter = LimiterCounts(path)
     with dr.open(path, "a") as store:
         assert store.evict(lambda episode: 30 <= int(episode["serial"][0]) < 60) == 20
     assert not (path / SEGMENT).exists()
@@ -395,9 +377,10 @@ def test_more_than_may_be_lost_is_refused_segment_by_segment(path):
     flip(path / SEGMENT / "reward/c.0.1")
     flip(path / "segments/00000002/reward/c.0.0")
     before = digest(path / SEGMENT)
-    for wrong in ("12", -1, 1.5, True):
-        with pytest.raises(ValueError, match="max_lost_steps is a number of steps"):
-            repair(path, max_lost_steps=wrong)
+    with dr.open(path, "a") as store:
+        for wrong in ("12", -1, 1.5, True):
+            with pytest.raises(ValueError, match="max_lost_steps is a number of steps"):
+                store.repair(max_lost_steps=wrong)
     done = repair(path, max_lost_steps=12)
     assert [(a.what, a.where, a.steps) for a in done.actions] == [
         ("rebuilt", SEGMENT, 10),
@@ -459,24 +442,17 @@ def test_a_store_repairs_itself(path):
         ([], 1),
     ],
 )
-def test_what_cannot_have_been_lost_is_refused(lost, steps):
-    with pytest.raises((TypeError, ValueError)):
-        parse_lost({"steps": 10, "lost": lost, "steps_lost": steps, "lost_values": [0] * len(lost)}, 1)
-
-
-def test_what_was_lost_of_several_lanes_is_read():
-    lost = {"lost": [[0, 9], [1, 5], [25, 3]], "steps_lost": 17, "lost_values": [2, 0, 1]}
-    found = parse_lost({"steps": 100, **lost}, 4)
-    assert (found.ranges, found.values) == (((0, 9), (1, 5), (25, 3)), (2, 0, 1))
-    assert [position for position in range(60) if found.holds(position, 4)] == sorted(
-        [*range(0, 36, 4), *range(1, 21, 4), 25, 29, 33]
-    )
+def test_what_cannot_have_been_lost_is_refused(path, lost, steps):
+    said = {"lost": lost, "steps_lost": steps, "lost_values": [0] * len(lost) if isinstance(lost, list) else []}
+    reseal(path / SEGMENT / "zarr.json", lambda attributes: attributes.update(said))
+    with pytest.warns(dr.DamagedSegmentWarning, match="unusable attributes"):
+        assert firsts(path) == without(*range(30, 60, 5))
 
 
 def test_what_was_lost_stays_so_while_a_segment_is_to_be_sealed_anew(path):
     flip(path / SEGMENT / "reward/c.0.1")
     repair(path)
-    good = attributes(path)
+    good, counter = attributes(path), LimiterCounts(path)
 
     def unseal(attributes):
         attributes["sealed"] = False
@@ -484,7 +460,6 @@ def test_what_was_lost_stays_so_while_a_segment_is_to_be_sealed_anew(path):
             del attributes[name]
 
     reseal(path / SEGMENT / "zarr.json", unseal)
-    counter = StepCounter(read_root(path))
     with dr.open(path) as store:
         assert len(store) == 80
         assert [segment["steps"] for segment in store.info()["segments"]] == [30, 20, 30]
