@@ -1,40 +1,21 @@
-"""JSON that is nested too deeply is refused wherever it is read, and only two modules parse any."""
+"""The one parser of JSON refuses what is nested too deeply, and takes no longer for it."""
 
 import json
 import re
-import shutil
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import diskreplay as dr
 from diskreplay.bounded_json import MOST_DEPTH, parse_json
-from diskreplay.verify.verify import verify
-from tests.format.hostile import write_document
-from tests.interop.round_trips import make_store
-from tests.interop.test_hostile_imports import make_lerobot, make_memmap, make_npz, make_parquet, make_zarr
-
-PACKAGE = Path(dr.__file__).parent
-
-
-def nested(depth: int) -> str:
-    return "[" * depth + "]" * depth
-
-
-DEEP = nested(MOST_DEPTH + 1)  # far less than what makes a RecursionError
+from tests.test_deep_documents import DEEP, nested
 
 
 def test_two_modules_parse_json() -> None:
     """The checker has its own bound, as it shares nothing with what it checks."""
+    package = Path(dr.__file__).parent
     parses = re.compile(r"json\.loads?\(|JSONDecoder|^from json import.*\bloads?\b", re.MULTILINE)
-    found = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if parses.search(path.read_text())}
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if parses.search(path.read_text())}
     assert found == {"bounded_json.py", "verify/documents.py"}
 
 
@@ -52,137 +33,3 @@ def test_texts_without_an_end_take_no_longer_than_others() -> None:
     for text in ('"' + '\\"' * (1 << 20), '"' + "x" * (1 << 20), '"\\'):
         with pytest.raises(ValueError, match="(?i)unterminated string|invalid"):
             parse_json("[0, {}" + ", []" * MOST_DEPTH + ", " + text)
-
-
-# --- stores ----------------------------------------------------------------------------------------------------------
-
-
-def make(path: Path, count: int = 20) -> dr.Store:
-    store = dr.create(path, dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64")))
-    with store.writer() as writer:
-        steps = np.arange(count)
-        writer.append_episode(np.zeros((count + 1, 2)), steps, steps.astype("f4"), terminated=True)
-    store.refresh()
-    return store
-
-
-@pytest.mark.parametrize("below", ["", "segments/00000000/"])
-def test_documents_of_a_store(tmp_store: Path, below: str) -> None:
-    make(tmp_store).close()
-    file = tmp_store / below / "zarr.json"
-    file.chmod(0o644)
-    document = json.loads(file.read_bytes())
-    document["attributes"]["a"] = json.loads(DEEP)
-    write_document(file, document)
-    problems = verify(tmp_store)
-    assert any(f"more than {MOST_DEPTH} levels" in str(problem) for problem in problems), problems
-    if not below:
-        with pytest.raises(dr.FormatError, match=f"is not readable metadata .more than {MOST_DEPTH} levels"):
-            dr.open(tmp_store)
-
-
-def replaced(tree: Any, key: str, change: Callable[[dict[str, Any]], object]) -> int:
-    """Change each dict that has a key, anywhere in a state; return how many had it."""
-    if not isinstance(tree, dict | list):
-        return 0
-    if isinstance(tree, dict) and key in tree:
-        change(tree)
-        return 1
-    return sum(replaced(below, key, change) for below in (tree.values() if isinstance(tree, dict) else tree))
-
-
-def set_text(key: str, tree: dict[str, Any]) -> None:
-    tree[key] = DEEP
-
-
-def rename(key: str, tree: dict[str, Any]) -> None:
-    tree[DEEP] = tree.pop(key)
-
-
-KIND = '["transitions"]'
-STATES: dict[str, tuple[Any, dict[str, Any], str, Callable[[str, dict[str, Any]], None]]] = {
-    "rng": (dr.Uniform, {}, "rng", set_text),
-    "priorities": (dr.Prioritized, {}, KIND, rename),
-    "sweep": (lambda: dr.Sweep(None), {}, "first", lambda _, tree: set_text("kind", tree)),
-    "times": (dr.Uniform, {"max_times_sampled": 9}, KIND, rename),
-    "indices": (dr.Uniform, {"max_size": 9}, KIND, rename),
-}
-
-
-@pytest.mark.parametrize("what", STATES)
-def test_saved_states(tmp_store: Path, what: str) -> None:
-    made, kwargs, key, change = STATES[what]
-    with make(tmp_store) as store, dr.Sampler(store, dr.Transitions(), made(), batch_size=4, **kwargs) as sampler:
-        sampler.sample()
-        state = sampler.state_dict()
-        assert replaced(state["planner"], key, partial(change, key))
-        with pytest.raises(ValueError, match="this is no state|is no kind of id"):
-            sampler.load_state_dict(state)
-        if what == "rng":
-            mixed = dr.MixedSampler([(sampler, 1.0)], batch_size=4)
-            with pytest.raises(ValueError, match=f"no state of a mixed sampler: more than {MOST_DEPTH} levels"):
-                mixed.load_state_dict({**mixed.state_dict(), "rng": DEEP})
-
-
-def test_the_space_of_a_field() -> None:
-    with pytest.raises(dr.SchemaError, match=f"plain JSON only: more than {MOST_DEPTH} levels"):
-        dr.Field((2,), "float32", space={"a": json.loads(DEEP)})
-
-
-# --- data sets -------------------------------------------------------------------------------------------------------
-
-DATA_SETS: dict[str, tuple[str, Callable[[Path], str], str]] = {
-    "description of npz": ("npz", make_npz, "*.json"),
-    "description of parquet": ("parquet", make_parquet, "*.json"),
-    "torchrl": ("torchrl_memmap", make_memmap, "*.json"),
-    "lerobot 2.1": ("lerobot", lambda folder: make_lerobot(folder, "2.1", False), "info.json"),
-    "lerobot 2.1 lines": ("lerobot", lambda folder: make_lerobot(folder, "2.1", False), "episodes.jsonl"),
-    "zarr 2": ("zarr_episodes", lambda folder: make_zarr(folder, 2), ".zarray"),
-    "zarr 3": ("zarr_episodes", lambda folder: make_zarr(folder, 3), "data/*/zarr.json"),
-    "rlds features": ("rlds", lambda folder: copy_rlds(folder), "features.json"),
-    "rlds info": ("rlds", lambda folder: copy_rlds(folder), "dataset_info.json"),
-}
-
-
-def copy_rlds(folder: Path) -> str:
-    pytest.importorskip("google.protobuf", reason="needs protobuf")
-    shutil.copytree(Path(__file__).parent / "interop/rlds_sample", folder / "set")
-    return "set"
-
-
-@pytest.mark.parametrize("case", DATA_SETS)
-def test_documents_of_data_sets(tmp_path: Path, case: str) -> None:
-    format_name, make_set, pattern = DATA_SETS[case]
-    (tmp_path / "original").mkdir()
-    place = tmp_path / "original" / make_set(tmp_path / "original")
-    found = sorted(place.rglob(pattern))
-    assert found
-    for file in found:
-        file.write_text("".join(f'{{"a": {DEEP}, {line[1:]}\n' for line in [file.read_text().strip()]))
-    module = import_module(f"diskreplay.interop.{format_name}")
-    with pytest.raises(dr.FormatError, match=f"more than {MOST_DEPTH} levels"):
-        module.import_dataset(place, tmp_path / "imported")
-
-
-@pytest.mark.parametrize("format_name", ["npz", "torchrl_memmap", "parquet"])
-def test_notes_of_episodes(tmp_path: Path, format_name: str) -> None:
-    module = import_module(f"diskreplay.interop.{format_name}")
-    place = tmp_path / "set"
-    module.export_dataset(make_store(tmp_path / "store", "vectors", priorities=True), place)
-    changed = 0
-    for file in tmp_path.rglob("*.npz"):  # the episodes, or what the format itself cannot hold
-        with np.load(file) as saved:
-            arrays = {name: saved[name] for name in saved.files}
-        name = "notes" if format_name == "npz" else "json"
-        np.savez(file, **{**arrays, name: np.frombuffer(DEEP.encode(), np.uint8)})
-        changed += 1
-    for file in place.rglob("*.parquet") if format_name == "parquet" else ():
-        table = pq.read_table(file)
-        if "notes" in table.column_names:
-            at = table.column_names.index("notes")
-            notes = pa.array([DEEP] * len(table), pa.string())
-            pq.write_table(table.set_column(at, "notes", notes), file)
-            changed += 1
-    assert changed
-    with pytest.raises(dr.FormatError, match=f"more than {MOST_DEPTH} levels"):
-        module.import_dataset(place, tmp_path / "imported")

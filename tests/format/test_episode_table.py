@@ -9,9 +9,8 @@ import zarr
 from crc32c import crc32c
 
 import diskreplay as dr
-from diskreplay.cli.du import usage_of
-from diskreplay.store.repair.repair import repair
-from tests.verify.test_verify import reseal
+from tests.testing.commands import bytes_of_fields, repair
+from tests.testing.on_disk import flip, reseal
 
 pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
 
@@ -193,19 +192,13 @@ def test_a_segment_of_few_rows_has_no_table(tmp_store, monkeypatch, rows):
 # --- damaged tables ---------------------------------------------------------------------------------------------------
 
 
-def _flip(file):
-    data = bytearray(file.read_bytes())
-    data[0] ^= 1
-    file.write_bytes(data)
-
-
 def _link(file):
     file.rename(file.parent.parent.parent / "durable/.elsewhere")
     file.symlink_to(file.parent.parent.parent / "durable/.elsewhere")
 
 
 DAMAGES = {
-    "flip": _flip,
+    "flip": flip,
     "short": lambda file: file.write_bytes(file.read_bytes()[:-1]),
     "long": lambda file: file.write_bytes(file.read_bytes() + b"\0"),
     "empty": lambda file: file.write_bytes(b""),
@@ -317,7 +310,7 @@ def test_a_table_of_holes_takes_no_memory(path):
 
 def test_lost_rows_are_not_in_the_table(path):
     before = shown(path)
-    _flip(path / SEGMENT / "reward/c.0.1")
+    flip(path / SEGMENT / "reward/c.0.1")
     assert repair(path).steps_lost > 0
     check(path)
     assert len(shown(path)) < len(before)
@@ -332,8 +325,6 @@ def test_an_episode_with_two_values_takes_at_most_48_bytes_beside_its_rows(tmp_s
         for number in range(count // lanes):
             episode = {"seed": np.arange(lanes) + number, "level": zeros + number}
             writer.append(zeros, action, zeros, np.ones(lanes, bool), episode=episode)
-    with dr.open(tmp_store) as store:
-        usage = usage_of(store, store.info(), lambda done, total: None)
-    taken = {field["field"]: field["bytes"] for field in usage["fields"]}
+    taken = bytes_of_fields(tmp_store)
     assert taken["episodes"] <= 30 * count
     assert sum(taken[name] for name in ("episodes", "episode/seed", "episode/level")) <= 48 * count

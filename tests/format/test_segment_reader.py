@@ -1,12 +1,16 @@
 """Flags of sealed segments: whichever way they are read, they are those that a zarr reader finds."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import zarr
 
 import diskreplay as dr
 from diskreplay.format import segment_reader
+from diskreplay.format.extents import rows_with_values
 from diskreplay.format.segment import read_segment
+from tests.format.test_values import schema, values_of
 from tests.testing.support import serial_schema
 
 
@@ -14,8 +18,7 @@ from tests.testing.support import serial_schema
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [1, 40, 9], [0, 3, 70], [17, 0, 0]])
 @pytest.mark.parametrize("sparse", [0, 4, 1 << 40])
 def test_flags_are_the_same_by_whole_chunks_and_by_the_rows_that_count(tmp_store, monkeypatch, lengths, sparse):
-    schema = serial_schema()
-    with dr.create(tmp_store, schema, chunk_bytes=64) as store, store.writer(num_envs=len(lengths)) as writer:
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=64) as store, store.writer(num_envs=len(lengths)) as writer:
         for lane, length in enumerate(lengths):
             if length:
                 steps = np.arange(length)
@@ -46,3 +49,14 @@ def test_a_segment_with_few_rows_of_each_lane_is_read_without_the_rest_of_its_ch
     monkeypatch.setattr(segment_reader, "read_into", None)
     committed, found = segment_reader.read_sealed(info)
     assert sum(read) == len(found.flags) == committed.sum() < info.chunk_rows["done"]
+
+
+def test_rows_end_before_values_without_a_file(tmp_path: Path) -> None:
+    """Also where rows without values follow in another chunk."""
+    path = tmp_path / "store"
+    with dr.create(path, schema(), chunk_bytes=64) as made, made.writer() as writer:
+        for t in range(300):
+            writer.append(np.zeros(2), t, 0.0, t % 10 == 9, episode=values_of(t) if t in (9, 19) else None)
+        writer.flush()
+        info = read_segment(made._root, 0)
+        assert [rows_with_values(info, 300, count) for count in range(4)] == [9, 19, 300, 300]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,7 @@ from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 import diskreplay as dr
-from diskreplay.format import state_files
-from diskreplay.format.root import Limits, Root, create_root, read_root
-from diskreplay.format.state_files import read_state, state_names, write_state
-from diskreplay.verify.verify import verify
-from tests.format.hostile import write_document
+from tests.testing.on_disk import reseal, write_document
 from tests.testing.support import REPOSITORY, serial_schema
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -44,14 +41,10 @@ TREES = st.dictionaries(
 PLAIN = {"weights": np.arange(6.0).reshape(2, 3), "counts": [np.arange(3), {"none": np.zeros((0, 2))}], "text": "ü"}
 
 
-def made(path: Path | str) -> Root:
-    create_root(Path(path), serial_schema(), limits=Limits(None, None, None), chunk_bytes=1 << 16, segment_steps=None)
-    return read_root(Path(path))
-
-
 @pytest.fixture
-def root(tmp_store: Path) -> Root:
-    return made(tmp_store)
+def store(tmp_store: Path) -> Iterator[dr.Store]:
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=1 << 16) as store:
+        yield store
 
 
 def same(one: Any, other: Any) -> bool:
@@ -73,27 +66,31 @@ def leaves(tree: Any) -> list[np.ndarray]:
     return [leaf for part in below for leaf in leaves(part)]
 
 
-def left_over(root: Root) -> list[str]:
+def names(store: dr.Store) -> list[str]:
+    return sorted(folder.name for folder in (store.path / "samplers").iterdir() if folder.is_dir())
+
+
+def left_over(store: dr.Store) -> list[str]:
     """What lies beside the counters, and states that do not count."""
-    found = sorted(set(os.listdir(root.counters_folder)) - {"c.0", "lock", "zarr.json"})
-    for name in state_names(root):
-        found += sorted(os.listdir(root.path / "samplers" / name))[:-2]  # one state and zarr.json
+    found = sorted(set(os.listdir(store.path / "counters")) - {"c.0", "lock", "zarr.json"})
+    for name in names(store):
+        found += sorted(os.listdir(store.path / "samplers" / name))[:-2]  # one state and zarr.json
     return found
 
 
 @pytest.mark.slow
-def test_any_tree_comes_back_and_zarr_reads_its_arrays(root: Root) -> None:
+def test_any_tree_comes_back_and_zarr_reads_its_arrays(store: dr.Store) -> None:
     @settings(max_examples=80)
     @given(TREES)
     @example({"zarr": {"json": np.arange(2)}, "zarr.json": np.arange(3)})
     @example({"a": {"b": np.arange(1)}, "a.b": np.arange(2), "A.B": np.arange(3)})
     def check(tree: dict[str, Any]) -> None:
-        write_state(root, "any", tree)
-        assert same(tree, read_state(root, "any"))
-        assert left_over(root) == []
+        store.save_sampler_state("any", tree)
+        assert same(tree, store.load_sampler_state("any"))
+        assert left_over(store) == []
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            group = zarr.open_group(root.path, mode="r")["samplers/any"]
+            group = zarr.open_group(store.path, mode="r")["samplers/any"]
             found = [np.asarray(array[...]) for _, array in group[str(group.attrs["current"])].arrays()]
         expected = [array.astype(array.dtype.newbyteorder("=")) for array in leaves(tree)]
         assert sorted((a.dtype.name, a.shape, a.tobytes()) for a in found) == sorted(
@@ -115,23 +112,23 @@ def test_any_tree_comes_back_and_zarr_reads_its_arrays(root: Root) -> None:
         ({"diskreplay_crc32c": "00000000"}, "keys at the top must be str and not one of"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_and_changes_nothing(root: Root, tree: Any, message: str) -> None:
-    write_state(root, "one", PLAIN)
+def test_what_cannot_be_saved_is_refused_and_changes_nothing(store: dr.Store, tree: Any, message: str) -> None:
+    store.save_sampler_state("one", PLAIN)
     with pytest.raises(ValueError, match=message):
-        write_state(root, "one", tree)
-    assert same(PLAIN, read_state(root, "one"))
-    assert left_over(root) == []
+        store.save_sampler_state("one", tree)
+    assert same(PLAIN, store.load_sampler_state("one"))
+    assert left_over(store) == []
 
 
-def test_a_new_state_takes_the_place_of_the_old_one_alone(root: Root) -> None:
-    write_state(root, "other", PLAIN)
+def test_a_new_state_takes_the_place_of_the_old_one_alone(store: dr.Store) -> None:
+    store.save_sampler_state("other", PLAIN)
     for i in range(5):
-        write_state(root, "one", {"i": i, "a": np.full(3, i)})
-        assert same({"i": i, "a": np.full(3, i)}, read_state(root, "one"))
-        assert len(os.listdir(root.path / "samplers" / "one")) == 2
-    assert state_names(root) == ["one", "other"]
-    assert same(PLAIN, read_state(root, "other"))
-    assert left_over(root) == []
+        store.save_sampler_state("one", {"i": i, "a": np.full(3, i)})
+        assert same({"i": i, "a": np.full(3, i)}, store.load_sampler_state("one"))
+        assert len(os.listdir(store.path / "samplers" / "one")) == 2
+    assert names(store) == ["one", "other"]
+    assert same(PLAIN, store.load_sampler_state("other"))
+    assert left_over(store) == []
 
 
 def spoil(path: Path, how: str) -> None:
@@ -161,15 +158,15 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["a bit", "short", "long", "gone", "a folder", "a link", "a pipe"])
 @pytest.mark.parametrize("file", ["zarr.json", "1/zarr.json", "1/weights/zarr.json", "1/weights/c.0.0"])
-def test_damage_is_found_and_saving_again_mends_it(root: Root, file: str, how: str) -> None:
-    write_state(root, "one", PLAIN)
-    spoil(root.path / "samplers" / "one" / file, how)
+def test_damage_is_found_and_saving_again_mends_it(store: dr.Store, file: str, how: str) -> None:
+    store.save_sampler_state("one", PLAIN)
+    spoil(store.path / "samplers" / "one" / file, how)
     with pytest.raises(dr.FormatError, match=r"samplers/one"):
-        read_state(root, "one")
+        store.load_sampler_state("one")
     if file == "zarr.json" and how == "a folder":
         return  # which nothing can be renamed over
-    write_state(root, "one", PLAIN)
-    assert same(PLAIN, read_state(root, "one"))
+    store.save_sampler_state("one", PLAIN)
+    assert same(PLAIN, store.load_sampler_state("one"))
 
 
 def rewrite_array(state: Path, document: dict[str, Any]) -> None:
@@ -193,69 +190,70 @@ def rewrite_array(state: Path, document: dict[str, Any]) -> None:
     ],
     ids=lambda document: "-".join(map(str, document.items()))[:40],
 )
-def test_an_array_that_nobody_could_have_is_refused_in_one_line(root: Root, document: dict[str, Any]) -> None:
-    write_state(root, "one", PLAIN)
-    rewrite_array(root.path / "samplers/one/1", document)
+def test_an_array_that_nobody_could_have_is_refused_in_one_line(store: dr.Store, document: dict[str, Any]) -> None:
+    store.save_sampler_state("one", PLAIN)
+    rewrite_array(store.path / "samplers/one/1", document)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (64 << 30, hard))  # a sparse file claims half a TiB
     try:
         with pytest.raises(
             dr.FormatError, match=r"samplers/one/1/weights.* is (not )?an array of .* save again$"
         ) as told:
-            read_state(root, "one")
+            store.load_sampler_state("one")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert "\n" not in str(told.value)
     if document != {"shape": [1 << 36]}:
-        assert "samplers/one/1/weights/zarr.json" in {problem.where for problem in verify(root.path, deep=True)}
+        assert "samplers/one/1/weights/zarr.json" in {problem.where for problem in store.verify(deep=True)}
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("current", 10**300), ("current", -1), ("@array", "x" * 300)], ids=["huge", "negative", "long"]
 )
-def test_a_name_that_no_file_has_is_refused_in_one_line(root: Root, key: str, value: object) -> None:
-    write_state(root, "one", PLAIN)
-    path = root.path / "samplers/one" / ("zarr.json" if key == "current" else "1/zarr.json")
-    group = json.loads(path.read_bytes())
-    (group["attributes"] if key == "current" else group["attributes"]["state"]["weights"])[key] = value
-    write_document(path, group)
+def test_a_name_that_no_file_has_is_refused_in_one_line(store: dr.Store, key: str, value: object) -> None:
+    store.save_sampler_state("one", PLAIN)
+    name = "zarr.json" if key == "current" else "1/zarr.json"
+    changed = {key: value} if key == "current" else {"state": {"weights": {key: value, "crc32c": 0}}}
+    reseal(store.path / "samplers/one" / name, lambda attributes: attributes.update(changed))
     with pytest.raises(dr.FormatError, match="samplers/one"):
-        read_state(root, "one")
-    assert verify(root.path, deep=True)
+        store.load_sampler_state("one")
+    assert store.verify(deep=True)
 
 
-def test_a_link_in_place_of_a_state_is_not_followed(root: Root, tmp_path: Path) -> None:
-    write_state(root, "one", PLAIN)
-    shutil.move(root.path / "samplers" / "one", tmp_path / "elsewhere")
-    os.symlink(tmp_path / "elsewhere", root.path / "samplers" / "one")
+def test_a_link_in_place_of_a_state_is_not_followed(store: dr.Store, tmp_path: Path) -> None:
+    store.save_sampler_state("one", PLAIN)
+    shutil.move(store.path / "samplers" / "one", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", store.path / "samplers" / "one")
     before = sorted(os.listdir(tmp_path / "elsewhere"))
     with pytest.raises(dr.StoreNotFound):
-        read_state(root, "one")
+        store.load_sampler_state("one")
     with pytest.raises(dr.FormatError, match="is a symbolic link"):
-        write_state(root, "one", {})
+        store.save_sampler_state("one", {})
     assert sorted(os.listdir(tmp_path / "elsewhere")) == before
-    assert left_over(root) == []
+    assert left_over(store) == []
 
 
-def test_opening_for_writing_removes_states_that_do_not_count_and_never_the_one_that_does(root: Root) -> None:
+def test_opening_for_writing_removes_states_that_do_not_count_and_never_the_one_that_does(store: dr.Store) -> None:
     for name in ("good", "damaged"):
-        write_state(root, name, PLAIN)
-        shutil.copytree(root.path / "samplers" / name / "1", root.path / "samplers" / name / "7")
-    spoil(root.path / "samplers" / "damaged" / "zarr.json", "a bit")
+        store.save_sampler_state(name, PLAIN)
+        shutil.copytree(store.path / "samplers" / name / "1", store.path / "samplers" / name / "7")
+    spoil(store.path / "samplers" / "damaged" / "zarr.json", "a bit")
     for _ in range(2):
-        dr.open(root.path).close()
-        assert len(left_over(root)) == 2
-    dr.open(root.path, "a").close()
-    assert same(PLAIN, read_state(root, "good"))
-    assert sorted(os.listdir(root.path / "samplers" / "good")) == ["1", "zarr.json"]
-    assert sorted(os.listdir(root.path / "samplers" / "damaged")) == ["1", "7", "zarr.json"]
+        dr.open(store.path).close()
+        assert len(left_over(store)) == 2
+    dr.open(store.path, "a").close()
+    assert same(PLAIN, store.load_sampler_state("good"))
+    assert sorted(os.listdir(store.path / "samplers" / "good")) == ["1", "zarr.json"]
+    assert sorted(os.listdir(store.path / "samplers" / "damaged")) == ["1", "7", "zarr.json"]
 
 
 @pytest.mark.parametrize("call", ["rename", "replace", "mkdir", "fsync"])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_full_disk_leaves_the_old_state(root: Root, monkeypatch: pytest.MonkeyPatch, call: str, first: bool) -> None:
+def test_a_full_disk_leaves_the_old_state(
+    store: dr.Store, monkeypatch: pytest.MonkeyPatch, call: str, first: bool
+) -> None:
     if not first:
-        write_state(root, "one", PLAIN)
+        store.save_sampler_state("one", PLAIN)
     real, left = getattr(os, call), [0]
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -269,43 +267,41 @@ def test_a_full_disk_leaves_the_old_state(root: Root, monkeypatch: pytest.Monkey
     for n in range(1, 20):
         left[0] = n
         try:
-            write_state(root, "one", new)
+            store.save_sampler_state("one", new)
             break
         except dr.StorageFull:
             refused += 1
-            assert [name for name in left_over(root) if not name.isdecimal()] == []
-            if state_names(root):
-                found = read_state(root, "one")
+            assert [name for name in left_over(store) if not name.isdecimal()] == []
+            if names(store):
+                found = store.load_sampler_state("one")
                 assert same(found, new) or (not first and same(found, PLAIN))
     assert refused or (first and call == "replace")
-    assert same(new, read_state(root, "one"))
-    assert left_over(root) == []
+    assert same(new, store.load_sampler_state("one"))
+    assert left_over(store) == []
 
 
 REPLACE = """
 import sys
-from pathlib import Path
 import numpy as np
-from diskreplay.format.root import read_root
-from diskreplay.format.state_files import write_state
+import diskreplay as dr
 
-root = read_root(Path(sys.argv[1]))
+store = dr.open(sys.argv[1], "a")
 for i in range(1, 1 << 30):
-    write_state(root, "one", {"i": i, "arrays": [np.full(n, i) for n in (1, 100, 5000)]})
+    store.save_sampler_state("one", {"i": i, "arrays": [np.full(n, i) for n in (1, 100, 5000)]})
     print(i, flush=True)
 """
 
 
-def test_a_reader_always_finds_one_whole_state_while_another_process_replaces_it(root: Root) -> None:
+def test_a_reader_always_finds_one_whole_state_while_another_process_replaces_it(store: dr.Store) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", REPLACE, str(root.path)], stdout=subprocess.PIPE, cwd=REPOSITORY
+        [sys.executable, "-c", REPLACE, str(store.path)], stdout=subprocess.PIPE, cwd=REPOSITORY
     ) as child:
         try:
             assert child.stdout is not None
             child.stdout.readline()
             newest = 0
             while newest < 60:
-                state = read_state(root, "one")
+                state = store.load_sampler_state("one")
                 assert all((array == state["i"]).all() for array in state["arrays"])
                 assert [len(array) for array in state["arrays"]] == [1, 100, 5000]
                 assert state["i"] >= newest
@@ -314,17 +310,17 @@ def test_a_reader_always_finds_one_whole_state_while_another_process_replaces_it
             child.send_signal(signal.SIGKILL)
 
 
-def test_a_draft_of_a_living_process_is_left_alone(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = state_files.sync_tree
-    seen = []
+def test_a_draft_of_a_living_process_is_left_alone(store: dr.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = os.fsync, []
 
-    def open_meanwhile(path: Any) -> None:
-        with dr.open(root.path, "a"):
-            seen.extend(left_over(root))
-        real(path)
+    def open_meanwhile(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", real)
+        with dr.open(store.path, "a"):
+            seen.extend(left_over(store))
+        real(fd)
 
-    monkeypatch.setattr(state_files, "sync_tree", open_meanwhile)
-    write_state(root, "one", PLAIN)
+    monkeypatch.setattr(os, "fsync", open_meanwhile)
+    store.save_sampler_state("one", PLAIN)
     assert len(seen) == 1
-    assert same(PLAIN, read_state(root, "one"))
-    assert left_over(root) == []
+    assert same(PLAIN, store.load_sampler_state("one"))
+    assert left_over(store) == []

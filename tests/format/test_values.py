@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.du import usage_of
-from diskreplay.format import layout, metadata
-from diskreplay.format.extents import rows_with_values
-from diskreplay.format.segment import read_segment
-from diskreplay.store.repair.repair import repair
 from tests.testing import packed
+from tests.testing.commands import bytes_of_fields, repair
+from tests.testing.on_disk import POSITION_BITS, flip, reseal
 
 pytestmark = pytest.mark.usefixtures("no_patience")
 LANES = 5
@@ -82,22 +79,16 @@ def read_all(path: Path) -> Values:
             if seed is not None:
                 assert (episode["goal"] == seed % 251).all()
                 assert (episode["task"]["x"] == seed).all()
-        snapshot = store._follower.snapshot
-        ids = np.array(sorted(found), np.int64)
-        seeds, given = snapshot.episode_values("episode/seed", ids)
-        assert [int(seed) if has else None for seed, has in zip(seeds, given, strict=True)] == [
-            found[first] for first in ids.tolist()
-        ]
         fields = ["index", "episode/seed", "episode/goal", "episode_known"]
-        sampler = dr.Sampler(store, dr.Transitions(), batch_size=64, seed=0, fields=fields)
+        sampler = dr.Sampler(store, dr.Transitions(), fields=fields)
         known = {step: int(episode.ids[0]) for episode in store.episodes for step in episode.ids.tolist()}
-        for _ in range(5 if len(found) else 0):
-            batch = sampler.sample()
-            for i, step in enumerate(batch.index.tolist()):
-                seed = found[known[step]]
-                assert bool(batch["episode_known"][i]) is (seed is not None)
-                assert batch["episode"]["seed"][i] == (seed or 0)
-                assert (batch["episode"]["goal"][i] == (seed or 0) % 251).all()
+        if found:
+            batch = sampler.gather(sampler.ids())
+            seeds = [found[known[step]] for step in batch.index.tolist()]
+            numbers = np.array([seed or 0 for seed in seeds])
+            assert batch["episode_known"].tolist() == [seed is not None for seed in seeds]
+            np.testing.assert_array_equal(batch["episode"]["seed"], numbers)
+            assert (batch["episode"]["goal"].numpy() == (numbers % 251)[:, None, None]).all()
         assert {problem.kind for problem in store.verify(deep=True)} <= {"quarantine", "unproven"}
     return found
 
@@ -194,16 +185,6 @@ def test_backups_copies_and_tools_that_copy_have_the_values(store: tuple[Path, V
     assert sorted(seed for seed in read_all(tmp_path / "copy").values() if seed is not None) == seeds
 
 
-def damage(path: Path, name: str, *places: int) -> None:
-    """Change bytes of a chunk file."""
-    file = path / name
-    data = bytearray(file.read_bytes())
-    for at in places:
-        data[at] ^= 0x55
-    file.chmod(0o644)
-    file.write_bytes(data)
-
-
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 def test_a_rebuilt_segment_shows_the_right_values(
@@ -224,7 +205,8 @@ def test_a_rebuilt_segment_shows_the_right_values(
         ]
         for name in rng.choice(len(chunks), min(4, len(chunks)), replace=False):
             size = (path / chunks[name]).stat().st_size
-            damage(path, str(chunks[name]), *rng.integers(0, size, 1 + int(rng.integers(2))).tolist())
+            for at in rng.integers(0, size, 1 + int(rng.integers(2))).tolist():
+                flip(path / chunks[name], at)
         repair(path)
         found = read_all(path)
         assert found.items() <= expected.items()
@@ -244,11 +226,12 @@ def test_damaged_flags_in_two_places_of_a_lane_cost_the_values_between(tmp_path:
                 writer.append(np.zeros(2), seed, 0.0, t == 2, episode=values)
     expected = read_all(path)
     assert len(expected) == 800
-    damage(path, "segments/00000000/done/c.0.0", 600, 1800)  # the second and the fourth block
+    for at in (600, 1800):  # in the second and the fourth block
+        flip(path / "segments/00000000/done/c.0.0", at)
     repair(path)
     found = read_all(path)
     assert found.items() <= expected.items()
-    rows = sorted(first & layout.POSITION_MASK for first in found)
+    rows = sorted(first % (1 << POSITION_BITS) for first in found)
     assert max(row for row in rows if row < 1024) < 512 + 3
     between = [found[row] for row in rows if 1030 <= row < 1530]
     assert between
@@ -291,12 +274,9 @@ def test_a_document_with_values_that_cannot_be_is_refused(tmp_path: Path, values
 
 def with_document(file: Path, **changes: Any) -> None:
     """Change attributes of a segment, under a checksum that fits."""
-    document = json.loads(file.read_text())
-    attributes = {**document.pop("attributes"), **changes}
-    del attributes["diskreplay_crc32c"]
     for name in (file, file.parent / "durable/document"):
         name.chmod(0o644)
-        name.write_bytes(metadata.seal_document(document, attributes))
+        reseal(name, lambda attributes: attributes.update(changes))
 
 
 @pytest.mark.parametrize("column", [3, 4])
@@ -320,39 +300,15 @@ def test_a_store_of_before_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "store"
     dr.create(path, schema()).close()
     for requires in (["discards"], []):
-        with_root(path, requires)
+        reseal(path / "zarr.json", lambda attributes, requires=requires: attributes.update(requires=requires))
         with pytest.raises(dr.FormatError, match="was written before the format was released"):
             dr.open(path)
-    with_root(path, ["episode-tables", "later"])
+    reseal(path / "zarr.json", lambda attributes: attributes.update(requires=["episode-tables", "later"]))
     with pytest.raises(dr.FormatError, match="needs \\['later'\\], which this release does not know"):
         dr.open(path)
 
 
-def with_root(path: Path, requires: list[str]) -> None:
-    """Replace the features that the root requires."""
-    document = json.loads((path / "zarr.json").read_text())
-    attributes = {**document.pop("attributes"), "requires": requires}
-    del attributes["diskreplay_crc32c"]
-    (path / "zarr.json").write_bytes(metadata.seal_document(document, attributes))
-
-
-def test_rows_end_before_values_without_a_file(tmp_path: Path) -> None:
-    """Also where rows without values follow in another chunk."""
-    path = tmp_path / "store"
-    with dr.create(path, schema(), chunk_bytes=64) as made, made.writer() as writer:
-        for t in range(300):
-            writer.append(np.zeros(2), t, 0.0, t % 10 == 9, episode=values_of(t) if t in (9, 19) else None)
-        writer.flush()
-        info = read_segment(made._root, 0)
-        assert [rows_with_values(info, 300, count) for count in range(4)] == [9, 19, 300, 300]
-
-
 # --- the cost ---------------------------------------------------------------------------------------------------------
-
-
-def bytes_of(store: dr.Store) -> dict[str, int]:
-    """Return what `du` says that each field takes."""
-    return {row["field"]: row["bytes"] for row in usage_of(store, store.info(), lambda done, total: None)["fields"]}
 
 
 @pytest.mark.parametrize(
@@ -369,8 +325,7 @@ def test_a_field_of_goal_images_costs_what_it_holds(tmp_path: Path, shape: tuple
         for _ in range(1000):
             for t in range(3):
                 writer.append(np.zeros(4), 0, 1.0, t == 2, episode={"goal": goal} if t == 2 else None)
-        writer.close()
-        assert bytes_of(made)["episode/goal"] <= 1.05 * 1000 * field.row_bytes
+    assert bytes_of_fields(tmp_path / "store")["episode/goal"] <= 1.05 * 1000 * field.row_bytes
 
 
 def test_two_numbers_an_episode_cost_little_more_than_their_bytes(tmp_path: Path) -> None:
@@ -383,6 +338,5 @@ def test_two_numbers_an_episode_cost_little_more_than_their_bytes(tmp_path: Path
     with made, made.writer() as writer:
         for seed in range(count):
             writer.append(0.0, 0, 1.0, True, episode={"seed": seed, "score": 0.5})
-        writer.close()
-        found = bytes_of(made)
-        assert found["episode/seed"] + found["episode/score"] < 19 * count
+    found = bytes_of_fields(tmp_path / "store")
+    assert found["episode/seed"] + found["episode/score"] < 19 * count

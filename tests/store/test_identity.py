@@ -1,7 +1,6 @@
 """A store has an identity: whoever has it open is never led into another one, and learns that it is gone."""
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.root import read_root
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify.verify import verify
 from tests.crash.injection import failing
+from tests.testing.commands import Refused, repair, verify
+from tests.testing.on_disk import attributes_of
 from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema
+from tests.verify.test_verify import before_opening
 
 WORKER = """
 import sys
@@ -166,7 +165,7 @@ def test_an_old_worker_writes_nothing_into_the_store_that_took_its_stores_place(
     else:
         replace(tmp_store, schema())
     with dr.open(tmp_store) as store:
-        assert store.uuid == read_root(tmp_store).uuid
+        assert store.uuid == attributes_of(tmp_store)["uuid"]
     before = digest(tmp_store)
 
     use_as_an_orphan(worker)
@@ -270,23 +269,25 @@ def test_a_reader_never_sees_the_store_that_took_the_place_of_its_own(tmp_store,
 
 
 CHECKS = {
-    "verify": lambda path, progress: verify(path, deep=True, progress=progress),
-    "repair": lambda path, progress: repair(path, progress=progress).left,
-    "dry run": lambda path, progress: repair(path, dry_run=True, progress=progress).left,
+    "verify": lambda path: verify(path, deep=True),
+    "repair": lambda path: repair(path).left,
+    "dry run": lambda path: repair(path, dry_run=True).left,
 }
+MIDDLE = r"segments/00000001/reward/zarr\.json$"  # a file that all of them read
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_store_that_is_renamed_while_it_is_verified_or_repaired_is_followed(tmp_store, check):
+def test_a_store_that_is_renamed_while_it_is_verified_or_repaired_is_followed(tmp_store, monkeypatch, check):
     make(tmp_store, range(0, 40, 5))
     moved = tmp_store.with_name("moved")
 
-    def rename(done, _):
-        if done and tmp_store.exists():
+    def rename(_):
+        if tmp_store.exists():
             tmp_store.rename(moved)
 
-    assert CHECKS[check](tmp_store, rename) == []
+    before_opening(monkeypatch, MIDDLE, rename)
+    assert CHECKS[check](tmp_store) == []
     assert visible(moved) == list(range(40))
     assert not tmp_store.exists()
 
@@ -294,21 +295,24 @@ def test_a_store_that_is_renamed_while_it_is_verified_or_repaired_is_followed(tm
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_store_that_is_deleted_while_it_is_verified_or_repaired_is_not_found(tmp_store, check, is_replaced):
+def test_a_store_that_is_deleted_while_it_is_verified_or_repaired_is_not_found(
+    tmp_store, monkeypatch, check, is_replaced
+):
     make(tmp_store, range(0, 40, 5))
     before, is_deleted = None, False
 
-    def delete(done, _):
+    def delete(_):
         nonlocal before, is_deleted
-        if done and not is_deleted:
+        if not is_deleted:
             is_deleted = True
             shutil.rmtree(tmp_store)
             if is_replaced:
                 make(tmp_store, [0])
                 before = digest(tmp_store)
 
-    with pytest.raises(dr.StoreNotFound, match="^/(?!proc)"):
-        CHECKS[check](tmp_store, delete)
+    before_opening(monkeypatch, MIDDLE, delete)
+    with pytest.raises(Refused, match="^/(?!proc).* was deleted"):
+        CHECKS[check](tmp_store)
     assert before == digest(tmp_store) if is_replaced else not tmp_store.exists()
 
 
@@ -316,12 +320,12 @@ def test_every_store_and_segment_has_an_identity_of_its_own(tmp_path):
     one, two = make(tmp_path / "one", [0, 5, 10]), make(tmp_path / "two")
     assert one != two
     files = (tmp_path / "one").glob("segments/0*/zarr.json")
-    documents = [json.loads(path.read_bytes())["attributes"] for path in files]
+    documents = [attributes_of(path.parent) for path in files]
     assert len(documents) > 1
     assert {document["store"] for document in documents} == {one}
     assert len({one, *(document["uuid"] for document in documents)}) == 1 + len(documents)
     with dr.open(tmp_path / "one") as store:
-        assert store.uuid == one == read_root(tmp_path / "one").uuid
+        assert store.uuid == one == attributes_of(tmp_path / "one")["uuid"]
 
 
 def test_a_copy_has_the_identity_of_its_original(tmp_path):
@@ -401,9 +405,11 @@ def test_where_the_boot_is_not_known_no_row_of_another_process_counts_before_it_
     code = """
 import os, signal, sys
 import diskreplay as dr
-from diskreplay.format import durable, machine
+from tests.crash.power import another_boot
 from tests.testing.support import append_numbered
-machine._first_line = lambda paths: ""
+
+unknown = another_boot("")
+unknown.__enter__()
 store = dr.open(sys.argv[1], "a")
 if sys.argv[2] == "write":
     writer = store.writer(durability="none")  # kept: one that is dropped is sealed
@@ -442,7 +448,7 @@ USES = {
     "save": lambda path: use(path, lambda store: sampler_of(store).save("run")),
     "load": lambda path: use(path, lambda store: sampler_of(store).load("run")),
     "delete": lambda path: use(path, lambda store: store.delete_sampler_state("run")),
-    "repair": lambda path: [action.detail for action in repair(path).actions],
+    "repair": lambda path: use(path, lambda store: store.repair()),
 }
 
 
@@ -478,7 +484,7 @@ def test_no_message_names_a_descriptor_instead_of_the_path(tmp_path, what):
     make(tmp_path / "original", [0, 5, 10])
     use(tmp_path / "original", lambda store: sampler_of(store).save("run"))
     said = set()
-    for number in range(0, 200, 3):
+    for number in range(0, 300, 3):
         path = tmp_path / "store"
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(tmp_path / "original", path)

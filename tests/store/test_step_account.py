@@ -1,7 +1,6 @@
 """Every step that was ever inserted is in one class, and all who count steps tell the same numbers."""
 
 import dataclasses
-import json
 import shutil
 import threading
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.main import main
-from diskreplay.format import layout
-from diskreplay.store.activity.activity import Activity
 from diskreplay.testing import check_account
-from diskreplay.verify.verify import verify
 from tests.crash.power import another_boot
+from tests.testing import commands
+from tests.testing.on_disk import LANE_COUNTERS, flip
 from tests.testing.support import append_numbered, serial_schema
 from tests.tiers import whole_or_part
 
@@ -45,13 +42,6 @@ def account(path: Path) -> dict[str, int]:
         info = store.info(total_reward=False)
     found = {key: info[key] for key in (*CLASSES, "steps_inserted")} | {"quarantined": info["quarantine"]["steps"]}
     return {key.removeprefix("steps_"): steps for key, steps in found.items() if steps}
-
-
-def flip(file: Path, at: int = 0) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 0xFF
-    file.chmod(0o644)
-    file.write_bytes(data)
 
 
 def serial_of(episode: dr.Episode) -> int:
@@ -94,9 +84,7 @@ def test_a_part_that_was_evicted_and_then_discarded_counts_as_discarded(tmp_stor
 # --- the same numbers everywhere --------------------------------------------------------------------------------------
 
 
-def test_hidden_evicted_and_visible_steps_add_up_wherever_they_are_told(
-    tmp_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hidden_evicted_and_visible_steps_add_up_wherever_they_are_told(tmp_store: Path, tmp_path: Path) -> None:
     """1,705 steps go into a capacity of 500."""
     fill(tmp_store, 341, capacity=500, segment_steps=400)
     with dr.open(tmp_store, "a") as store:
@@ -109,17 +97,14 @@ def test_hidden_evicted_and_visible_steps_add_up_wherever_they_are_told(
     assert info["steps_hidden"] > 100
     assert info["steps_evicted"] > 500
     assert sum(info[key] for key in CLASSES) == info["steps_inserted"] == 1705
-    with Activity(tmp_store) as activity:
-        look = dataclasses.asdict(activity.look())
+    (look,) = commands.run("watch", tmp_store, "--once", "--interval", 0.1)
     assert {key: look[key] for key in CLASSES} == {key: made[key] for key in CLASSES} == {k: info[k] for k in CLASSES}
     assert look["inserted"] == made["steps_inserted"] == 1705
     assert look["steps_in_quarantine"] == made["steps_in_quarantine"] == 0
     assert account(tmp_path / "copy") == account(tmp_store)
-    assert main(["inspect", str(tmp_store), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = commands.run("inspect", tmp_store)
     assert {key: told[key] for key in CLASSES} == {key: info[key] for key in CLASSES}
-    assert main(["inspect", str(tmp_store)]) == 0
-    words = " ".join(capsys.readouterr().out.split())
+    words = " ".join(commands.run_lines("inspect", tmp_store).split())
     for key, what in (("steps_hidden", "hidden"), ("steps_evicted", "evicted"), ("steps_inserted", "inserted")):
         assert f"{info[key]:,} {what}" in words
 
@@ -138,16 +123,16 @@ def test_the_account_is_exact_while_steps_come_and_leave(tmp_store: Path) -> Non
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        seen = []
-        with dr.open(tmp_store) as store, Activity(tmp_store) as activity:
+        with dr.open(tmp_store) as store:
             for _ in range(whole_or_part(100, 25)):
                 check_account(store)
-                look = activity.look()
-                assert look.inserted == look.steps + look.steps_hidden + look.steps_evicted
-                seen.append(look.inserted)
+        looks = commands.run("watch", tmp_store, "--count", 15, "--interval", 0.1)
     finally:
         stop.set()
         thread.join()
+    for look in looks:
+        assert look["inserted"] == look["steps"] + look["steps_hidden"] + look["steps_evicted"]
+    seen = [look["inserted"] for look in looks]
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
 
@@ -199,7 +184,7 @@ def test_lost_steps_are_lost_until_their_segment_is_deleted(tmp_store: Path) -> 
 
 def test_the_steps_of_a_segment_that_cannot_be_read_are_lost_and_then_in_quarantine(tmp_store: Path) -> None:
     fill(tmp_store, 18)
-    for name in layout.LANE_COUNTERS:
+    for name in LANE_COUNTERS:
         flip(tmp_store / SEGMENT / name / "c.0", at=7)
     with pytest.warns(dr.DamagedSegmentWarning):
         assert account(tmp_store) == {"steps": 60, "lost": 30, "inserted": 90} or account(tmp_store) == {
@@ -209,7 +194,7 @@ def test_the_steps_of_a_segment_that_cannot_be_read_are_lost_and_then_in_quarant
     with dr.open(tmp_store, "a") as store:
         store.repair()
     assert account(tmp_store) == {"steps": 60, "quarantined": 30, "inserted": 90}
-    assert [problem.kind for problem in verify(tmp_store)] == ["quarantine"]
+    assert [problem.kind for problem in commands.verify(tmp_store)] == ["quarantine"]
 
 
 def test_steps_that_no_mark_proves_are_inserted_when_salvage_takes_them(tmp_store: Path, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.backup import backup as module
-from diskreplay.verify.verify import verify
 from tests.testing import packed
+from tests.testing.commands import verify
 from tests.testing.support import digest
 
 
