@@ -79,6 +79,10 @@ def read_all(path: Path) -> Values:
             if seed is not None:
                 assert (episode["goal"] == seed % 251).all()
                 assert (episode["task"]["x"] == seed).all()
+        firsts = sorted(found)
+        seeds, given = store.snapshot.episode_values("episode/seed", np.array(firsts, np.int64))
+        told = [int(seed) if has else None for seed, has in zip(seeds, given, strict=True)]
+        assert told == [found[first] for first in firsts]
         fields = ["index", "episode/seed", "episode/goal", "episode_known"]
         sampler = dr.Sampler(store, dr.Transitions(), fields=fields)
         known = {step: int(episode.ids[0]) for episode in store.episodes for step in episode.ids.tolist()}
