@@ -9,6 +9,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import file_systems
 from diskreplay.format.file_systems import file_system_type, has_stable_inodes, is_shared, keeps_reservations
+from diskreplay.format.volume import volume_of
 from tests.testing.filesystems import KINDS, mounted
 from tests.testing.support import run_python, serial_schema
 
@@ -132,3 +133,13 @@ os.kill(os.getpid(), signal.SIGKILL)
     with dr.open(tmp_store) as store:
         assert [segment["state"] for segment in store.info()["segments"]] == ["sealed"]
         assert len(store) == 3
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_a_disk_that_was_attached_again_is_another_one_also_to_who_had_seen_it(tmp_path, kind):
+    with mounted(kind, 8, folder=tmp_path) as disk:
+        before = volume_of(str(disk.path))
+        assert before.may_be(volume_of(str(disk.path)))
+        disk.unmount()
+        disk.mount()
+        assert not before.may_be(volume_of(str(disk.path)))

@@ -1,43 +1,31 @@
 """Rows prove themselves: what readers show of copies, after a reboot, and where bytes are not what was marked."""
 
-import errno
-import gc
 import os
 import random
 import shutil
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import root, sealing, segment
-from diskreplay.format.locks import is_locked
-from diskreplay.format.marks import read_marks
-from diskreplay.format.quarantine import move_aside
-from diskreplay.format.volume import volume_of
-from diskreplay.store import store as store_module
-from diskreplay.store.repair.repair import repair
-from diskreplay.store.writing import sealer
 from tests.crash import workloads
 from tests.crash.power import another_boot
 from tests.testing.coded import check_coded_parts
-from tests.testing.filesystems import mounted
+from tests.testing.commands import repair
+from tests.testing.filesystems import mounted, network_disk
+from tests.testing.on_disk import marks_of, reseal, segment_of
 from tests.testing.support import append_numbered, digest, serial_schema, wait_until
 
 SECTOR = 512
 
 
-def segment_of(path: Path, number: int = 0) -> Path:
-    return path / "segments" / f"{number:08d}"
-
-
 def durable_rows(path: Path, lanes: int = 1) -> list[int]:
-    marks = read_marks(str(segment_of(path)), lanes)
-    return marks[-1].rows.tolist() if marks else [0] * lanes
+    marks = marks_of(segment_of(path), lanes)
+    return marks[-1][0] if marks else [0] * lanes
 
 
 def test_a_thread_marks_what_is_published_without_a_call(tmp_store):
@@ -53,133 +41,6 @@ def test_without_durability_nothing_is_marked_and_no_thread_runs(tmp_store):
         append_numbered(writer, range(5), end="open")
         assert not any(thread.name == "diskreplay-marker" for thread in threading.enumerate())
         assert durable_rows(tmp_store) == [0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("segments", [2, 12])
-@pytest.mark.parametrize("has_room", [True, False])
-def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed(
-    tmp_store, monkeypatch, segments, has_room
-):
-    may_seal, is_postponed, seal_segments = threading.Event(), threading.Event(), sealer.seal_segments
-
-    def seal_late(*args, **kwargs):
-        if not has_room and not may_seal.is_set():
-            is_postponed.set()
-            raise dr.StorageFull(errno.ENOSPC, "no room")
-        may_seal.wait()
-        seal_segments(*args, **kwargs)
-
-    monkeypatch.setattr(sealer, "seal_segments", seal_late)
-    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store:
-        try:
-            with store.writer(durability=0.2) as writer:
-                for first in range(0, 10 * segments, 5):
-                    append_numbered(writer, range(first, first + 5))
-                    assert has_room or first < 10 or is_postponed.wait(60)
-                wait_until(lambda: len(marked_serials(tmp_store)) == 10 * segments)
-                append_numbered(writer, range(10 * segments, 10 * segments + 15))
-                wait_until(lambda: len(marked_serials(tmp_store)) == 10 * segments + 15)
-                assert not any(info["state"] == "sealed" for info in store.info()["segments"])
-                copy = tmp_store.with_name("copy")
-                shutil.copytree(tmp_store, copy)
-                may_seal.set()
-        finally:
-            may_seal.set()
-        assert store.verify(deep=True) == []
-    with dr.open(copy) as copied:
-        assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(10 * segments + 15)]
-
-
-def test_who_is_interrupted_while_a_segment_waits_to_be_sealed_keeps_nobody_from_sealing_it(tmp_store, monkeypatch):
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store:
-        writer = store.writer()
-        append_numbered(writer, range(10))
-        with monkeypatch.context() as patch:
-            patch.setattr(sealer.Sealer, "submit", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                append_numbered(writer, range(10, 15))
-        writer.close()
-    del writer, store
-    gc.collect()
-    with dr.open(tmp_store, "a"):
-        pass
-    with dr.open(tmp_store) as store:
-        assert {info["state"] for info in store.info()["segments"]} == {"sealed"}
-        assert store.verify(deep=True) == []
-
-
-def test_segments_that_there_is_no_room_to_seal_stay_locked_until_they_are_sealed(tmp_store, monkeypatch):
-    seal_segments, submit = sealer.seal_segments, sealer.Sealer.submit
-    submitted: list[int] = []
-    locked: list[bool] = []
-    has_room, may_refuse, has_begun, seals_last = (threading.Event() for _ in range(4))
-
-    def submit_noted(self, info, *args, **kwargs):
-        submit(self, info, *args, **kwargs)
-        submitted.append(info.number)
-
-    def seal(root, infos, *args, **kwargs):
-        if has_room.is_set():
-            locked.extend(is_locked(info.lock_path) for info in infos)
-            return seal_segments(root, infos, *args, **kwargs)
-        has_begun.set()
-        may_refuse.wait()
-        if [info.number for info in infos] == [2]:
-            seals_last.set()
-            has_room.wait()
-        raise dr.StorageFull(errno.ENOSPC, "no room")
-
-    def flush(writer):
-        with suppress(dr.StorageFull):
-            writer.flush()
-
-    monkeypatch.setattr(sealer, "seal_segments", seal)
-    monkeypatch.setattr(sealer.Sealer, "submit", submit_noted)
-    with (
-        dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store,
-        store.writer(durability=3600.0) as writer,
-    ):
-        try:
-            append_numbered(writer, range(10))
-            append_numbered(writer, range(10, 20))
-            assert has_begun.wait(60)
-            append_numbered(writer, range(20, 30))
-            append_numbered(writer, range(30, 35), end="open")
-            may_refuse.set()
-            assert seals_last.wait(60)
-            # The sealer is not done with segment 1 and 2 yet when flush hands in segment 1 again.
-            flushing = threading.Thread(target=flush, args=(writer,))
-            flushing.start()
-            wait_until(lambda: submitted.count(1) == 2, 60)
-        finally:
-            may_refuse.set()
-            has_room.set()
-        flushing.join()
-    assert len(locked) >= 4
-    assert all(locked)
-
-
-def test_segments_of_dead_writers_that_there_is_no_room_to_seal_hold_no_descriptors(tmp_store, monkeypatch):
-    copy = tmp_store.with_name("copy")
-
-    def refuse(*args, **kwargs):
-        raise dr.StorageFull(errno.ENOSPC, "no room")
-
-    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer(durability="none") as writer:
-        append_numbered(writer, range(5))
-        shutil.copytree(tmp_store, copy)
-    with monkeypatch.context() as patch:
-        patch.setattr(sealer, "seal_segments", refuse)
-        store = dr.open(copy, "a")
-        wait_until(lambda: not any(thread.name == "diskreplay-sealer" for thread in threading.enumerate()), 60)
-        assert not is_locked(segment_of(copy) / "committed/lock")
-    store.close()
-    with dr.open(copy) as store:
-        assert {info["state"] for info in store.info()["segments"]} == {"sealed"}
 
 
 def marked_serials(path: Path) -> list[int]:
@@ -280,8 +141,8 @@ def test_marks_from_before_the_first_priority_prove_as_much_as_those_behind_it(t
         writer.flush()
         shutil.copytree(tmp_store, tmp_path / "behind")
         writer.close()
-    marks = read_marks(str(segment_of(tmp_path / "behind")), 1)
-    assert [(mark.rows.tolist(), mark.sums.priority > 0) for mark in marks] == [([6], False), ([9], True)]
+    marks = marks_of(segment_of(tmp_path / "behind"), 1)
+    assert [(rows, priority > 0) for rows, priority in marks] == [([6], False), ([9], True)]
     for name, rows in (("before", 6), ("behind", 9)):
         for again in range(2):
             with another_boot(), dr.open(tmp_path / name, "a" if again else "r") as store:
@@ -316,7 +177,7 @@ def test_a_damaged_or_torn_log_proves_what_its_whole_marks_do(tmp_store, tmp_pat
     assert len(dr.open(tmp_path / "copy")) == 0
 
 
-def test_a_boot_id_that_cannot_be_read_is_no_boot(tmp_store, monkeypatch):
+def test_a_boot_id_that_cannot_be_read_is_no_boot(tmp_store):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
         with another_boot(""), dr.open(tmp_store, "a") as nameless, nameless.writer(durability="none") as writer:
             append_numbered(writer, range(3))
@@ -373,7 +234,8 @@ def test_an_open_reader_follows_what_is_salvaged_and_a_segment_with_unproven_row
         writer.close()
     with dr.open(copy, "a"):
         pass
-    move_aside(copy, "segments/00000000", "a test")
+    (copy / "counters/quarantine/segments").mkdir(parents=True)
+    segment_of(copy).rename(copy / "counters/quarantine/segments/00000000")
     repair(copy, restore=0)
     with dr.open(copy) as reader:
         assert len(reader) == 3
@@ -532,46 +394,6 @@ def serials_of(store: dr.Store) -> list[int]:
     return [int(serial) for episode in store.episodes for serial in episode["serial"]]
 
 
-@pytest.mark.usefixtures("no_patience")
-@pytest.mark.parametrize("marked", [0, 1])
-def test_a_copy_whose_sealing_was_interrupted_still_proves_its_rows(tmp_store, monkeypatch, marked):
-    """Its chunks are protected by then, and its counters say what is proven: its document alone says what it is."""
-
-    def interrupt(*_):
-        raise dr.StorageFull(errno.ENOSPC, "no room")
-
-    copy = copy_while_sealed(tmp_store, marked)
-    with monkeypatch.context() as patch:
-        patch.setattr(sealing, "forget_claims", interrupt)
-        with pytest.raises(dr.StorageFull):
-            dr.open(copy, "a").close()
-    with dr.open(copy) as reader:
-        assert serials_of(reader) == [*range(marked)]
-        assert {p.kind for p in reader.verify(deep=True)} == {"unproven"}
-        dr.open(copy, "a").close()
-        reader.refresh()
-        assert serials_of(reader) == [*range(marked)]
-        assert {p.kind for p in reader.verify(deep=True)} == {"unproven"}
-    assert repair(copy).actions == []
-
-
-@pytest.mark.usefixtures("no_patience")
-@pytest.mark.parametrize("marked", [0, 1])
-def test_a_copy_that_is_sealed_while_its_document_is_read_shows_what_is_proven(tmp_store, monkeypatch, marked):
-    copy, is_whole_copy, waiting = copy_while_sealed(tmp_store, marked), segment.is_whole_copy, [True]
-
-    def seal_first(*args):
-        if waiting:
-            waiting.clear()
-            dr.open(copy, "a").close()
-        return is_whole_copy(*args)
-
-    monkeypatch.setattr(segment, "is_whole_copy", seal_first)
-    with dr.open(copy) as reader:
-        assert not waiting
-        assert serials_of(reader) == [*range(marked)]
-
-
 LACKING = {
     "missing": lambda file: file.unlink(),
     "short": lambda file: os.truncate(file, file.stat().st_size - 8),
@@ -591,29 +413,26 @@ def copy_marked(path: Path, copy: Path) -> None:
 @pytest.mark.parametrize("lack", LACKING)
 @pytest.mark.parametrize("chunk", [0, 1])
 @pytest.mark.parametrize("opener", ["open", "repair", "repair of another machine's"])
-def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, monkeypatch, lack, chunk, opener):
+def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, lack, chunk, opener):
     """Rows count as far as they are proven; all that the copy has is kept in quarantine, and told."""
     foreign = opener == "repair of another machine's"
-    if foreign:
-        monkeypatch.setattr(segment, "machine_id", lambda: "another machine")
-        monkeypatch.setattr(segment, "boot_id", lambda: "its boot")
     copy = tmp_store.with_name("copy")
     copy_marked(tmp_store, copy)
+    if foreign:
+        other = {"machine_id": "another machine", "boot_id": "its boot"}
+        reseal(segment_of(copy) / "zarr.json", lambda attributes: attributes.update(other))
     rows = segment_of(tmp_store) / f"reward/c.0.{chunk}"
     per_chunk = os.stat(rows).st_size // 4
     LACKING[lack](segment_of(copy) / f"reward/c.0.{chunk}")
     before = {file.relative_to(segment_of(copy)): file.read_bytes() for file in segment_of(copy).rglob("c.*")}
     proven = max(rows for rows in (0, 500, 1000, 1500) if rows <= per_chunk * chunk)
 
-    if foreign:
-        monkeypatch.undo()
-        monkeypatch.setattr(root, "file_system_type", lambda path: "nfs4")
-        monkeypatch.setattr(store_module, "warn_of", lambda *_, **__: None)
     if opener == "open":
         dr.open(copy, "a").close()
     else:
-        planned = repair(copy, dry_run=True, foreign=foreign).actions
-        done = repair(copy, foreign=foreign).actions
+        with network_disk() if foreign else nullcontext():
+            planned = repair(copy, dry_run=True, foreign=foreign).actions
+            done = repair(copy, foreign=foreign).actions
         assert [action.what for action in done] == [action.what for action in planned]
         assert "quarantined" in {action.what for action in done}
     with dr.open(copy) as store:
@@ -787,13 +606,3 @@ def test_a_copy_that_is_brought_up_to_date_shows_what_was_durable_then(tmp_store
             update_copy(tmp_store, copy, 1)
             with dr.open(copy) as copied:
                 assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(first + 6)]
-
-
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
-def test_a_disk_that_was_attached_again_is_another_one_also_to_who_had_seen_it(tmp_path, kind):
-    with mounted(kind, 8, folder=tmp_path) as disk:
-        before = volume_of(str(disk.path))
-        assert before.may_be(volume_of(str(disk.path)))
-        disk.unmount()
-        disk.mount()
-        assert not before.may_be(volume_of(str(disk.path)))

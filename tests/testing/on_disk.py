@@ -96,3 +96,17 @@ def is_locked(path: Path) -> bool:
     """Tell whether somebody holds the lock of a file."""
     with locked(path) as is_free:
         return not is_free
+
+
+def marks_of(folder: Path, lanes: int) -> list[tuple[list[int], int]]:
+    """Return the marks of a segment: the rows of each lane, and the checksum of priorities."""
+    path = folder / "durable/marks"
+    data, mark = path.read_bytes() if path.exists() else b"", mark_dtype(lanes)
+    log = np.frombuffer(data[: len(data) // mark.itemsize * mark.itemsize], mark)
+    return [(rows, int(priority)) for rows, priority in zip(log["rows"].tolist(), log["priority"], strict=True)]
+
+
+def mark_dtype(lanes: int) -> np.dtype[np.void]:
+    """Return the layout of a mark."""
+    first = [("size", "<u4"), ("crc32c", "<u4"), ("time", "<f8"), ("rows", "<i8", (lanes,))]
+    return np.dtype([*first, ("priority", "<u4"), ("own", "<u4")])
