@@ -18,7 +18,7 @@ from tests.testing.coded import check_coded_parts
 from tests.testing.commands import repair
 from tests.testing.filesystems import mounted, network_disk
 from tests.testing.on_disk import marks_of, reseal, segment_of
-from tests.testing.support import append_numbered, digest, serial_schema, wait_until
+from tests.testing.support import append_numbered, digest, serial_schema, serials, wait_until
 
 SECTOR = 512
 
@@ -48,7 +48,7 @@ def marked_serials(path: Path) -> list[int]:
     with tempfile.TemporaryDirectory() as folder, suppress(FileNotFoundError):
         shutil.copytree(path, f"{folder}/copy")
         with dr.open(f"{folder}/copy") as store:
-            return [int(s) for e in store.episodes for s in e["serial"]]
+            return serials(store)
     return []
 
 
@@ -127,7 +127,7 @@ def test_marks_fit_no_further_than_the_first_byte_that_is_wrong(tmp_store, tmp_p
             # The episodes up to the last mark before the row; rows behind the last one are nobody's.
             expected = min(row // 4, 10) * 3
             assert len(store) == expected, (chunk, at)
-            assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(expected)]
+            assert serials(store) == [*range(expected)]
         chunk.write_bytes(good)
 
 
@@ -218,7 +218,7 @@ def test_salvage_takes_what_is_whole_by_the_flags(tmp_store):
     ]
     assert done.left == []
     with dr.open(copy) as store:
-        assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(10)]
+        assert serials(store) == [*range(10)]
         assert [int(i) for e in store.episodes for i in e.ids] == ids[:10]
         assert store.verify(deep=True) == []
 
@@ -241,7 +241,7 @@ def test_an_open_reader_follows_what_is_salvaged_and_a_segment_with_unproven_row
         assert len(reader) == 3
         repair(copy, salvage=True)
         reader.refresh()
-        assert [int(s) for e in reader.episodes for s in e["serial"]] == [*range(8)]
+        assert serials(reader) == [*range(8)]
 
 
 # --- copies of a store that is written --------------------------------------------------------------------------------
@@ -362,11 +362,11 @@ def test_a_segment_that_was_sealed_while_it_was_copied_proves_its_rows(tmp_store
             source = segment_of(tmp_store) / name
             shutil.copy2(source, segment_of(copy) / name)
     with dr.open(copy) as store:
-        assert [int(s) for e in store.episodes for s in e["serial"]] == [0, 1, 2]
+        assert serials(store) == [0, 1, 2]
     with dr.open(copy, "a"):
         pass
     with dr.open(copy) as store:
-        assert [int(s) for e in store.episodes for s in e["serial"]] == [0, 1, 2]
+        assert serials(store) == [0, 1, 2]
         assert {p.kind for p in store.verify(deep=True)} == {"unproven"}
 
 
@@ -388,10 +388,6 @@ def copy_while_sealed(path: Path, marked: int) -> Path:
     for name in ("zarr.json", "committed/c.0", "observed/c.0", "durable/c.0", "done/c.0.0"):
         shutil.copy2(segment_of(path) / name, segment_of(copy) / name)
     return copy
-
-
-def serials_of(store: dr.Store) -> list[int]:
-    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
 
 
 LACKING = {
@@ -436,7 +432,7 @@ def test_of_a_copy_that_lacks_a_file_nothing_is_deleted(tmp_store, lack, chunk, 
         assert [action.what for action in done] == [action.what for action in planned]
         assert "quarantined" in {action.what for action in done}
     with dr.open(copy) as store:
-        assert [int(s) for e in store.episodes for s in e["serial"]] == list(range(proven))
+        assert serials(store) == list(range(proven))
         (entry,) = store.quarantine
         assert entry.steps == 2000 - proven
         assert {"quarantine"} <= {problem.kind for problem in store.verify(deep=True)} <= {"quarantine", "unproven"}
@@ -504,13 +500,13 @@ def test_a_damaged_byte_costs_its_block_in_a_copy_whose_files_can_be_written(tmp
     data[4 * (row % per_chunk)] ^= 1
     chunk.write_bytes(data)
     with dr.open(copy) as store:
-        before = {int(s) for e in store.episodes for s in e["serial"]}
+        before = {*serials(store)}
         assert {problem.kind for problem in store.verify(deep=True)} == {"unproven"}
     with dr.open(copy, "a"):
         pass
     assert repair(copy, salvage=True).actions == []
     with dr.open(copy) as store:
-        shown = {int(s) for e in store.episodes for s in e["serial"]}
+        shown = {*serials(store)}
         assert shown == before
         (entry,) = store.quarantine
         assert entry.steps == 2000 - len(shown)
@@ -590,7 +586,7 @@ def test_a_copy_that_is_brought_up_to_date_after_sealing_is_whole(tmp_store, tmp
         append_numbered(writer, range(3, 126))
     update_copy(tmp_store, copy, 1_000_000_000)
     with dr.open(copy) as store:
-        assert [int(s) for e in store.episodes for s in e["serial"]] == [*range(126)]
+        assert serials(store) == [*range(126)]
         assert all((e.obs[:-1, 0] == e["serial"]).all() for e in store.episodes)
         assert store.verify(deep=True) == []
 
@@ -605,4 +601,4 @@ def test_a_copy_that_is_brought_up_to_date_shows_what_was_durable_then(tmp_store
             writer.flush()
             update_copy(tmp_store, copy, 1)
             with dr.open(copy) as copied:
-                assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(first + 6)]
+                assert serials(copied) == [*range(first + 6)]

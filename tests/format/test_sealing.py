@@ -16,10 +16,10 @@ import pytest
 import diskreplay as dr
 from diskreplay.format import sealing, segment
 from diskreplay.store.writing import sealer
-from tests.format.test_marks import copy_while_sealed, marked_serials, serials_of
+from tests.format.test_marks import copy_while_sealed, marked_serials
 from tests.testing.commands import repair
 from tests.testing.on_disk import attributes_of, is_locked, segment_of
-from tests.testing.support import append_numbered, serial_schema, wait_until
+from tests.testing.support import append_numbered, serial_schema, serials, wait_until
 
 SCHEMA = serial_schema(
     obs={"image": dr.Field((40, 40, 3), "uint8"), "state": dr.Field((2,), "float32")},
@@ -173,7 +173,7 @@ def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed
             may_seal.set()
         assert store.verify(deep=True) == []
     with dr.open(copy) as copied:
-        assert [int(s) for e in copied.episodes for s in e["serial"]] == [*range(10 * segments + 15)]
+        assert serials(copied) == [*range(10 * segments + 15)]
 
 
 def test_who_is_interrupted_while_a_segment_waits_to_be_sealed_keeps_nobody_from_sealing_it(tmp_store, monkeypatch):
@@ -281,11 +281,11 @@ def test_a_copy_whose_sealing_was_interrupted_still_proves_its_rows(tmp_store, m
         with pytest.raises(dr.StorageFull):
             dr.open(copy, "a").close()
     with dr.open(copy) as reader:
-        assert serials_of(reader) == [*range(marked)]
+        assert serials(reader) == [*range(marked)]
         assert {p.kind for p in reader.verify(deep=True)} == {"unproven"}
         dr.open(copy, "a").close()
         reader.refresh()
-        assert serials_of(reader) == [*range(marked)]
+        assert serials(reader) == [*range(marked)]
         assert {p.kind for p in reader.verify(deep=True)} == {"unproven"}
     assert repair(copy).actions == []
 
@@ -304,4 +304,4 @@ def test_a_copy_that_is_sealed_while_its_document_is_read_shows_what_is_proven(t
     monkeypatch.setattr(segment, "is_whole_copy", seal_first)
     with dr.open(copy) as reader:
         assert not waiting
-        assert serials_of(reader) == [*range(marked)]
+        assert serials(reader) == [*range(marked)]

@@ -13,7 +13,7 @@ import diskreplay as dr
 from tests.crash.injection import failing
 from tests.testing.commands import Refused, repair, verify
 from tests.testing.on_disk import attributes_of
-from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema
+from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema, serials
 from tests.verify.test_verify import before_opening
 
 WORKER = """
@@ -29,7 +29,7 @@ def append(first, steps=5):
 
 def shown():
     store.refresh()
-    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+    return serials(store)
 
 for line in sys.stdin:
     try:
@@ -83,11 +83,6 @@ def make(path, steps=(), schema=None, **kwargs):
         for first in steps:
             append_numbered(writer, range(first, first + 5))
         return store.uuid
-
-
-def visible(path):
-    with dr.open(path) as store:
-        return [int(serial) for episode in store.episodes for serial in episode["serial"]]
 
 
 def append_until_told(worker):
@@ -172,11 +167,11 @@ def test_an_old_worker_writes_nothing_into_the_store_that_took_its_stores_place(
     assert digest(tmp_store) == before
     assert dr.open(tmp_store).verify(deep=True) == []
     if schema is not None:
-        assert visible(tmp_store) == list(range(60))
+        assert serials(tmp_store) == list(range(60))
     if (old := tmp_store.with_name("old")).exists():
         # What it had written when it learnt of it is kept, where its store is now.
         dr.open(old, "a").close()
-        kept = visible(old)
+        kept = serials(old)
         assert kept[:15] == [*range(5), *range(5, 15)]
         assert kept[15:20] == list(range(100, 105))
         assert dr.open(old).verify(deep=True) == []
@@ -225,7 +220,7 @@ def test_a_store_that_is_renamed_in_place_goes_on(tmp_store, start):
     assert reader.run("assert shown() == list(range(5, 100)), shown()") == "done"
     assert worker.run("store.close()") == "done"
     assert not tmp_store.exists()
-    assert visible(moved) == list(range(5, 100))
+    assert serials(moved) == list(range(5, 100))
     assert dr.open(moved).verify(deep=True) == []
 
 
@@ -243,7 +238,7 @@ def test_a_store_that_is_moved_to_another_file_system_is_gone_for_its_workers(tm
         assert append_until_told(worker).startswith("StoreNotFound")
         assert worker.run("store.close()").split()[0] in ("done", "StoreNotFound")
         assert digest(target) == before
-        assert visible(target)[:15] == list(range(15))
+        assert serials(target)[:15] == list(range(15))
     finally:
         shutil.rmtree(target)
 
@@ -288,7 +283,7 @@ def test_a_store_that_is_renamed_while_it_is_verified_or_repaired_is_followed(tm
 
     before_opening(monkeypatch, MIDDLE, rename)
     assert CHECKS[check](tmp_store) == []
-    assert visible(moved) == list(range(40))
+    assert serials(moved) == list(range(40))
     assert not tmp_store.exists()
 
 

@@ -22,7 +22,7 @@ from diskreplay.format.commit import StoreCounters
 from diskreplay.format.locks import held_lock, is_held, is_locked, try_lock
 from diskreplay.store.retention import retention
 from tests.crash.injection import in_child
-from tests.testing.support import append_numbered, serial_schema
+from tests.testing.support import append_numbered, serial_schema, serials
 
 NOBODY = 65534
 
@@ -261,7 +261,7 @@ def test_an_append_that_finds_the_store_locked_writes_nothing_and_may_be_repeate
         assert refused >= 2
         writer.close()
         store.refresh()
-        found = sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
+        found = sorted(serials(store))
         assert found == [serial for serial in range(40) for _ in range(envs or 1)]
         assert store.verify(deep=True) == []
         assert {segment["state"] for segment in store.info()["segments"]} == {"sealed"}

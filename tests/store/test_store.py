@@ -7,17 +7,13 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.testing.support import append_numbered, digest, run_python, serial_schema
+from tests.testing.support import append_numbered, digest, run_python, serial_schema, serials
 
 
 def filled(path, episodes=3, steps=4, **kwargs):
     with dr.create(path, serial_schema(), **kwargs) as store, store.writer() as writer:
         for first in range(0, episodes * steps, steps):
             append_numbered(writer, range(first, first + steps))
-
-
-def all_serials(store):
-    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
 
 
 def test_progress_of_reading_rewards_is_in_bytes(tmp_store, monkeypatch):
@@ -54,7 +50,7 @@ def test_open_shows_what_was_written(tmp_store):
     with dr.open(tmp_store) as store:
         assert store.schema == serial_schema()
         assert (len(store), store.num_episodes) == (12, 3)
-        assert all_serials(store) == list(range(12))
+        assert serials(store) == list(range(12))
 
 
 def test_a_path_may_be_a_string(tmp_store):
@@ -116,7 +112,7 @@ def test_a_store_pickles_as_its_path_and_mode(tmp_store):
         data = pickle.dumps(store)
         assert len(data) < 2000
         with pickle.loads(data) as copy:
-            assert all_serials(copy) == all_serials(store)
+            assert serials(copy) == serials(store)
             with pytest.raises(dr.ReadOnlyError):
                 copy.writer()
 
@@ -167,7 +163,7 @@ def test_a_reader_writes_nothing(tmp_store):
     with dr.open(tmp_store) as store:
         store.refresh()
         store.info()
-        assert all_serials(store) == list(range(12))
+        assert serials(store) == list(range(12))
 
     assert digest(tmp_store) == before
 
@@ -198,13 +194,13 @@ os._exit(0)
 """
     run_python(code, tmp_store)
     with dr.open(tmp_store) as reader:
-        assert all_serials(reader) == list(range(8))
+        assert serials(reader) == list(range(8))
     with dr.open(tmp_store, mode="a") as store:
         with store.writer() as writer:
             append_numbered(writer, range(8, 10))
         store.refresh()
 
-        assert all_serials(store) == list(range(10))
+        assert serials(store) == list(range(10))
         assert [episode.cut for episode in store.episodes] == [False, True, False]
         assert store.episodes[1].obs[-1, 0] == 8
 

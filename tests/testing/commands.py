@@ -57,12 +57,20 @@ def verify(path: Path, *, deep: bool = False) -> list[dr.Problem]:
     return [dr.Problem(**problem) for problem in run("verify", path, *["--deep"] * deep)]
 
 
-def repair(path: Path, *, dry_run: bool = False, max_lost_steps: int | None = None, **options: Any) -> Repaired:
+def repair(
+    path: Path,
+    *,
+    dry_run: bool = False,
+    foreign: bool = False,
+    salvage: bool = False,
+    restore: int | None = None,
+    max_lost_steps: int | None = None,
+) -> Repaired:
     """Return what `diskreplay repair` did; the options are those of `Store.repair`."""
-    most = ["--yes"] if max_lost_steps is None else ["--max-lost-steps", max_lost_steps]
-    flags = [f"--{name}" for name, value in {"dry-run": dry_run, **options}.items() if value is True]
-    numbers = [part for name, value in options.items() if value is not True for part in (f"--{name}", value)]
-    told = run("repair", path, *most, *flags, *numbers)
+    options: list[object] = ["--yes"] if max_lost_steps is None else ["--max-lost-steps", max_lost_steps]
+    options += ["--dry-run"] * dry_run + ["--foreign"] * foreign + ["--salvage"] * salvage
+    options += [] if restore is None else ["--restore", restore]
+    told = run("repair", path, *options)
     actions, quarantine = ([SimpleNamespace(**each) for each in told[key]] for key in ("actions", "quarantine"))
     return Repaired(actions, [dr.Problem(**problem) for problem in told["left"]], quarantine)
 

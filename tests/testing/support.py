@@ -204,3 +204,19 @@ def wait_until(condition, at_most_s=600) -> None:
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def serials(store: dr.Store | Path) -> list[int]:
+    """Return the serials of a store's episodes, whole and oldest first; of a path, those that a new reader shows."""
+    if not isinstance(store, dr.Store):
+        with dr.open(store) as opened:
+            return serials(opened)
+    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
+
+
+def visible_serials(store: dr.Store | Path) -> list[int]:
+    """Return the same without the steps that are hidden."""
+    if not isinstance(store, dr.Store):
+        with dr.open(store) as opened:
+            return visible_serials(opened)
+    return [int(serial) for episode in store.episodes for serial in episode["serial"][episode.hidden_steps :]]

@@ -12,7 +12,7 @@ from diskreplay.format import mapping
 from diskreplay.store.reading import arena, chunk_budget, chunk_table
 from tests.conftest import mapped_files
 from tests.crash.injection import in_child
-from tests.testing.support import append_numbered, serial_schema
+from tests.testing.support import append_numbered, serial_schema, serials
 
 EPISODES, STEPS = 60, 8
 SMALL_BLOCK = 16 << 10
@@ -221,8 +221,7 @@ def test_a_forked_child_reads_for_itself_and_its_parent_goes_on(path, fresh):
 
         def work(tell):
             assert chunk_budget._arena.nbytes == 0
-            serials = [int(serial) for episode in store.episodes for serial in episode["serial"]]
-            tell(serials == list(range(EPISODES * STEPS)))
+            tell(serials(store) == list(range(EPISODES * STEPS)))
             tell(chunk_budget._arena.nbytes > 0)
 
         assert in_child(work).told == [True, True]

@@ -6,11 +6,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.kernels.table import chosen
-from tests.testing.support import append_numbered, serial_schema
-
-
-def visible(store):
-    return [int(serial) for episode in store.episodes for serial in episode["serial"][episode.hidden_steps :]]
+from tests.testing.support import append_numbered, serial_schema, visible_serials
 
 
 @pytest.mark.slow
@@ -30,7 +26,7 @@ def test_a_reader_takes_in_any_number_of_rows_that_came_since(tmp_store, compile
         for first in range(10, 9_010, length):
             append_numbered(writer, range(first, min(first + length, 9_010)))
         reader.refresh()
-        assert sorted(visible(reader)) == list(range(9_010))[-(capacity or 9_010) :]
+        assert sorted(visible_serials(reader)) == list(range(9_010))[-(capacity or 9_010) :]
         assert len(reader) == (capacity or 9_010)
 
 
@@ -54,4 +50,4 @@ def test_a_store_that_gets_a_limit_while_its_kernel_is_compiled_is_read_on(tmp_s
         reader._follower.follow_with(compiled_slowly)
         append_numbered(writer, range(80, 100))
         reader.refresh()
-        assert visible(reader) == list(range(50, 100))
+        assert visible_serials(reader) == list(range(50, 100))

@@ -12,7 +12,7 @@ import diskreplay as dr
 from diskreplay.kernels import gathering as cols
 from diskreplay.store.reading import chunk_budget, chunk_table
 from diskreplay.store.reading.chunk_table import ChunkTable
-from tests.testing.support import append_numbered, mapped_files, run_python, serial_schema
+from tests.testing.support import append_numbered, mapped_files, run_python, serial_schema, serials
 
 STEPS = 400
 MOST = 60
@@ -33,10 +33,6 @@ def paths(tmp_path):
     return found
 
 
-def read_all(store):
-    return [int(serial) for episode in store.episodes for serial in episode["serial"]]
-
-
 @pytest.mark.slow
 def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", MOST)
@@ -44,7 +40,7 @@ def test_stores_together_keep_to_the_number_of_mappings_of_a_process(paths, tmp_
     stores = [dr.open(path) for path in paths]
     for _ in range(3):
         for store in stores:
-            assert read_all(store) == list(range(STEPS))
+            assert serials(store) == list(range(STEPS))
             assert len(mapped_files(tmp_path)) <= MOST
     assert len(mapped_files(paths[-1])) > 10  # the one that is used is not the one that lets go
     for store in stores:

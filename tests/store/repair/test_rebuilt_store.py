@@ -12,7 +12,7 @@ from tests.testing import commands
 from tests.testing.commands import repair
 from tests.testing.limited import LimiterCounts, count_anew
 from tests.testing.on_disk import attributes_of, flip, reseal
-from tests.testing.support import append_numbered, digest, serial_schema
+from tests.testing.support import append_numbered, digest, serial_schema, visible_serials
 
 pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
 
@@ -358,7 +358,7 @@ def test_what_a_capacity_has_hidden_does_not_come_back(tmp_store):
 
     def visible():
         with dr.open(tmp_store) as store:
-            return [int(serial) for episode in store.episodes for serial in episode["serial"][episode.hidden_steps :]]
+            return visible_serials(store)
 
     assert visible() == list(range(43, 90))
     flip(tmp_store / "segments/00000002/reward/c.0.1")

@@ -15,7 +15,7 @@ from tests.store.writing.test_recovery import ENDLESS
 from tests.testing.commands import repair, verify
 from tests.testing.filesystems import network_disk
 from tests.testing.on_disk import is_locked, replace_bytes, reseal, set_words, words
-from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
+from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema, serials
 from tests.verify.test_verify import DAMAGE, LANES, SEGMENT, original as collected
 
 pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
@@ -60,11 +60,6 @@ def contents(path):
 def damage_left(path):
     """What verify finds, but for the steps that are in quarantine."""
     return [problem for problem in verify(path, deep=True) if problem.kind != "quarantine"]
-
-
-def serials(path):
-    with dr.open(path) as store:
-        return sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
 
 
 def test_a_link_in_a_segments_place_is_set_aside_and_not_followed(store_path):

@@ -9,7 +9,7 @@ import pytest
 
 import diskreplay as dr
 from tests.crash.power import another_boot
-from tests.testing.support import append_numbered, serial_schema
+from tests.testing.support import append_numbered, serial_schema, serials
 
 LIMITS = {"steps": {"capacity": 30}, "bytes": {"capacity_bytes": 200_000}}
 
@@ -30,11 +30,6 @@ def left_by_a_killed_writer(path: Path, limits: dict[str, int], marked: int = 0)
             copy = path.with_name("copy")
             shutil.copytree(path, copy)
     return copy
-
-
-def serials(path: Path) -> list[int]:
-    with dr.open(path) as store:
-        return [int(s) for e in store.episodes for s in e["serial"]]
 
 
 @pytest.mark.parametrize("marked", [0, 5])

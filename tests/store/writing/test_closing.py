@@ -16,7 +16,7 @@ import pytest
 import diskreplay as dr
 from tests.conftest import mapped_files, open_files, own_threads
 from tests.crash.injection import is_interrupted
-from tests.testing.support import append_numbered, run_python, serial_schema, wait_until
+from tests.testing.support import append_numbered, run_python, serial_schema, serials, wait_until
 from tests.tiers import whole_or_part
 
 WIDE = dr.Field((512,), "uint8")  # rows that are written by position, through descriptors
@@ -167,7 +167,7 @@ def test_a_call_in_the_middle_of_another_threads_is_an_error_and_close_waits(sto
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     store.refresh()
-    assert [int(serial) for episode in store.episodes for serial in episode["serial"]] == [5]
+    assert serials(store) == [5]
     assert store.info()["segments"][0]["state"] == "sealed"
 
 
@@ -183,7 +183,7 @@ def test_the_same_call_works_when_the_other_thread_is_done(store):
     append_numbered(writer, [1, 2])
     writer.close()
     store.refresh()
-    assert [int(serial) for episode in store.episodes for serial in episode["serial"]] == [5, 1, 2]
+    assert serials(store) == [5, 1, 2]
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_threads_that_share_a_writer_tear_no_step(tmp_store, envs):
             thread.join(2 * PATIENCE_S)
         assert wrong == []
     with dr.open(tmp_store) as store:
-        found = [int(serial) for episode in store.episodes for serial in episode["serial"]]
+        found = serials(store)
     assert sorted(found) == sorted(done * (envs or 1))
     assert check(tmp_store) == len(found)
 
@@ -249,7 +249,7 @@ def test_a_writer_that_is_closed_in_the_middle_of_a_call_of_the_same_thread_clos
     with pytest.raises(dr.WriterClosed):
         append_numbered(writer, [6])
     with dr.open(tmp_store) as reader:
-        assert [int(serial) for episode in reader.episodes for serial in episode["serial"]] == [5]
+        assert serials(reader) == [5]
         assert reader.info()["segments"][0]["state"] == "sealed"
 
 
@@ -288,7 +288,7 @@ def test_a_signals_handler_may_close_the_store_and_exit(tmp_store, delay):
     # A segment that was just being handed over to be sealed is left to the next opener.
     with dr.open(tmp_store, "a") as store:
         assert {segment["state"] for segment in store.info()["segments"]} == {"sealed"}
-        found = [int(serial) for episode in store.episodes for serial in episode["serial"]]
+        found = serials(store)
         assert found == list(range(len(found)))
         assert store.verify(deep=True) == []
 

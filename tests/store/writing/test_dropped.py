@@ -12,7 +12,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.store.writing.dropped import seal_dropped
-from tests.testing.support import REPOSITORY, append_numbered, open_descriptors, run_python, serial_schema
+from tests.testing.support import REPOSITORY, append_numbered, open_descriptors, run_python, serial_schema, serials
 
 WIDE = dr.Field((512,), "uint8")
 
@@ -27,11 +27,6 @@ def warning_of(path):
 def states(path):
     with dr.open(path) as store:
         return [segment["state"] for segment in store.info()["segments"]]
-
-
-def serials(path):
-    with dr.open(path) as store:
-        return [int(serial) for episode in store.episodes for serial in episode["serial"]]
 
 
 def append_wide(writer, serial, lanes=()):

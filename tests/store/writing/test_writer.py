@@ -11,7 +11,7 @@ import diskreplay as dr
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.scripts import play
 from diskreplay.testing.strategies import schemas, writer_plans
-from tests.testing.support import append_numbered, quiet, scratch, serial_schema
+from tests.testing.support import append_numbered, quiet, scratch, serial_schema, serials
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def test_lane_sized_episodes_fill_many_segments_in_order(tmp_store):
         store.refresh()
 
         ids = np.concatenate([episode.ids for episode in store.episodes])
-        assert [int(s) for episode in store.episodes for s in episode["serial"]] == list(range(500))
+        assert serials(store) == list(range(500))
         assert (np.diff(ids) > 0).all()
         assert len(np.unique(ids >> 35)) > 10
 
@@ -342,7 +342,7 @@ def test_an_endless_episode_is_cut_so_that_segments_end(tmp_store):
         append_numbered(writer, range(300), end="open")
         store.refresh()
 
-        assert [int(s) for episode in store.episodes for s in episode["serial"]] == list(range(300))
+        assert serials(store) == list(range(300))
         assert all(episode.cut for episode in store.episodes[:-1])
         assert len(store.episodes) > 3
         # Every cut kept the observation it goes on from: all steps are sampleable.
