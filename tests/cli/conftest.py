@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.main import main
+from diskreplay.__main__ import main
 
 # Of the store of the fixture `small`.
 SCHEMA = dr.Schema(

@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli import console
-from diskreplay.cli.repair import action_line
-from diskreplay.cli.verify import problem_lines
-from diskreplay.format.quarantine import move_aside
-from diskreplay.store.repair.repaired import Action
+from tests.testing.on_disk import flip, segment_of
 from tests.testing.support import append_numbered, serial_schema
 
 REWARDS = "segments/00000000/reward/c.0.0"
@@ -29,12 +25,6 @@ def filled(tmp_store: Path) -> Path:
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store, store.writer() as writer:
         append_numbered(writer, range(5))
     return tmp_store
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_whole_store_has_no_problems(run: Callable, filled: Path) -> None:
@@ -74,8 +64,14 @@ def test_names_from_the_store_cannot_break_a_line(run: Callable, filled: Path) -
     (filled / "a\n\x1b[2Jb").write_text("x")
     done = run("verify", filled)
     assert done.out.splitlines()[0].startswith("unexpected  a\\n\\x1b[2Jb  ")
-    assert problem_lines([dr.Problem("size", "a\nb", "c\nd")]) == ["size  a\\nb  c\\nd"]
-    assert action_line(Action("sealed", "a\nb", "c"), dry_run=False) == "sealed  a\\nb  c"
+    planned = run("repair", filled, "--dry-run")
+    assert planned.out.splitlines()[0].startswith("would be quarantined  a\\n\\x1b[2Jb  ")
+    flip(filled / REWARDS)
+    run("repair", filled)
+    record = filled / "counters/quarantine/segments/00000000.record.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"reason": "c\nd\x1b[2J"}))
+    for command in ("verify", "repair", "inspect"):
+        assert "c\\nd\\x1b[2J" in run(command, filled).out
 
 
 def test_repair_says_what_it_would_do_and_does_it(run: Callable, filled: Path) -> None:
@@ -118,9 +114,7 @@ def test_a_segment_is_brought_back_by_its_number(run: Callable, with_one_aside: 
     assert again.err.startswith("diskreplay: segment 0 is not in ")
 
 
-def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(
-    run: Callable, with_one_aside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(run: Callable, with_one_aside: Path) -> None:
     place = with_one_aside / "counters/quarantine/segments/00000000"
     assert run("repair", with_one_aside, "--drop", 0, "--dry-run").out.startswith("would be deleted  segment 0  ")
     refused = run("repair", with_one_aside, "--drop", 0, "--json")
@@ -130,11 +124,8 @@ def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(
     assert (refused.code, refused.err) == (1, "")
     assert refused.out.startswith("not deleted  segment 0  ")
     assert refused.out.endswith("\nto delete it say --yes\n")
-    monkeypatch.setattr(console, "ask", lambda question: False)
-    assert run("repair", with_one_aside, "--drop", 0).code == 1
     assert place.exists()
-    monkeypatch.setattr(console, "ask", lambda question: question.startswith("Delete segment 0  "))
-    done = run("repair", with_one_aside, "--drop", 0)
+    done = run("repair", with_one_aside, "--drop", 0, "--yes")
     assert done.code == 0
     assert done.out.strip().startswith("deleted  segment 0  counters/quarantine/segments/00000000  5 steps: ")
     assert not place.exists()
@@ -241,25 +232,44 @@ def test_ten_thousand_steps_may_be_lost_without_asking(run: Callable, many: Path
     assert run("repair", many).out.startswith("rebuilt  ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("answer", "asked_for"), [(b"y\n", True), (b"n\n", False)])
-def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: bytes, asked_for: bool) -> None:
+def on_a_terminal(question: bytes, answer: bytes, *arguments: str) -> tuple[int, bytes, bytes]:
+    """Answer a question of `diskreplay` on a terminal; return its exit code, its output, and the words before that."""
     outer, inner = pty.openpty()
     try:
-        command = [sys.executable, "-m", "diskreplay", "repair", str(many), "--max-lost-steps", "9"]
+        command = [sys.executable, "-m", "diskreplay", *arguments]
         with subprocess.Popen(command, stdin=inner, stderr=inner, stdout=subprocess.PIPE) as child:
             os.close(inner)
             asked = b""
-            while b"Go on? [y/N] " not in asked:
+            while question not in asked:
                 asked += os.read(outer, 65536)
             os.write(outer, answer)
             out, _ = child.communicate(timeout=600)
     finally:
         os.close(outer)
+    return child.returncode, out, asked
+
+
+ANSWERS = pytest.mark.parametrize(("answer", "is_yes"), [(b"y\n", True), (b"n\n", False)])
+
+
+@pytest.mark.slow
+@ANSWERS
+def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: bytes, is_yes: bool) -> None:
+    code, out, asked = on_a_terminal(b"Go on? [y/N] ", answer, "repair", str(many), "--max-lost-steps", "9")
     assert b"10 steps more would be set aside. Go on?" in asked
-    assert child.returncode == 1
-    assert (b"rebuilt  segments/00000000" in out) == asked_for
-    assert ((many / "counters/quarantine/segments/00000000").exists()) == asked_for
+    assert code == 1
+    assert (b"rebuilt  segments/00000000" in out) == is_yes
+    assert ((many / "counters/quarantine/segments/00000000").exists()) == is_yes
+
+
+@pytest.mark.slow
+@ANSWERS
+def test_on_a_terminal_a_segment_is_deleted_after_a_yes(with_one_aside: Path, answer: bytes, is_yes: bool) -> None:
+    code, out, asked = on_a_terminal(b"[y/N] ", answer, "repair", str(with_one_aside), "--drop", "0")
+    assert b"Delete segment 0  " in asked
+    assert code == 1 - is_yes
+    assert out.lstrip().startswith(b"deleted  segment 0  " if is_yes else b"not deleted  segment 0  ")
+    assert (with_one_aside / "counters/quarantine/segments/00000000").exists() != is_yes
 
 
 def test_what_cannot_be_mended_is_told(run: Callable, filled: Path) -> None:
@@ -305,7 +315,11 @@ def test_a_bar_goes_to_a_terminal_and_findings_do_not(filled: Path, run_in_termi
 
 
 def test_a_segment_without_steps_in_quarantine_is_no_problem(run: Callable, filled: Path) -> None:
-    move_aside(filled, "segments/00000000", steps=0)
+    aside = filled / "counters/quarantine/segments/00000000"
+    aside.parent.mkdir(parents=True)
+    segment_of(filled).rename(aside)
+    said = {"segment": 0, "path": "segments/00000000", "steps": 0, "reason": "by hand", "since": 0.0}
+    aside.with_name("00000000.record.json").write_text(json.dumps(said))
     assert run("verify", filled, "--deep") == (0, "no problems\n", "")
     assert run("repair", filled).code == 0
     assert run("inspect", filled).code == 0

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.sampling import population
 from diskreplay.testing.nested import flat
 from tests.loading.test_sampler_states import DISTRIBUTIONS, VIEWS, bits, collected, learn
 from tests.testing.support import append_numbered, serial_schema
@@ -238,10 +237,8 @@ def test_a_store_with_a_capacity_lists_the_episodes_of_one_without(tmp_path: Pat
 def map_all(store: Any) -> None:
     """Read every visible step: a sampler draws again where a segment leaves before it is first read."""
     store.refresh()
-    everything = population.Population(dr.Transitions())
-    everything.refresh(store.snapshot)
     with dr.Sampler(store, dr.Transitions(), refresh=False) as sampler:
-        sampler.gather(np.concatenate([*everything.ids()]))
+        sampler.gather(sampler.ids())
 
 
 PAIRS = [

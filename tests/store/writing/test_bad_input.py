@@ -12,7 +12,7 @@ import torch
 import zarr
 
 import diskreplay as dr
-from diskreplay.store.reading import damaged
+from tests.conftest import forget_warnings
 from tests.testing.support import append_numbered, digest, run_python, serial_schema
 
 OBS = np.zeros(3, np.float32)
@@ -533,7 +533,6 @@ def test_metadata_that_is_no_json_or_another_document(filled, text):
 READ_IN_LITTLE_MEMORY = """
 import resource, sys
 import diskreplay as dr
-from diskreplay.store.reading import damaged
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 try:
     with dr.open(sys.argv[1]) as store:
@@ -549,8 +548,8 @@ def left_out(match):
 
 
 @pytest.fixture(autouse=True)
-def not_warned(monkeypatch):
-    monkeypatch.setattr(damaged, "_warned", set())
+def not_warned():
+    forget_warnings()
 
 
 def read_everything(path):
@@ -726,7 +725,6 @@ def test_a_damaged_store_does_not_crash_the_interpreter(filled):
     code = """
 import sys
 import diskreplay as dr
-from diskreplay.store.reading import damaged
 from tests.store.writing.test_bad_input import read_everything
 try:
     read_everything(sys.argv[1])
