@@ -9,9 +9,10 @@ from diskreplay.format import layout, machine
 from diskreplay.format.root import read_root
 from diskreplay.format.segment import NOTHING_LOST, Lost, read_segment
 from diskreplay.format.times import count_until, repeat_times, time_bounds
+from tests.testing import packed
 from tests.testing.merged import folders
+from tests.testing.on_disk import reseal
 from tests.testing.support import append_numbered, serial_schema
-from tests.verify.test_verify import reseal
 
 SEGMENT = "segments/00000000"
 
@@ -173,3 +174,14 @@ def test_rows_of_a_pack_are_counted_by_time_whatever_lane_they_are_of(tmp_store,
         counted = count_until(info, int(time_) - info.clock.wall)
         assert steps <= counted <= steps + steps // 3 + 2  # with the final observation of each episode
     assert count_until(info, 1 << 62) == 160
+
+
+def test_rows_of_a_pack_that_are_older_are_counted_lane_by_lane(tmp_store):
+    number = packed.write_packed(tmp_store)
+    info = read_segment(read_root(tmp_store), number)
+    _, runs = packed.tables(tmp_store, number)
+    times = np.fromfile(tmp_store / f"segments/{number:08}/time/c.0.0", "<i8")
+    rows = np.concatenate([times[first : first + count] for first, count in runs[:, :2].tolist()])
+    assert (np.diff(rows) < 0).any()
+    for until in (0, *np.quantile(rows, [0, 0.3, 0.5, 1]).astype(int).tolist()):
+        assert count_until(info, until) == (rows <= until).sum()

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +110,13 @@ def mark_dtype(lanes: int) -> np.dtype[np.void]:
     """Return the layout of a mark."""
     first = [("size", "<u4"), ("crc32c", "<u4"), ("time", "<f8"), ("rows", "<i8", (lanes,))]
     return np.dtype([*first, ("priority", "<u4"), ("own", "<u4")])
+
+
+def disk_bytes(path: Path) -> int:
+    """Return how many bytes the files below a folder take on disk."""
+    found = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                found += os.lstat(f"{folder}/{name}").st_blocks * 512
+    return found

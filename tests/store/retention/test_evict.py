@@ -3,19 +3,13 @@
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.errors import FormatError
-from diskreplay.format import layout
-from diskreplay.format.eviction_list import ROWS
-from diskreplay.format.root import read_root
-from diskreplay.loading import prefetcher
-from diskreplay.store.repair.repair import repair
-from diskreplay.store.retention import retention
+from tests.testing.commands import repair
+from tests.testing.on_disk import set_words, words
 from tests.testing.support import append_numbered, serial_schema
 from tests.tiers import SHARES, each_share
 
@@ -160,31 +154,6 @@ def test_evicted_ids_are_refused_not_drawn_and_their_priorities_are_gone(store):
     sampler.close()
 
 
-def test_a_sampler_keeps_every_batch_that_it_has_planned(store, monkeypatch):
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
-    write(store, 20)
-    args = {"batch_size": 32, "seed": 3, "prefetch": 3}
-    sampler, twin = (dr.Sampler(store, dr.Transitions(), **args) for _ in range(2))
-    store.refresh()
-    sampler.gather(np.concatenate([episode.ids for episode in store.episodes]))  # maps every chunk
-    for _ in range(4):
-        assert sampler.sample().index.tolist() == twin.sample().index.tolist()
-    planned = [plan.draw.ids.tolist() for plan in twin._planner.queue]
-    assert len(planned) == 3
-    for plan in sampler._planner.queue:
-        plan.gathered.result()  # once it has begun, it has what it needs
-    assert store.evict(lambda episode: True) == 100
-    assert segments_on_disk(store.path) == []
-    for ids in planned:
-        batch = sampler.sample().numpy()
-        assert batch["index"].tolist() == ids
-        assert (batch["obs"][:, 0] == batch["serial"]).all()
-    with pytest.raises(dr.NotEnoughData):
-        sampler.sample()
-    sampler.close()
-    twin.close()
-
-
 def test_hidden_steps_do_not_count_towards_the_capacity_and_bring_nothing_back(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity=50, segment_steps=20, chunk_bytes=1024) as store:
         write(store, 20)
@@ -232,16 +201,16 @@ def test_two_processes_do_not_hide_an_episode_twice(store):
 
 
 def test_more_episodes_than_a_chunk_of_entries_holds(tmp_store):
-    episodes = ROWS + 50
+    episodes = 4096 + 50
     with dr.create(tmp_store, serial_schema()) as store:
         write(store, episodes, steps=1)
         with dr.open(tmp_store) as reader:
-            assert store.evict(lambda episode: episode["serial"][0] < ROWS - 3) == ROWS - 3
-            assert store.evict(lambda episode: episode["serial"][0] < ROWS + 20) == 23
-            assert visible(reader) == list(range(ROWS + 20, episodes))
+            assert store.evict(lambda episode: episode["serial"][0] < 4096 - 3) == 4096 - 3
+            assert store.evict(lambda episode: episode["serial"][0] < 4096 + 20) == 23
+            assert visible(reader) == list(range(4096 + 20, episodes))
         assert store.verify(deep=True) == []
         with dr.open(tmp_store) as late:
-            assert visible(late) == list(range(ROWS + 20, episodes))
+            assert visible(late) == list(range(4096 + 20, episodes))
 
 
 def test_limiters_count_evicted_steps_as_inserted_and_not_as_held(store):
@@ -317,7 +286,7 @@ def evict_and_die(path, operation, chosen):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [0, ROWS - 1])
+@pytest.mark.parametrize("before", [0, 4096 - 1])
 @each_share
 def test_a_process_that_dies_before_any_file_operation_hides_all_or_nothing(tmp_path, before, share):
     """With all entries of the first chunk but one in use, the entries lie in two chunks."""
@@ -399,23 +368,8 @@ def test_an_eviction_at_rest_reads_as_the_format_says(store):
     store.refresh()
     first = int(store.episodes[2].ids[0])
     store.evict(begins_with(10))
-    root = read_root(Path(store.path))
-    assert int(root.counters().read()[layout.EVICTION_ENTRIES]) == 1
+    assert words(store.path)["evictions"] == 1
     assert np.fromfile(store.path / "evictions" / "c.0.0", "<i8")[:2].tolist() == [first, 5]
-
-
-@pytest.mark.slow(turns=4)
-def test_thousands_of_segments_leave_in_parts_so_that_others_get_the_lock(tmp_store, monkeypatch):
-    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
-        write(store, 150, steps=1)
-        held = []
-        real = retention.held_lock
-        monkeypatch.setattr(retention, "held_lock", lambda *args: held.append(args) or real(*args))
-        assert store.evict(lambda episode: episode["serial"][0] % 150 < 140) == 140
-        assert len(held) == 4  # to hide them, and to delete 64, 64 and 12
-        assert segments_on_disk(tmp_store) == list(range(140, 150))
-        assert store.info()["steps_evicted"] == 140
-        assert store.verify(deep=True) == []
 
 
 @pytest.mark.parametrize("entries", [1, 1 << 20, 1 << 35])
@@ -423,10 +377,8 @@ def test_a_damaged_count_of_entries_makes_no_files(tmp_store, entries):
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
         append_numbered(writer, range(5))
     (tmp_store / "evictions" / "c.0.0").unlink()
-    words = np.fromfile(tmp_store / "counters/c.0", "<i8")
-    words[[layout.EVICTION_ENTRIES, 16 + layout.EVICTION_ENTRIES]] = entries, ~entries
-    words.tofile(tmp_store / "counters/c.0")
+    set_words(tmp_store, evictions=entries)
     before = sorted(os.listdir(tmp_store / "evictions"))
-    with pytest.raises(FormatError, match="c\\..*is missing"):
+    with pytest.raises(dr.FormatError, match="c\\..*is missing"):
         dr.open(tmp_store, "a")
     assert sorted(os.listdir(tmp_store / "evictions")) == before

@@ -4,21 +4,14 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.root import read_root
-from diskreplay.format.segment import read_segment
-from diskreplay.format.times import count_until
-from diskreplay.store.repair.repair import repair
-from diskreplay.store.retention.policy import disk_usage
-from diskreplay.store.retention.retention import Retention
-from diskreplay.verify import check_segment
-from diskreplay.verify.verify import verify
 from tests.store.retention.test_limits_of_size_and_age import ROOT_BYTES, WIDE, append_wide, visible
 from tests.testing import packed
+from tests.testing.commands import repair
+from tests.testing.limited import count_anew
+from tests.testing.on_disk import disk_bytes, flip, set_words, words
 from tests.testing.support import serial_schema
 
 MOST_BYTES = 4 << 20
@@ -32,7 +25,7 @@ def store(tmp_store):
 
 
 def inserted(store):
-    return StepCounter(read_root(store.path)).read()
+    return count_anew(store.path)
 
 
 def test_episodes_of_a_pack_are_evicted_here_and_elsewhere(store):
@@ -44,7 +37,7 @@ def test_episodes_of_a_pack_are_evicted_here_and_elsewhere(store):
         assert not {30, 104} & {serial for episode in reader.episodes for serial in episode["serial"].tolist()}
     assert store.evict(lambda episode: 30 in episode["serial"]) == 0
     assert inserted(store) == (ever, len(store))
-    assert verify(store.path) == []
+    assert store.verify() == []
 
 
 def test_an_episode_is_evicted_while_its_segment_is_beside_the_pack(tmp_store, monkeypatch):
@@ -71,8 +64,7 @@ def test_a_pack_leaves_when_all_of_it_is_evicted(store):
     assert (len(store), store.num_episodes) == (4, 1)
 
 
-def test_what_was_lost_to_damage_is_not_evicted_too(store, monkeypatch):
-    monkeypatch.setattr(check_segment, "_PAUSE_S", 0)
+def test_what_was_lost_to_damage_is_not_evicted_too(store):
     number = packed.pack_numbers(store.path)[0]
     file = store.path / f"segments/{number:08}/extra/wide/c.0.0.0"
     store.refresh()
@@ -80,10 +72,7 @@ def test_what_was_lost_to_damage_is_not_evicted_too(store, monkeypatch):
 
     def damage(episode):
         if not repaired:
-            file.chmod(0o644)
-            with open(file, "r+b") as opened:
-                opened.seek(300 * 100)
-                opened.write(b"\xff")
+            flip(file, 300 * 100)
             repaired.append(repair(store.path))
         return True
 
@@ -112,17 +101,6 @@ def test_the_writers_of_a_pack_are_those_of_its_segments(tmp_store):
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_pack_that_are_older_are_counted_lane_by_lane(store):
-    number = packed.pack_numbers(store.path)[0]
-    info = read_segment(read_root(store.path), number)
-    _, runs = packed.tables(store.path, number)
-    times = np.fromfile(store.path / f"segments/{number:08}/time/c.0.0", "<i8")
-    rows = np.concatenate([times[first : first + count] for first, count in runs[:, :2].tolist()])
-    assert (np.diff(rows) < 0).any()
-    for time in (0, *np.quantile(rows, [0, 0.3, 0.5, 1]).astype(int).tolist()):
-        assert count_until(info, time) == (rows <= time).sum()
-
-
 def test_a_pack_whose_tables_are_gone_keeps_nobody_from_writing(tmp_store):
     packed.write_packed(tmp_store, evict=False, capacity=3000)
     number = packed.pack_numbers(tmp_store)[0]
@@ -145,14 +123,12 @@ def test_segments_of_a_pack_may_be_below_the_first_that_may_exist(store):
     episodes = packed.shown(store.path)
     number = packed.pack_numbers(store.path)[0]
     store.close()
-    words = np.fromfile(store.path / "counters/c.0", "<i8")
-    words[1], words[17] = number, ~number
-    words.tofile(store.path / "counters/c.0")
+    set_words(store.path, first_live=number)
     assert packed.shown(store.path) == episodes
-    assert verify(store.path) == []
+    assert store.verify() == []
     with dr.open(store.path, "a") as again:
         assert len(again) == sum(len(values["reward"]) // 4 for values in episodes.values())
-    assert np.fromfile(store.path / "counters/c.0", "<i8")[1] == 0
+    assert words(store.path)["first_live"] == 0
 
 
 def test_a_pack_that_is_being_made_is_not_removed_by_who_has_just_placed_one(tmp_store):
@@ -178,19 +154,21 @@ def write_wide(store, episodes):
 def test_the_space_of_a_merge_counts_in_the_capacity_in_bytes(tmp_store, monkeypatch):
     peaks = []
 
-    def place_pack(self, *args):
-        peaks.append(disk_usage(tmp_store)[0])  # when the pack is complete, and what is in it still there
-        return placed(self, *args)
+    rename = os.rename
 
-    placed = Retention.place_pack
-    monkeypatch.setattr(Retention, "place_pack", place_pack)
+    def note_peak(source, target, **kwargs):
+        if os.fspath(source).endswith("counters/next-pack"):
+            peaks.append(disk_bytes(tmp_store))  # when the pack is complete, and what is in it still there
+        rename(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "rename", note_peak)
     with dr.create(
         tmp_store, serial_schema(WIDE), capacity_bytes=MOST_BYTES, segment_steps=8, compaction="manual"
     ) as store:
         write_wide(store, 200)
         before = visible(store)
         assert store.info()["steps_evicted"] > 0
-        assert disk_usage(tmp_store / "segments")[0] > MOST_BYTES * 15 // 16
+        assert disk_bytes(tmp_store / "segments") > MOST_BYTES * 15 // 16
         assert store.compact()["segments"] > 10
         assert len(peaks) > 1
         assert max(peaks) <= MOST_BYTES + ROOT_BYTES
@@ -211,6 +189,6 @@ def test_a_pack_that_another_process_makes_counts_as_far_as_it_is_made(tmp_store
             making = other._retention.making_pack(0)
             Path(making.__enter__(), "c.0.0").write_bytes(bytes(MOST_BYTES // 2))
             write_wide(store, 2)
-            assert disk_usage(tmp_store)[0] <= MOST_BYTES + ROOT_BYTES
-            assert disk_usage(tmp_store / "segments")[0] > MOST_BYTES // 4
+            assert disk_bytes(tmp_store) <= MOST_BYTES + ROOT_BYTES
+            assert disk_bytes(tmp_store / "segments") > MOST_BYTES // 4
             making.__exit__(None, None, None)

@@ -1,8 +1,5 @@
 """Capacity: the oldest steps leave first, exactly for readers, as whole segments on disk."""
 
-import errno
-import threading
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.errors import StorageFull
-from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters
-from diskreplay.store.retention import retention
-from diskreplay.store.writing import sealer
-from diskreplay.testing import ModelStore, check_account, check_store
+from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.scripts import WriterPlan, play
 from diskreplay.testing.strategies import episode_plans, schemas
 from tests.testing.support import append_numbered, check_views, quiet, scratch, serial_schema
@@ -268,77 +260,3 @@ def test_stores_that_evict_in_turn_keep_the_newest_steps_of_all(tmp_store, segme
                 assert visible(store) == list(range(max(0, 50 * turn - 50), 50 * turn + 50))
         # 20 segments of 5 steps, or 6 of 20 and one more of each of both last writers.
         assert len(segments_on_disk(tmp_store)) <= (20 if segment_steps == "episode" else 8)
-
-
-def test_sealed_segments_are_not_read_while_the_store_is_locked(tmp_store, monkeypatch):
-    with dr.create(tmp_store, serial_schema(), segment_steps=4) as store, store.writer() as writer:
-        for first in range(0, 200, 5):
-            append_numbered(writer, range(first, first + 5))
-    read, held = [], []
-    lock, reading = retention.held_lock, retention.read_segment
-
-    @contextmanager
-    def locked(path):
-        with lock(path):
-            held.append(path)
-            yield
-            held.pop()
-
-    monkeypatch.setattr(retention, "held_lock", locked)
-    monkeypatch.setattr(retention, "read_segment", lambda *args: read.append(bool(held)) or reading(*args))
-    with dr.open(tmp_store, "a") as store:
-        assert len(store) == 200
-    assert len(read) == len(segments_on_disk(tmp_store)) > 20
-    assert not any(read)
-
-
-def test_what_there_was_no_room_to_count_as_evicted_leaves_when_there_is(tmp_store, monkeypatch):
-    real = StoreCounters.set
-
-    def set_counter(counters, word, value):
-        if word == layout.STEPS_EVICTED:
-            raise StorageFull(errno.ENOSPC, "no room")
-        real(counters, word, value)
-
-    with (
-        dr.create(tmp_store, serial_schema(), capacity=20, segment_steps=10, chunk_bytes=1024) as store,
-        store.writer() as writer,
-    ):
-        append_numbered(writer, range(20))
-        with monkeypatch.context() as patch:
-            patch.setattr(StoreCounters, "set", set_counter)
-            with suppress(StorageFull):
-                for first in range(20, 60, 5):
-                    append_numbered(writer, range(first, first + 5))
-                writer.flush()
-            # Where an append raised, what the thread is in the middle of must meet the full disk, too.
-            with store._sealer._condition:
-                assert store._sealer._condition.wait_for(lambda: store._sealer._runner is None, 60)
-        assert list((tmp_store / "counters").glob("old-*"))
-        following = visible(store)[-1] + 1
-        append_numbered(writer, range(following, following + 3))
-        writer.flush()
-        assert not list((tmp_store / "counters").glob("old-*"))
-        shown = visible(store)
-        assert shown == list(range(shown[-1] - 19, shown[-1] + 1))
-        check_account(store, following + 3)
-
-
-def test_a_segment_that_there_was_no_room_to_seal_is_no_error_when_there_is(tmp_store, monkeypatch):
-    refused = threading.Event()
-
-    def seal_segments(root, infos, is_waited_for):
-        refused.set()
-        raise StorageFull(errno.ENOSPC, "no room")
-
-    with dr.create(tmp_store, serial_schema(), segment_steps=10, chunk_bytes=1024) as store, store.writer() as writer:
-        with monkeypatch.context() as patch:
-            patch.setattr(sealer, "seal_segments", seal_segments)
-            append_numbered(writer, range(14), end="terminated")
-            append_numbered(writer, range(14, 16))
-            assert refused.wait(60)
-            with store._sealer._condition:
-                assert store._sealer._condition.wait_for(lambda: store._sealer._runner is None, 60)
-        writer.flush()
-        assert store.info()["segments"][0]["state"] == "sealed"
-        assert visible(store) == list(range(16))
