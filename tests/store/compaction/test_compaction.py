@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import json
 import os
 import time
 from pathlib import Path
@@ -12,13 +11,12 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.locks import try_lock
-from diskreplay.format.root import read_root
 from tests.crash.injection import failing, needs_room
 from tests.crash.workloads import Single, Vector, create
 from tests.testing.coded import check_coded_store
+from tests.testing.limited import LimiterCounts, count_anew
 from tests.testing.merged import contents, folders, ignore
+from tests.testing.on_disk import attributes_of, flip, locked, segment_of
 from tests.testing.support import append_numbered, digest, serial_schema
 
 NOTHING = {"segments": 0, "steps": 0, "bytes_before": 0, "bytes_after": 0}
@@ -43,11 +41,6 @@ def store(tmp_store: Path) -> Any:
 def serials(store: dr.Store) -> list[int]:
     store.refresh()
     return [int(serial) for episode in store.episodes for serial in episode["serial"]]
-
-
-def document(path: Path, number: int) -> dict[str, Any]:
-    attributes = json.loads((path / f"segments/{number:08d}/zarr.json").read_text())["attributes"]
-    return dict(attributes)
 
 
 def test_what_was_done_is_returned(store: dr.Store, tmp_store: Path) -> None:
@@ -119,12 +112,12 @@ def test_a_closed_store_is_not_merged(store: dr.Store, tmp_store: Path) -> None:
 def test_one_merges_at_a_time(store: dr.Store, tmp_store: Path) -> None:
     building = tmp_store / "counters/next-pack"
     (building / "committed").mkdir(parents=True)
-    lock = try_lock(building / "committed/lock")
-    assert lock is not None
-    with pytest.raises(dr.StoreLocked, match="another process merges segments of .*; try again when it is done"):
+    with (
+        locked(building / "committed/lock"),
+        pytest.raises(dr.StoreLocked, match="another process merges segments of .*; try again when it is done"),
+    ):
         store.compact()
-    assert len(folders(tmp_store)) == 8
-    lock.release()  # as one that died does
+    assert len(folders(tmp_store)) == 8  # and the lock is free, as that of one that died
     assert store.compact()["segments"] == 8
     assert not building.exists()
 
@@ -155,10 +148,7 @@ def test_on_a_full_disk_all_stays_as_it_was(store: dr.Store, tmp_store: Path) ->
 
 def test_a_damaged_segment_is_left_and_the_others_are_merged(store: dr.Store, tmp_store: Path) -> None:
     for number, name in ((2, "action/c.0.0"), (5, "committed/c.0"), (6, "zarr.json")):
-        file = next((tmp_store / f"segments/{number:08d}").glob(f"{name}*"))
-        data = bytearray(file.read_bytes())
-        data[3] ^= 0x10
-        file.write_bytes(data)
+        flip(segment_of(tmp_store, number) / name, 3)
     before = digest(tmp_store)
     assert store.compact()["segments"] == 5
     assert folders(tmp_store)[:3] == [2, 5, 6]
@@ -172,10 +162,7 @@ def test_a_damaged_segment_is_left_and_the_others_are_merged(store: dr.Store, tm
 def test_where_only_one_segment_is_whole_nothing_is_merged(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), segment_steps="episode", compaction="manual") as store:
         write(store, 2)
-        file = next((tmp_store / "segments/00000000/action").glob("c.*"))
-        data = bytearray(file.read_bytes())
-        data[0] ^= 1
-        file.write_bytes(data)
+        flip(segment_of(tmp_store) / "action/c.0.0")
         assert store.compact() == NOTHING
         assert folders(tmp_store) == [0, 1]
         assert os.listdir(tmp_store / "counters/")
@@ -186,7 +173,13 @@ def test_a_pack_holds_a_sixteenth_of_the_capacity(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), capacity=16 * 20, segment_steps="episode", compaction="manual") as store:
         write(store, 14)
         store.compact()
-        assert [document(tmp_store, number)["steps"] for number in folders(tmp_store)] == [15, 15, 15, 15, 10]
+        assert [attributes_of(segment_of(tmp_store, number))["steps"] for number in folders(tmp_store)] == [
+            15,
+            15,
+            15,
+            15,
+            10,
+        ]
         store.resize(capacity=16 * 9)  # of which the others fill more than half
         write(store, 2, first=14)
         assert store.compact() == NOTHING
@@ -196,7 +189,7 @@ def test_segments_of_different_times_are_neighbours_in_packs(tmp_store: Path) ->
     with dr.create(tmp_store, serial_schema(), capacity=16 * 10, segment_steps="episode") as store:
         write(store, 9)
         store.compact()
-        bounds = [document(tmp_store, number)["times"] for number in folders(tmp_store)]
+        bounds = [attributes_of(segment_of(tmp_store, number))["times"] for number in folders(tmp_store)]
         assert all(one[1] < other[0] for one, other in itertools.pairwise(bounds))
 
 
@@ -229,7 +222,7 @@ def test_a_store_stays_within_its_capacity_exactly_while_it_is_merged(tmp_store:
         dr.open(tmp_store) as reader,
         store.writer() as writer,
     ):
-        counter = StepCounter(read_root(tmp_store))
+        counter = LimiterCounts(tmp_store)
         for number in range(70):
             append_numbered(writer, range(5 * number, 5 * number + 5))
             if number % 6 == 5:
@@ -239,22 +232,22 @@ def test_a_store_stays_within_its_capacity_exactly_while_it_is_merged(tmp_store:
             if number % 3 == 0:
                 seen = serials(reader)
                 assert seen == list(range(max(0, 5 * number + 5 - 160), 5 * number + 5))
-        assert StepCounter(read_root(tmp_store)).read().ever == 350
+        assert count_anew(tmp_store).ever == 350
         store._sealer.drain()
         assert folders(tmp_store)[0] > 30
-        assert sum(document(tmp_store, n).get("steps") or 0 for n in folders(tmp_store)) < 160 + 40
+        assert sum(attributes_of(segment_of(tmp_store, n)).get("steps") or 0 for n in folders(tmp_store)) < 160 + 40
 
 
 def test_the_account_of_a_limiter_does_not_jump(store: dr.Store, tmp_store: Path) -> None:
-    counter = StepCounter(read_root(tmp_store))
+    counter = LimiterCounts(tmp_store)
     store.evict(lambda episode: int(episode["serial"][0]) == 5)
     before = counter.read()
     store.compact()
-    assert counter.read() == StepCounter(read_root(tmp_store)).read() == before == (40, 35)
+    assert counter.read() == count_anew(tmp_store) == before == (40, 35)
     write(store, 2, first=8)
-    assert counter.read() == StepCounter(read_root(tmp_store)).read() == (50, 45)
+    assert counter.read() == count_anew(tmp_store) == (50, 45)
     store.compact()
-    assert counter.read() == StepCounter(read_root(tmp_store)).read() == (50, 45)
+    assert counter.read() == count_anew(tmp_store) == (50, 45)
 
 
 @pytest.mark.slow
@@ -289,4 +282,4 @@ def test_packs_leave_for_their_age(tmp_store: Path) -> None:
         store._retention.enforce()
         assert serials(store) == []
         assert folders(tmp_store) == []
-        assert StepCounter(read_root(tmp_store)).read().ever == 25
+        assert count_anew(tmp_store).ever == 25
