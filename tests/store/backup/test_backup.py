@@ -5,26 +5,17 @@ import fcntl
 import os
 import re
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout
-from diskreplay.format.locks import held_lock, is_locked
-from diskreplay.format.quarantine import move_aside
-from diskreplay.format.segment import SegmentInfo
-from diskreplay.store.backup import backup as module
-from diskreplay.store.backup.live_segments import LiveRows
-from diskreplay.store.backup.trees import SegmentVanished
-from diskreplay.store.backup.unfinished import unfinished_path
 from tests.crash.injection import Point, failing, in_child, needs_room
 from tests.crash.power import another_boot
 from tests.crash.workloads import Single, Vector, create
 from tests.testing.coded import check_coded_store
 from tests.testing.filesystems import mounted
+from tests.testing.on_disk import flip, locked, segment_of
 from tests.testing.support import append_numbered, digest, serial_schema
 
 
@@ -73,6 +64,11 @@ def to(tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
+def hidden_beside(to: Path) -> Path:
+    """Return where an unfinished backup lies."""
+    return to.with_name(f".{to.name}.backup")
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store at rest with everything that a store can have; the tests only read it."""
@@ -93,8 +89,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sampler.sample(8)
         store.write_note("source", {"made": "here"})
         number = min(int(segment.name) for segment in (path / "segments").glob("0*"))
-        with held_lock(path / "counters/lock"):
-            move_aside(path, layout.segment_folder(number), "for a test")
+        for name in ("zarr.json", "durable/document"):
+            flip(segment_of(path, number) / name, 5)
+        store.repair()
     with dr.open(path, "a"):
         pass
     (path / "segments/mine").mkdir()
@@ -123,7 +120,7 @@ def test_a_backup_of_a_store_at_rest_is_the_same_byte_for_byte(full: Path, to: P
     with dr.open(to, "a") as backup, dr.Sampler(backup, dr.Transitions(), dr.Prioritized()) as sampler:
         sampler.load("learner")
         sampler.sample(8)
-    assert not unfinished_path(to).exists()
+    assert not hidden_beside(to).exists()
 
 
 @pytest.mark.parametrize("how", ["link=False", "no links", "no reflinks"])
@@ -249,69 +246,6 @@ def test_what_is_evicted_meanwhile_is_not_in_the_backup(tmp_store: Path, to: Pat
         assert digest(to) == digest(tmp_store)
 
 
-def test_sealed_segments_are_copied_once_and_before_the_lock_is_taken(
-    tmp_store: Path, to: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied, copy_sealed = [], module.copy_sealed
-
-    def copy(info: SegmentInfo, *args: Any) -> None:
-        copied.append((info.number, is_locked(tmp_store / "counters/lock")))
-        copy_sealed(info, *args)
-
-    monkeypatch.setattr(module, "copy_sealed", copy)
-    with numbered(tmp_store) as store:
-        store.backup(to)
-    assert copied == [(number, False) for number in range(4)]
-
-
-def test_a_segment_that_vanishes_before_it_is_copied_makes_another_moment(
-    tmp_store: Path, to: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with numbered(tmp_store) as store, store.writer() as writer:
-        append_numbered(writer, [40], end="")
-        copy_live, moments = module.copy_live, []
-
-        def vanish(*args):
-            moments.append(len(store))
-            if len(moments) < module._MOMENTS:
-                append_numbered(writer, [40 + len(moments)], end="")
-                raise SegmentVanished
-            # The last one holds the lock.
-            with pytest.raises(dr.StoreLocked), held_lock(tmp_store / "counters/lock", timeout_s=0):
-                pass
-            return copy_live(*args)
-
-        monkeypatch.setattr(module, "copy_live", vanish)
-        assert store.backup(to).steps == 40 + module._MOMENTS
-        assert len(moments) == module._MOMENTS
-        monkeypatch.setattr(module, "copy_live", lambda *_: (_ for _ in ()).throw(SegmentVanished))
-        with pytest.raises(dr.StoreLocked, match="were moved while they were copied; try again"):
-            store.backup(to.with_name("never"))
-        writer.close()
-
-
-def test_a_segment_that_is_sealed_meanwhile_is_copied_up_to_the_moment(
-    tmp_store: Path, to: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with create(tmp_store, capacity=None) as store:
-        one = Single(store, 1, ignore)
-        for _ in range(3):
-            one.step()
-        copy_live = module.copy_live
-
-        def seal(*args):
-            one.step("terminated")
-            one.close()
-            return copy_live(*args)
-
-        monkeypatch.setattr(module, "copy_live", seal)
-        store.backup(to)
-        with dr.open(to) as backup:
-            (span,) = check_coded_store(backup).values()
-            assert span.stop == 3
-            assert backup.verify(deep=True) == []
-
-
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
@@ -380,9 +314,9 @@ def interrupt(store: dr.Store, to: Path, after: int, **kwargs) -> None:
 
 
 def test_an_interrupted_backup_goes_on_with_what_is_whole(tmp_store: Path, to: Path) -> None:
+    hidden = hidden_beside(to)
     with numbered(tmp_store) as store:
         interrupt(store, to, 200, link=False)
-        hidden = unfinished_path(to)
         chunks = sorted(file for file in hidden.rglob("c.0.*") if file.is_file())
         assert len(chunks) > 20
         inodes = {file.relative_to(hidden): file.stat().st_ino for file in chunks}
@@ -404,22 +338,6 @@ def test_an_interrupted_backup_goes_on_with_what_is_whole(tmp_store: Path, to: P
         assert not hidden.exists()
 
 
-def test_a_live_segment_of_an_interrupted_backup_is_copied_anew(
-    tmp_store: Path, to: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with numbered(tmp_store) as store, store.writer() as writer:
-        append_numbered(writer, [40, 41], end="")
-        monkeypatch.setattr(module, "sync_file_system", lambda _: (_ for _ in ()).throw(Interrupted))
-        with pytest.raises(Interrupted):
-            store.backup(to)
-        monkeypatch.undo()
-        append_numbered(writer, [42])
-        writer.close()
-        assert store.backup(to).steps == 43
-        assert content(to) == content(tmp_store)
-        assert digest(to) == digest(tmp_store)
-
-
 def test_a_full_disk_is_said_and_resumed(tmp_store: Path, to: Path) -> None:
     with numbered(tmp_store) as store:
         count = 0
@@ -427,20 +345,20 @@ def test_a_full_disk_is_said_and_resumed(tmp_store: Path, to: Path) -> None:
         def is_full(point: Point) -> bool:
             nonlocal count
             count += point.name == "pwrite" or needs_room(point, to.parent)
-            return count > 60 and (point.name == "pwrite" or needs_room(point, unfinished_path(to)))
+            return count > 60 and (point.name == "pwrite" or needs_room(point, hidden_beside(to)))
 
         with failing(is_full), pytest.raises(dr.StorageFull) as full:
             store.backup(to, link=False)
         assert str(full.value).endswith(
             f"no space for the backup at {to}; free some and make the backup again, which goes on where it was, or "
-            f"delete {unfinished_path(to)}"
+            f"delete {hidden_beside(to)}"
         )
         store.backup(to, link=False)
         assert digest(to) == digest(tmp_store)
 
 
 def test_nothing_is_made_where_something_is_in_the_way(tmp_store: Path, to: Path) -> None:
-    hidden = unfinished_path(to)
+    hidden = hidden_beside(to)
     with numbered(tmp_store, 5) as store:
         to.mkdir()
         with pytest.raises(dr.StoreExists, match=f"^{to} exists already; give the path of a new store$"):
@@ -463,7 +381,7 @@ def test_nothing_is_made_where_something_is_in_the_way(tmp_store: Path, to: Path
         shutil.rmtree(hidden)
         interrupt(store, to, 1)
         with (
-            held_lock(hidden / "counters/lock"),
+            locked(hidden / "counters/lock"),
             pytest.raises(dr.StoreLocked, match=f"^another process is making a backup in {hidden}; wait for it"),
         ):
             store.backup(to)
@@ -484,16 +402,6 @@ def test_what_appears_at_the_path_meanwhile_is_not_replaced(tmp_store: Path, to:
         with pytest.raises(dr.StoreExists, match="exists already"):
             store.backup(to, appear)
         assert os.listdir(to) == ["mine"]
-
-
-def test_a_store_whose_lock_cannot_be_taken_is_said(tmp_store: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    with numbered(tmp_store, 5) as store:
-        monkeypatch.setattr(module, "held_lock", refuse)
-        with pytest.raises(dr.ReadOnlyError, match="a backup takes the lock of the store for a moment"):
-            store.backup(to)
 
 
 def test_a_store_that_is_deleted_meanwhile_is_said(tmp_store: Path, to: Path) -> None:
@@ -518,29 +426,3 @@ def test_a_backup_counts_what_was_being_deleted(tmp_store: Path, to: Path) -> No
         assert len(backup) == 30
         assert backup.verify(deep=True) == []
     assert not (to / "counters/old-00000000-10").exists()
-
-
-def test_a_lane_that_moves_on_while_counters_are_read_has_no_gap(
-    tmp_store: Path, to: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read_live = module.read_live
-    with create(tmp_store, capacity=None) as store:
-        one, some = Single(store, 1, ignore, durability="none"), Vector(store, 2, ignore, durability="none")
-        one.step()
-        some.step()
-
-        def read(info: SegmentInfo) -> LiveRows:
-            for _ in range(15):
-                some.step([0])
-                one.step("terminated")
-            return read_live(info)
-
-        monkeypatch.setattr(module, "read_live", read)
-        # Writers make their next segments under the store lock, and this thread is theirs, too.
-        monkeypatch.setattr(module, "held_lock", lambda path: nullcontext())
-        store.backup(to)
-        one.close()
-        some.close()
-    with dr.open(to) as backup:
-        check_coded_store(backup)
-        assert backup.verify(deep=True) == []
