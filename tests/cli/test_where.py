@@ -1,20 +1,30 @@
-import math
+"""`--where`: which episodes an expression chooses, and the place of what is wrong with one."""
+
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.cli.where import PROPERTIES, compile_where
-from tests.cli.conftest import EPISODES, RETURNS, SCHEMA
+from tests.cli.conftest import EPISODES, RETURNS
 
 
-@pytest.fixture
-def store(small: Path) -> Iterator[dr.Store]:
-    with dr.open(small) as store:
-        yield store
+def chosen(run: Callable, path: Path, expression: str) -> list[int]:
+    """Return the places of the episodes that an expression chooses."""
+    done = run("episodes", path, f"--where={expression}", "--json")
+    assert (done.code, done.err) == (0, "")
+    return [episode["index"] for episode in json.loads(done.out)]
+
+
+def refused(run: Callable, path: Path, expression: str) -> str:
+    """Return the line that says what is wrong with an expression."""
+    done = run("episodes", path, f"--where={expression}")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    return done.err.removeprefix("diskreplay: ")
 
 
 @pytest.mark.slow
@@ -56,9 +66,8 @@ def store(small: Path) -> Iterator[dr.Store]:
         ("  length\n", [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_an_expression_chooses_episodes(store: dr.Store, expression: str, expected: list[int]) -> None:
-    where = compile_where(expression, store.schema)
-    assert [at for at, episode in enumerate(store.episodes) if where(episode)] == expected
+def test_an_expression_chooses_episodes(run: Callable, small: Path, expression: str, expected: list[int]) -> None:
+    assert chosen(run, small, expression) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,13 +107,14 @@ def test_an_expression_chooses_episodes(store: dr.Store, expression: str, expect
         ("-" * 9000 + "1", "'--------------------'... is nested too deep"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_its_place(expression: str, message: str) -> None:
+def test_what_is_no_expression_is_refused_with_its_place(
+    run: Callable, small: Path, expression: str, message: str
+) -> None:
     parts = "(.*)".join(re.escape(part) for part in message.split(".*"))
-    with pytest.raises(dr.SchemaError, match=f"^--where: {parts}"):
-        compile_where(expression, SCHEMA)
+    assert re.match(f"--where: {parts}", refused(run, small, expression))
 
 
-def test_a_field_with_the_name_of_a_property_is_named_by_episode(tmp_store: Path) -> None:
+def test_a_field_with_the_name_of_a_property_is_named_by_episode(run: Callable, tmp_store: Path) -> None:
     schema = dr.Schema(
         dr.Field((), "int64"),
         dr.Field((), "int64"),
@@ -113,17 +123,14 @@ def test_a_field_with_the_name_of_a_property_is_named_by_episode(tmp_store: Path
     values = {"id": {"a": [[1, 2], [3, 4]], "b": (True,)}}
     with dr.create(tmp_store, schema) as store, store.writer() as writer:
         writer.append_episode([0, 0], [0], [0.0], terminated=True, episode=values)
-        store.refresh()
-        (episode,) = store.episodes
-        for expression in (
-            "id == 0",
-            "episode['id']['a'][1][0] == 3",
-            "episode['id']['b'][0]",
-            "episode['id']['b']['0']",
-        ):
-            assert compile_where(expression, schema)(episode) is True
-        with pytest.raises(dr.SchemaError, match=r"episode\['id'\] has several values; name one"):
-            compile_where("episode['id']", schema)
+    for expression in (
+        "id == 0",
+        "episode['id']['a'][1][0] == 3",
+        "episode['id']['b'][0]",
+        "episode['id']['b']['0']",
+    ):
+        assert chosen(run, tmp_store, expression) == [0]
+    assert "episode['id'] has several values; name one" in refused(run, tmp_store, "episode['id']")
 
 
 NUMBERS = st.integers(-9, 9).map(str) | st.sampled_from(["length", "total_reward", "seed", "0.5"])
@@ -143,50 +150,50 @@ CONDITIONS = st.recursive(
 )
 
 
-class Fake:
-    """An episode of values that an expression may ask for."""
+@pytest.fixture
+def numbers(tmp_store: Path) -> tuple[Path, list[dict[str, float]]]:
+    """A store of episodes with the values that those expressions name, and these."""
+    rng = np.random.default_rng(0)
+    schema = dr.Schema(
+        obs=dr.Field((), "uint8"),
+        action=dr.Field((), "uint8"),
+        reward=dr.Field((), "float64"),
+        episode={"seed": dr.Field((), "int64")},
+    )
+    found = []
+    with dr.create(tmp_store, schema) as store, store.writer() as writer:
+        for _ in range(30):
+            length, seed = int(rng.integers(1, 10)), int(rng.integers(-3, 4))
+            reward = np.append(np.zeros(length - 1), rng.choice([rng.uniform(-9, 9), rng.integers(-9, 10)]))
+            zeros = np.zeros(length, np.uint8)
+            writer.append_episode(zeros, zeros, reward, terminated=True, episode={"seed": seed})
+            found.append({"length": length, "total_reward": float(reward[-1]), "seed": seed})
+    return tmp_store, found
 
-    def __init__(self, length: int, total_reward: float, seed: int) -> None:
-        self.length, self.total_reward, self.seed = length, total_reward, seed
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, name: str) -> int:
-        return {"seed": self.seed}[name]
-
-
-@given(CONDITIONS, st.integers(1, 9), st.floats(-9, 9), st.integers(-3, 3))
-def test_what_python_says_is_what_an_expression_says(text: str, length: int, total_reward: float, seed: int) -> None:
-    values = {"length": length, "total_reward": total_reward, "seed": seed}
+def says(text: str, values: dict[str, float]) -> bool | None:
+    """Return the answer of Python; None where it divides by zero: such a comparison is false here."""
     try:
-        expected = bool(eval(text, {"__builtins__": {}}, values))
+        return bool(eval(text, {"__builtins__": {}}, dict(values)))
     except ZeroDivisionError:
-        return  # comparisons with it are false, which Python cannot say
-    episode = Fake(length, total_reward, seed)
-    assert compile_where(text, SCHEMA)(episode) is expected  # type: ignore[arg-type]
+        return None
 
 
-def test_every_property_is_that_of_the_episode(store: dr.Store) -> None:
-    for (steps, how, *_), total_reward, episode in zip(EPISODES, RETURNS, store.episodes, strict=True):
-        assert PROPERTIES["length"][1](episode) == steps
-        assert PROPERTIES["ended"][1](episode) == how
-        assert math.isclose(float(PROPERTIES["total_reward"][1](episode) or 0), total_reward)
-        assert PROPERTIES["id"][1](episode) == episode.ids[0]
-        assert PROPERTIES["end_time"][1](episode) == episode.times[-1]
+@given(CONDITIONS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_python_says_is_what_an_expression_says(run: Callable, numbers: tuple, text: str) -> None:
+    path, values = numbers
+    expected = {at: says(text, value) for at, value in enumerate(values)}
+    found = chosen(run, path, text)
+    assert [at for at in found if expected[at] is not None] == [at for at, is_so in expected.items() if is_so]
 
 
-def test_it_serves_as_any_where_does(store: dr.Store) -> None:
-    sampler = dr.Sampler(store, dr.Transitions(), where=compile_where("seed in (5, 7)", store.schema))
-    assert sampler.sampleable == 3 + 60
-    sampler.close()
-
-
-def test_an_expression_that_is_none_takes_one_line(run: Callable, small: Path) -> None:
-    done = run("episodes", small, "--where", "sed > 1")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("diskreplay: --where: unknown name 'sed'; known are ")
-    assert done.err.count("\n") == 1
+def test_every_property_is_that_of_the_episode(run: Callable, small: Path) -> None:
+    with dr.open(small) as store:
+        facts = [(int(episode.ids[0]), float(episode.times[-1])) for episode in store.episodes]
+    for at, ((steps, how, *_), total, (first, end)) in enumerate(zip(EPISODES, RETURNS, facts, strict=True)):
+        assert at in chosen(run, small, f"length == {steps} and ended == '{how}' and end_time == {end!r}")
+        assert chosen(run, small, f"id == {first} and {total - 0.01} < total_reward < {total + 0.01}") == [at]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +204,8 @@ def test_an_expression_that_is_none_takes_one_line(run: Callable, small: Path) -
         ("length > 3 reward > 2", "'reward' is called total_reward (at column 12 of"),
     ],
 )
-def test_a_field_is_never_taken_for_a_wrong_name(expression: str, message: str) -> None:
+def test_a_field_is_never_taken_for_a_wrong_name(run: Callable, tmp_store: Path, expression: str, message: str) -> None:
     schema = dr.Schema.from_example(obs=0.0, action=0, episode={"return": 0.0, "score": 0.0})
-    compile_where('episode["return"] > 2 and score > 2', schema)
-    with pytest.raises(dr.SchemaError, match=re.escape(message)):
-        compile_where(expression, schema)
+    dr.create(tmp_store, schema).close()
+    assert chosen(run, tmp_store, 'episode["return"] > 2 and score > 2') == []
+    assert message in refused(run, tmp_store, expression)
