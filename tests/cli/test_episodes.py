@@ -1,3 +1,6 @@
+"""`diskreplay episodes`: bounds, order, records, the table and its footer, of a table of literals."""
+
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -6,70 +9,78 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli import episodes, text
-from diskreplay.cli.episodes import Ended, SortBy
 
 FLAGS = ("terminated", "truncated", "cut", "open")
 
 
 @pytest.fixture
-def columns() -> episodes.Columns:
+def listed(tmp_store: Path, monkeypatch: pytest.MonkeyPatch, run: Callable) -> Callable[..., str]:
     """Six episodes, oldest first: terminated, truncated, cut, both at once, terminated without a number, open."""
     rows = [
-        (0, 0, 0, 0, 10, 10.0, "terminated"),
-        (10, 0, 0, 10, 30, -3.0, "truncated"),
-        (40, 0, 0, 41, 20, 2.5, "truncated cut"),
-        (1 << 35, 1, 0, 0, 30, 30.0, "terminated truncated"),
-        ((1 << 35) + 1, 1, 1, 0, 5, math.nan, "terminated"),
-        ((1 << 35) + 200, 1, 0, 31, 1, 1.0, "open"),
+        (0, 0, 0, 0, 10, 4, 10.0, "terminated"),
+        (10, 0, 0, 10, 30, 0, -3.0, "truncated"),
+        (40, 0, 0, 41, 20, 0, 2.5, "truncated cut"),
+        (1 << 35, 1, 0, 0, 30, 0, 30.0, "terminated truncated"),
+        ((1 << 35) + 1, 1, 1, 0, 5, 0, math.nan, "terminated"),
+        ((1 << 35) + 200, 1, 0, 31, 1, 0, 1.0, "open"),
     ]
-    names = ("id", "segment", "lane", "start", "length", "total_reward")
+    names = ("id", "segment", "lane", "start", "length", "hidden_steps", "total_reward")
     table = {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
-    flags = {flag: np.array([flag in row[6].split() for row in rows]) for flag in FLAGS}
-    return episodes.with_index(table | {"hidden_steps": np.array([4, 0, 0, 0, 0, 0])} | flags)
+    table |= {flag: np.array([flag in row[7].split() for row in rows]) for flag in FLAGS}
+    dr.create(tmp_store, dr.Schema.from_example(obs=0.0, action=0)).close()
+    monkeypatch.setattr(dr.Store, "episode_table", lambda self, progress=None: table)
+
+    def run_episodes(*arguments: object) -> str:
+        done = run("episodes", tmp_store, *arguments)
+        assert (done.code, done.err) == (0, "")
+        return done.out
+
+    return run_episodes
+
+
+def indices(out: str) -> list[int]:
+    return [record["index"] for record in json.loads(out)]
 
 
 @pytest.mark.parametrize(
-    ("bounds", "ended", "expected"),
+    ("bounds", "expected"),
     [
-        ({}, [], [0, 1, 2, 3, 4, 5]),
-        ({"length": (20, None)}, [], [1, 2, 3]),
-        ({"length": (None, 5)}, [], [4, 5]),
-        ({"length": (10, 10)}, [], [0]),
-        ({"total_reward": (2.5, None)}, [], [0, 2, 3]),
-        ({"total_reward": (None, 2.5)}, [], [1, 2, 5]),
-        ({"total_reward": (100, None)}, [], []),
-        ({}, [Ended.terminated], [0, 3, 4]),
-        ({}, [Ended.truncated], [1, 3]),
-        ({}, [Ended.cut], [2]),
-        ({}, [Ended.open], [5]),
-        ({}, [Ended.cut, Ended.open], [2, 5]),
-        ({"length": (6, None)}, [Ended.terminated], [0, 3]),
+        ([], [0, 1, 2, 3, 4, 5]),
+        (["--min-length=20"], [1, 2, 3]),
+        (["--max-length=5"], [4, 5]),
+        (["--min-length=10", "--max-length=10"], [0]),
+        (["--min-total-reward=2.5"], [0, 2, 3]),
+        (["--max-total-reward=2.5"], [1, 2, 5]),
+        (["--min-total-reward=100"], []),
+        (["--ended=terminated"], [0, 3, 4]),
+        (["--ended=truncated"], [1, 3]),
+        (["--ended=cut"], [2]),
+        (["--ended=open"], [5]),
+        (["--ended=cut", "--ended=open"], [2, 5]),
+        (["--min-length=6", "--ended=terminated"], [0, 3]),
     ],
 )
-def test_bounds_let_through_what_meets_all_of_them(
-    columns: episodes.Columns, bounds: episodes.Bounds, ended: list[Ended], expected: list[int]
-) -> None:
-    assert episodes.passing(columns, bounds, ended).tolist() == expected
+def test_bounds_let_through_what_meets_all_of_them(listed: Callable, bounds: list[str], expected: list[int]) -> None:
+    assert indices(listed("--json", *bounds)) == expected
 
 
 @pytest.mark.parametrize(
-    ("sort", "descending", "expected"),
+    ("order", "expected"),
     [
-        (SortBy.age, False, [0, 1, 2, 3, 4, 5]),
-        (SortBy.age, True, [5, 4, 3, 2, 1, 0]),
-        (SortBy.length, False, [5, 4, 0, 2, 1, 3]),
-        (SortBy.length, True, [3, 1, 2, 0, 4, 5]),
-        (SortBy.total_reward, False, [1, 5, 2, 0, 3, 4]),
-        (SortBy.total_reward, True, [3, 0, 2, 5, 1, 4]),
-        (SortBy.segment, True, [5, 4, 3, 2, 1, 0]),
-        (SortBy.lane, False, [0, 1, 2, 3, 5, 4]),
+        (["age"], [0, 1, 2, 3, 4, 5]),
+        (["age", "--desc"], [5, 4, 3, 2, 1, 0]),
+        (["length"], [5, 4, 0, 2, 1, 3]),
+        (["length", "--desc"], [3, 1, 2, 0, 4, 5]),
+        (["total_reward"], [1, 5, 2, 0, 3, 4]),
+        (["total_reward", "--desc"], [3, 0, 2, 5, 1, 4]),
+        (["segment", "--desc"], [5, 4, 3, 2, 1, 0]),
+        (["lane"], [0, 1, 2, 3, 5, 4]),
     ],
 )
 def test_sorting_keeps_age_among_equals_and_what_is_no_number_last(
-    columns: episodes.Columns, sort: SortBy, descending: bool, expected: list[int]
+    listed: Callable, order: list[str], expected: list[int]
 ) -> None:
-    assert episodes.in_order(columns, np.arange(6), sort, descending).tolist() == expected
+    assert indices(listed("--json", "--sort", *order)) == expected
 
 
 def test_bounds_that_leave_nothing_between_them_are_named(small: Path, run: Callable) -> None:
@@ -80,30 +91,29 @@ def test_bounds_that_leave_nothing_between_them_are_named(small: Path, run: Call
     assert run("episodes", small, "--min-length", 5, "--max-length", 5, "--max-total-reward", 0).code == 0
 
 
-def test_records_are_plain_python_values(columns: episodes.Columns) -> None:
-    (record,) = episodes.records(columns, np.array([2]))
-    assert record == {
-        "index": 2,
-        "id": 40,
-        "segment": 0,
-        "lane": 0,
-        "start": 41,
-        "length": 20,
-        "hidden_steps": 0,
-        "total_reward": 2.5,
-        "terminated": False,
-        "truncated": True,
-        "cut": True,
-        "open": False,
-    }
-    assert all(type(value) in (int, float, bool) for value in record.values())
-    assert episodes.records(columns, np.array([], np.intp)) == []
+def test_records_have_every_column(listed: Callable) -> None:
+    assert json.loads(listed("--json", "--ended=cut")) == [
+        {
+            "index": 2,
+            "id": 40,
+            "segment": 0,
+            "lane": 0,
+            "start": 41,
+            "length": 20,
+            "hidden_steps": 0,
+            "total_reward": 2.5,
+            "terminated": False,
+            "truncated": True,
+            "cut": True,
+            "open": False,
+        }
+    ]
 
 
-def test_the_table_names_how_each_episode_ended(columns: episodes.Columns) -> None:
-    lines = [line.split() for line in episodes.table(columns, np.arange(6)).splitlines()]
+def test_the_table_names_how_each_episode_ended(listed: Callable) -> None:
+    lines = [line.split() for line in listed().splitlines()]
     assert lines[0] == ["index", "id", "segment", "lane", "length", "hidden_steps", "total_reward", "ended"]
-    assert [" ".join(line[7:]) for line in lines[1:]] == [
+    assert [" ".join(line[7:]) for line in lines[1:7]] == [
         "terminated",
         "truncated",
         "cut",
@@ -115,18 +125,19 @@ def test_the_table_names_how_each_episode_ended(columns: episodes.Columns) -> No
 
 
 @pytest.mark.parametrize(
-    ("found", "shown", "line"),
+    ("options", "line"),
     [
-        ([0, 1, 2], [0, 1, 2], "3 episodes of 6; mean length 20, mean total_reward 3.167"),
-        ([0, 1, 2], [0], "3 episodes of 6, 1 shown (--limit 0 for all); mean length 20, mean total_reward 3.167"),
-        ([0], [0], "1 episode of 6; mean length 10, mean total_reward 10"),
-        ([], [], "0 episodes of 6"),
+        (["--min-length=20"], "3 episodes of 6; mean length 26.67, mean total_reward 9.833"),
+        (
+            ["--min-length=20", "--limit=1"],
+            "3 episodes of 6, 1 shown (--limit 0 for all); mean length 26.67, mean total_reward 9.833",
+        ),
+        (["--min-length=10", "--max-length=10"], "1 episode of 6; mean length 10, mean total_reward 10"),
+        (["--min-length=99"], "0 episodes of 6"),
     ],
 )
-def test_the_footer_says_what_was_left_out(
-    columns: episodes.Columns, found: list[int], shown: list[int], line: str
-) -> None:
-    assert episodes.footer(columns, np.array(found, np.intp), np.array(shown, np.intp)) == line
+def test_the_footer_says_what_was_left_out(listed: Callable, options: list[str], line: str) -> None:
+    assert listed(*options).splitlines()[-1] == line
 
 
 def test_names_in_csv_are_neither_formulas_nor_escape_sequences(run, tmp_path):
@@ -137,6 +148,3 @@ def test_names_in_csv_are_neither_formulas_nor_escape_sequences(run, tmp_path):
     assert len(lines) == 2
     assert lines[0].endswith(r",episode/a\x1b[2J\n=1+1")
     assert ",-2.0," in lines[1]
-    assert [text.csv_cell(cell) for cell in ("=1+1", "+1", "-a", "@a", "a=1", "\t=1")] == [
-        *("'=1+1", "'+1", "'-a", "'@a", "a=1", r"\t=1")
-    ]
