@@ -198,3 +198,26 @@ def info() -> dict[str, Any]:
         "bytes_apparent": 13_000_000_000,
         "holes": 654_321_099,
     }
+
+
+COMMANDS = (
+    *("demo", "doctor", "inspect", "episodes", "show", "plot", "frames", "watch", "report", "du", "diff", "verify"),
+    *("repair", "evict", "compact", "backup", "copy", "merge", "import", "export"),
+)
+
+
+def on_a_terminal(question: bytes, answer: bytes, *arguments: object) -> tuple[int, bytes, bytes]:
+    """Answer a question of `diskreplay` on a terminal; return its exit code, its output, and the words before that."""
+    outer, inner = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "diskreplay", *map(str, arguments)]
+        with subprocess.Popen(command, stdin=inner, stderr=inner, stdout=subprocess.PIPE) as child:
+            os.close(inner)
+            asked = b""
+            while question not in asked:
+                asked += os.read(outer, 65536)
+            os.write(outer, answer)
+            out, _ = child.communicate(timeout=600)
+    finally:
+        os.close(outer)
+    return child.returncode, out, asked

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.episode_leaves import episode_leaves
-from diskreplay.interop.exchange.exporting import began
 from tests.cli.conftest import EPISODES, SCHEMA, small_episode, write_small
 
 SEEN = tuple[Any, ...]
+
+
+def began(episode: dr.Episode) -> float:
+    return float(episode.times[0])
 
 
 def content(store: dr.Store) -> list[SEEN]:
@@ -20,7 +22,7 @@ def content(store: dr.Store) -> list[SEEN]:
     for episode in sorted(store.episodes, key=began):
         rows = {path: episode.rows(path) for path in store.schema.step_leaves}
         values = [(path, array.dtype, array.shape, array.tobytes()) for path, array in rows.items()]
-        fields = [(path, np.asarray(value).tobytes()) for path, value in episode_leaves(episode, store.schema).items()]
+        fields = [(name, np.asarray(episode[name]).tobytes()) for name in store.schema.episode]
         found.append((episode.terminated, episode.truncated, episode.cut, values, fields))
     return found
 

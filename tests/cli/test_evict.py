@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli import console
-from tests.cli.conftest import EPISODES, small_episode
+from tests.cli.conftest import EPISODES, on_a_terminal, small_episode
 
 
 def lengths(path: Path) -> list[int]:
@@ -29,15 +28,20 @@ def test_without_a_yes_nothing_is_evicted(run: Callable, small: Path) -> None:
     assert lengths(small) == EVERY
 
 
-@pytest.mark.parametrize("arguments", [["--yes"], []])
-def test_what_is_met_is_evicted(
-    run: Callable, small: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
-    monkeypatch.setattr(console, "ask", lambda question: question == "Evict 2 episodes of 6 steps for good?")
-    done = run("evict", small, "--where", "cut", *arguments)
+def test_what_is_met_is_evicted(run: Callable, small: Path) -> None:
+    done = run("evict", small, "--where", "cut", "--yes")
     assert done == (0, "evicted  6 steps\n", "")
     assert lengths(small) == [3, 60, 5, 6]
     assert run("evict", small, "--where", "cut", "--yes") == (0, "nothing to evict\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "is_yes"), [(b"y\n", True), (b"\n", False)])
+def test_on_a_terminal_episodes_are_evicted_after_a_yes(small: Path, answer: bytes, is_yes: bool) -> None:
+    code, _, asked = on_a_terminal(b"[y/N] ", answer, "evict", small, "--where", "cut")
+    assert b"Evict 2 episodes of 6 steps for good?" in asked
+    assert code == 1 - is_yes
+    assert lengths(small) == ([3, 60, 5, 6] if is_yes else EVERY)
 
 
 def test_episodes_of_segments_that_are_written_stay(run: Callable, small: Path) -> None:

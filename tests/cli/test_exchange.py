@@ -1,6 +1,5 @@
 """`diskreplay import` and `export`."""
 
-import inspect
 import json
 import warnings
 from collections.abc import Callable
@@ -8,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 import zarr
 
 import diskreplay as dr
-from diskreplay.cli.exchange import SCHEMES
-from diskreplay.cli.format_options import parse_options
 from tests.interop.round_trips import content, make_store
+
+SCHEMES = (
+    *("minari", "npz", "parquet", "zarr_episodes", "sb3_pickle", "torchrl_memmap", "rlds", "dreamer", "lerobot"),
+    "d4rl",
+)
 
 
 def test_a_store_goes_out_and_comes_back(run: Callable, tmp_path: Path) -> None:
@@ -132,23 +133,6 @@ def test_a_wrong_option_is_one_line(run: Callable, tmp_path: Path, given: str, s
     asked = run("export", store, f"zarr_episodes:{tmp_path / 'set'}", "--option", given)
     assert asked == (2, "", f"diskreplay: Invalid value: {said} (see diskreplay export --help)\n")
     assert not (tmp_path / "set").exists()
-
-
-def test_every_option_of_every_format_can_be_given() -> None:
-    values = ("3", "true", "a:b", "cut", "final", "arrow")
-    for scheme in SCHEMES:
-        module = pytest.importorskip(f"diskreplay.interop.{scheme}", reason=f"needs the libraries of {scheme}")
-        for function in (module.import_dataset, module.export_dataset):
-            for name, parameter in inspect.signature(function).parameters.items():
-                if parameter.kind is parameter.KEYWORD_ONLY and name not in ("progress", "where", "dry_run"):
-                    assert any(takes(function, f"{name}={value}") for value in values), (scheme, name)
-
-
-def takes(function: Callable, given: str) -> bool:
-    try:
-        return bool(parse_options("some", function, [given]))
-    except typer.BadParameter:
-        return False
 
 
 def test_what_the_format_refuses_is_one_line(run: Callable, tmp_path: Path) -> None:

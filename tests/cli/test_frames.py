@@ -6,7 +6,6 @@ import pytest
 from PIL import Image, ImageSequence
 
 import diskreplay as dr
-from diskreplay.pictures import strip
 from tests.cli.conftest import small_episode
 
 
@@ -32,7 +31,10 @@ def test_some_steps_of_an_episode_found_by_id_scaled(run: Callable, small: Path,
     done = run("frames", small, step, "--id", "--steps", "1:3", "--scale", 3, "--out", out)
     assert (done.code, done.err) == (0, "")
     frames = small_episode(3)["obs"]["image"][1:3]
-    np.testing.assert_array_equal(pixels(out), strip(frames.repeat(3, 1).repeat(3, 2)))
+    sheet = pixels(out)
+    assert sheet.shape == (12, 25)
+    for left, frame in zip((0, 13), frames.repeat(3, 1).repeat(3, 2), strict=True):
+        np.testing.assert_array_equal(sheet[:, left : left + 12], frame)
     assert run("frames", small, -1, "--steps", "-1", "--out", out).code == 0
     np.testing.assert_array_equal(pixels(out), small_episode(5)["obs"]["image"][-1])
 

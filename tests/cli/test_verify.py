@@ -1,11 +1,7 @@
 """`verify` and `repair` on the command line: one line for each finding, exit codes, JSON, a bar."""
 
 import json
-import os
-import pty
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +10,7 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
+from tests.cli.conftest import on_a_terminal
 from tests.testing.on_disk import flip, segment_of
 from tests.testing.support import append_numbered, serial_schema
 
@@ -232,30 +229,13 @@ def test_ten_thousand_steps_may_be_lost_without_asking(run: Callable, many: Path
     assert run("repair", many).out.startswith("rebuilt  ")
 
 
-def on_a_terminal(question: bytes, answer: bytes, *arguments: str) -> tuple[int, bytes, bytes]:
-    """Answer a question of `diskreplay` on a terminal; return its exit code, its output, and the words before that."""
-    outer, inner = pty.openpty()
-    try:
-        command = [sys.executable, "-m", "diskreplay", *arguments]
-        with subprocess.Popen(command, stdin=inner, stderr=inner, stdout=subprocess.PIPE) as child:
-            os.close(inner)
-            asked = b""
-            while question not in asked:
-                asked += os.read(outer, 65536)
-            os.write(outer, answer)
-            out, _ = child.communicate(timeout=600)
-    finally:
-        os.close(outer)
-    return child.returncode, out, asked
-
-
 ANSWERS = pytest.mark.parametrize(("answer", "is_yes"), [(b"y\n", True), (b"n\n", False)])
 
 
 @pytest.mark.slow
 @ANSWERS
 def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: bytes, is_yes: bool) -> None:
-    code, out, asked = on_a_terminal(b"Go on? [y/N] ", answer, "repair", str(many), "--max-lost-steps", "9")
+    code, out, asked = on_a_terminal(b"Go on? [y/N] ", answer, "repair", many, "--max-lost-steps", "9")
     assert b"10 steps more would be set aside. Go on?" in asked
     assert code == 1
     assert (b"rebuilt  segments/00000000" in out) == is_yes
@@ -265,7 +245,7 @@ def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: 
 @pytest.mark.slow
 @ANSWERS
 def test_on_a_terminal_a_segment_is_deleted_after_a_yes(with_one_aside: Path, answer: bytes, is_yes: bool) -> None:
-    code, out, asked = on_a_terminal(b"[y/N] ", answer, "repair", str(with_one_aside), "--drop", "0")
+    code, out, asked = on_a_terminal(b"[y/N] ", answer, "repair", with_one_aside, "--drop", "0")
     assert b"Delete segment 0  " in asked
     assert code == 1 - is_yes
     assert out.lstrip().startswith(b"deleted  segment 0  " if is_yes else b"not deleted  segment 0  ")
