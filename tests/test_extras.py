@@ -46,7 +46,7 @@ NOT_CORE = (
 )
 
 WORK = """
-from diskreplay.cli.main import main
+from diskreplay.__main__ import main
 
 with dr.open(path, "a") as store:
     with store.writer(num_envs=2) as writer:
@@ -177,7 +177,7 @@ def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["torch", "numba", "gymnasium"])
 def test_the_demo_says_in_one_line_which_extras_it_needs(library: str) -> None:
-    code = "import contextlib\nfrom diskreplay.cli.main import main\n"
+    code = "import contextlib\nfrom diskreplay.__main__ import main\n"
     code += "with contextlib.redirect_stderr(sys.stdout):\n    code = main(['demo'])\nassert code == 2, code"
     said = run_without([library], code)
     assert said.endswith(f"(No module named '{library}'): pip install \"diskreplay[torch,gym]\"")
@@ -201,7 +201,7 @@ def test_plots_and_frames_say_in_one_line_which_extra_they_need(
 ) -> None:
     code = f"""
 import contextlib
-from diskreplay.cli.main import main
+from diskreplay.__main__ import main
 schema = dr.Schema(obs=dr.Field((3, 3), "uint8"), action=dr.Field((), "int64"))
 with dr.create(path + "images", schema) as store, store.writer() as writer:
     writer.append_episode(np.zeros((2, 3, 3), "u1"), [0], [1.0], terminated=True)

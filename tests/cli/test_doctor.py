@@ -151,7 +151,7 @@ def test_another_platform_is_unusable(run: Callable, monkeypatch: pytest.MonkeyP
 def test_the_command_line_begins_where_python_lacks_what_only_linux_has() -> None:
     run_python(
         "import os, time; del time.CLOCK_BOOTTIME, os.sched_getaffinity, os.memfd_create\n"
-        "from diskreplay.cli.main import main\n"
+        "from diskreplay.__main__ import main\n"
         "assert main(['--version']) == 0"
     )
 
@@ -242,7 +242,7 @@ def test_each_problem_of_a_machine_is_a_line(
 
 def tell(**variables: str) -> dict[str, Any]:
     """Return what `doctor --json` prints in a process with these variables of the environment."""
-    code = "from diskreplay.cli.main import main; assert main(['doctor', '--json']) == 0"
+    code = "from diskreplay.__main__ import main; assert main(['doctor', '--json']) == 0"
     found: dict[str, Any] = json.loads(run_python(code, env=os.environ | variables))
     return found
 
@@ -267,7 +267,7 @@ def test_a_cache_that_cannot_be_written_and_kernels_in_python_are_problems() -> 
 
 def test_libraries_that_cannot_be_imported_are_a_line() -> None:
     code = """
-from diskreplay.cli.main import main
+from diskreplay.__main__ import main
 
 code = main(["doctor"])
 print(code)
@@ -275,7 +275,7 @@ print(code)
     assert run_without(EXTRAS, code) == "0"
     code = """
 import contextlib, io, json
-from diskreplay.cli.main import main
+from diskreplay.__main__ import main
 
 with contextlib.redirect_stdout(io.StringIO()) as out:
     code = main(["doctor", "--json"])

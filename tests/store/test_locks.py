@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.main import main
+from diskreplay.__main__ import main
 from diskreplay.format import layout, limiters, locks, state_files
 from diskreplay.format.commit import StoreCounters
 from diskreplay.format.locks import held_lock, is_held, is_locked, try_lock

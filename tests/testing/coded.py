@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.format.schema import Field, Schema
+from diskreplay import Field, Schema
 from diskreplay.testing.checks import check_account
 from diskreplay.testing.nested import flat
 

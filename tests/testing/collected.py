@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.format.schema import Field, Schema
-from diskreplay.store.store import Store
+from diskreplay import Field, Schema, Store
 from diskreplay.testing.model import ModelEpisode, ModelStore
 
 SCHEMA = Schema(

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.root import read_root
-from diskreplay.format.segment import read_segment
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.checks import check_times
+from tests.testing.on_disk import attributes_of, segment_of
 from tests.testing.support import append_numbered, serial_schema, serials
 
 
@@ -127,7 +126,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     ((*steps, final),) = rows(tmp_store)
     assert len(steps) == 9
     assert steps[-1] < before < final
-    assert read_segment(read_root(tmp_store), 0).times == (steps[0], final)
+    assert attributes_of(segment_of(tmp_store))["times"] == [steps[0], final]
     with dr.open(tmp_store) as store:
         assert store.verify(deep=True) == []
 
@@ -162,8 +161,7 @@ def test_segments_of_a_boot_share_a_clock_though_somebody_sets_the_wall_clock(tm
     with dr.open(tmp_store, "a") as store, store.writer() as writer:
         for first in range(5, 20, 5):
             append_numbered(writer, range(first, first + 5))
-    root = read_root(tmp_store)
-    assert len({read_segment(root, number).clock for number in range(4)}) == 1
+    assert len({attributes_of(segment_of(tmp_store, number))["clock"]["wall"] for number in range(4)}) == 1
     with dr.open(tmp_store) as store:
         times = np.concatenate([episode.times for episode in store.episodes])
         check_times(store.episodes)

@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.writing.dropped import seal_dropped
-from tests.testing.support import REPOSITORY, append_numbered, open_descriptors, run_python, serial_schema, serials
+from tests.testing.on_disk import is_locked
+from tests.testing.support import (
+    REPOSITORY,
+    append_numbered,
+    open_descriptors,
+    run_python,
+    serial_schema,
+    serials,
+    wait_until,
+)
 
 WIDE = dr.Field((512,), "uint8")
 
@@ -27,6 +35,10 @@ def warning_of(path):
 def states(path):
     with dr.open(path) as store:
         return [segment["state"] for segment in store.info()["segments"]]
+
+
+def wait_until_sealed(path):
+    wait_until(lambda: {*states(path)} <= {"sealed"})
 
 
 def append_wide(writer, serial, lanes=()):
@@ -45,8 +57,8 @@ def test_dropped_writers_leave_no_descriptor_and_no_segment_that_is_not_sealed(t
         for serial in range(300):
             with pytest.warns(ResourceWarning, match=warning_of(tmp_store)):
                 append_wide(store.writer(envs), serial, () if envs is None else (envs,))
-        seal_dropped()
-        assert open_descriptors() == before
+        wait_until_sealed(tmp_store)
+        wait_until(lambda: open_descriptors() == before)
         assert len(store._writers) == 0
     assert states(tmp_store) == ["sealed"] * 300
     assert serials(tmp_store) == [serial for serial in range(300) for _ in range(envs or 1)]
@@ -74,7 +86,8 @@ def test_a_dropped_writers_segments_count_against_the_capacity_in_bytes(tmp_stor
             warnings.simplefilter("ignore", ResourceWarning)
             for first in range(0, 4000, 20):
                 append_numbered(store.writer(), range(first, first + 20))
-                seal_dropped()
+                newest = max(tmp_store.glob("segments/*/committed/lock"))
+                wait_until(lambda lock=newest: not is_locked(lock))
         with store.writer() as writer:
             append_numbered(writer, [4000])
         size = sum(segment["bytes"] for segment in store.info()["segments"])
@@ -185,23 +198,6 @@ def test_a_forked_childs_copy_of_a_writer_does_nothing_when_it_is_dropped(tmp_st
     assert run_python(FORKED, tmp_store, how) == ""
     assert states(tmp_store) == ["sealed"]
     assert sorted(serials(tmp_store)) == [1, 2, 3, 4]
-
-
-def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store):
-    """The collector may come while this thread holds any lock, and another thread waits for that."""
-    from diskreplay.format import locks
-
-    with dr.create(tmp_store, serial_schema()) as store:
-        writer = store.writer()
-        append_numbered(writer, [1])
-        with pytest.warns(ResourceWarning), store._sealer._condition, locks._taking:
-            del writer
-        seal_dropped()
-        assert store.info()["segments"][0]["state"] == "sealed"
-    # What sealed it may be on its way out.
-    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("diskreplay-sealer")]:
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def test_segments_are_sealed_also_where_no_thread_can_be_started(tmp_store, monkeypatch):

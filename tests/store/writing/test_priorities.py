@@ -12,10 +12,7 @@ import torch
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import commit, layout, segment_writer
-from diskreplay.format.marks import proven_rows
-from diskreplay.format.segment import read_segment
-from diskreplay.store.writing import rotation
+from tests.testing.on_disk import marks_of, segment_of
 from tests.testing.support import append_numbered, digest, serial_schema
 
 NAN = np.nan
@@ -29,7 +26,7 @@ def create(path: Path, **kwargs: Any) -> Any:
 def segments_with(path: Path) -> list[int]:
     """The segments that have the array."""
     folders = sorted((path / "segments").glob("0*"))
-    return [int(folder.name) for folder in folders if (folder / layout.PRIORITY).exists()]
+    return [int(folder.name) for folder in folders if (folder / "priority").exists()]
 
 
 def given(store: Any) -> dict[int, float]:
@@ -50,8 +47,8 @@ def step(writer: Any, serial: int, priority: Any = None, end: bool = False) -> N
 @pytest.fixture(params=["mapped", "by position"], autouse=True)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "by position":
-        for module in (commit, segment_writer):
-            monkeypatch.setattr(module, "keeps_reservations", lambda path: False)
+        for module in ("commit", "segment_writer"):
+            monkeypatch.setattr(f"diskreplay.format.{module}.keeps_reservations", lambda path: False)
 
 
 @pytest.mark.slow
@@ -182,11 +179,11 @@ def test_zarr_reads_it_as_it_reads_the_others(tmp_store: Path) -> None:
         for serial in range(200):
             step(writer, serial, None if serial < 150 else -float(serial))
         group = zarr.open_group(tmp_store, mode="r")["segments/00000000"]
-        like, found = group["time"].metadata.to_dict(), group[layout.PRIORITY].metadata.to_dict()
+        like, found = group["time"].metadata.to_dict(), group["priority"].metadata.to_dict()
         assert found == like | {"data_type": "float64", "fill_value": 0.0}
-        assert group[layout.PRIORITY].dtype == np.float64
+        assert group["priority"].dtype == np.float64
         expected = [0.0] * 150 + [float(serial) for serial in range(150, 200)]
-        assert group[layout.PRIORITY][0, :200].tolist() == expected
+        assert group["priority"][0, :200].tolist() == expected
         own = zarr.create_array({}, shape=(1, 256), chunks=(1, 128), dtype="float64", compressors=None, fill_value=0)
         assert own.metadata.to_dict()["fill_value"] == found["fill_value"]
 
@@ -194,7 +191,7 @@ def test_zarr_reads_it_as_it_reads_the_others(tmp_store: Path) -> None:
 @pytest.mark.slow
 def test_the_segment_that_is_made_ahead_has_the_array_too(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that was asked for before there was a priority."""
-    monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 0.0)
+    monkeypatch.setattr("diskreplay.store.writing.rotation.LEAST_QUARTER_S", 0.0)
     for late in (0, 20):
         path = tmp_store / str(late)
         with create(path) as store, store.writer() as writer:
@@ -210,7 +207,7 @@ def test_the_segment_that_is_made_ahead_has_the_array_too(tmp_store: Path, monke
 def test_bytes_of_an_append_that_was_interrupted_are_no_priority(tmp_store: Path) -> None:
     with create(tmp_store) as store, store.writer() as writer:
         step(writer, 0, 1.0)
-        column = writer._episode_writer.rotation.open[0].columns[layout.PRIORITY]
+        column = writer._episode_writer.rotation.open[0].columns["priority"]
         for row in range(1, 4):
             column.write_row(0, row, 77.0)
         step(writer, 1)
@@ -246,7 +243,7 @@ def test_the_array_of_a_first_priority_has_its_blocks(tmp_store: Path) -> None:
         for serial in range(3 * mmap.PAGESIZE // 8):
             step(writer, serial)
         step(writer, serial + 1, 2.0)
-        chunks = sorted(read_segment(store._root, 0).path.glob("priority/c.*"))
+        chunks = sorted(segment_of(tmp_store).glob("priority/c.*"))
         assert len(chunks) > 2
         assert all(chunk.stat().st_blocks * 512 >= chunk.stat().st_size for chunk in chunks)
 
@@ -267,7 +264,7 @@ def test_marks_that_are_made_meanwhile_lose_nothing(tmp_store: Path) -> None:
         for writer in writers:
             writer.flush()
         for number in range(8):
-            assert proven_rows(read_segment(store._root, number)).tolist() == [20]
+            assert marks_of(segment_of(tmp_store, number), 1)[-1][0] == [20]
         expected = {100 * n + s: s + 1.0 for n in range(8) for s in range(n, 20)}
         assert given(store) == expected
         for writer in writers:

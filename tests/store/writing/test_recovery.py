@@ -16,12 +16,13 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import marks, segment as segment_module
+from diskreplay.format import locks, marks, segment as segment_module
 from diskreplay.format.locks import is_locked
 from diskreplay.format.segment_writer import SegmentWriter
 from diskreplay.store.reading import follower as follower_module
 from diskreplay.store.writing import sealer as sealer_module
 from diskreplay.store.writing.append_cursor import AppendCursor
+from tests.store.writing.test_dropped import wait_until_sealed
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
 ENDLESS = """
@@ -460,3 +461,18 @@ def test_a_reader_learns_that_a_segment_was_sealed(store, monkeypatch, is_counte
             monkeypatch.setattr(follower_module.time, "monotonic", lambda: float("inf"))
         reader.refresh()
         assert reader.episodes[0].ended == "cut"
+
+
+def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store):
+    """The collector may come while this thread holds any lock, and another thread waits for that."""
+    with dr.create(tmp_store, serial_schema()) as store:
+        writer = store.writer()
+        append_numbered(writer, [1])
+        with pytest.warns(ResourceWarning), store._sealer._condition, locks._taking:
+            del writer
+        wait_until_sealed(tmp_store)
+        assert store.info()["segments"][0]["state"] == "sealed"
+    # What sealed it may be on its way out.
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("diskreplay-sealer")]:
+        thread.join(10)
+        assert not thread.is_alive()
