@@ -10,7 +10,7 @@ from diskreplay.format.limiters import StepCounter
 from diskreplay.format.locks import held_lock
 from diskreplay.format.quarantine import move_aside
 from diskreplay.store import info as info_module
-from diskreplay.store.repair import repair as repair_module
+from diskreplay.store.repair import dead_writers, repair as repair_module
 from tests.store.repair.test_quarantine import SEGMENT, original, set_aside, store_path
 from tests.testing import packed
 from tests.testing.commands import Refused, repair
@@ -45,20 +45,20 @@ def test_a_segment_that_is_evicted_while_dead_ones_are_looked_for_is_not_told_of
         append_numbered(other, range(3, 5), end="open")
         other.flush()
         shutil.copytree(tmp_store, tmp_path / "dead")
-    real = getattr(repair_module, look)
+    real = getattr(dead_writers, look)
 
     def after_an_eviction(*args):
         shutil.rmtree(tmp_path / "dead/segments/00000000", ignore_errors=True)
         return real(*args)
 
-    monkeypatch.setattr(repair_module, look, after_an_eviction)
+    monkeypatch.setattr(dead_writers, look, after_an_eviction)
     done = repair(tmp_path / "dead")
     assert [(action.what, action.where) for action in done.actions] == [("sealed", "segments/00000001")]
     assert done.left == done.quarantine == []
 
 
 def test_a_repair_waits_for_the_lock_of_the_store(store_path, monkeypatch):
-    monkeypatch.setattr(repair_module, "held_lock", lambda path: held_lock(path, 0.01))
+    monkeypatch.setattr("diskreplay.store.repair.remedies.held_lock", lambda path: held_lock(path, 0.01))
     with held_lock(store_path / "counters/lock"), pytest.raises(Refused, match="^another process has held "):
         repair(store_path)
 
@@ -85,7 +85,9 @@ def test_a_segment_that_was_put_into_a_pack_since_it_was_looked_at_is_left_alone
 
 
 def test_a_segment_that_was_sealed_with_bad_flags_is_set_aside_whole(store_path, monkeypatch):
-    monkeypatch.setattr(repair_module, "verify_folder", lambda *args: [dr.Problem("flags", "done", "wrong")])
+    monkeypatch.setattr(
+        "diskreplay.store.repair.segment_repair.verify_folder", lambda *args: [dr.Problem("flags", "done", "wrong")]
+    )
     flip(store_path / SEGMENT / "reward/c.0.0")
     (action,) = repair(store_path).actions
     assert (action.what, action.steps) == ("quarantined", 10)
