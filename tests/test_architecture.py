@@ -1,17 +1,12 @@
 """The walls of the house: who may import whom, and that the tests mirror the packages."""
 
 import ast
-from collections.abc import Iterator
-from functools import cache
-from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import diskreplay
+from tools.imports import MODULES, PACKAGE, Import, circles, imported_module, imports_in, imports_of
 
-PACKAGE = Path(diskreplay.__file__).parent
 ROOT = PACKAGE.parent
 
 # part -> the parts it may import; a part is a package of diskreplay or a module beside them
@@ -111,86 +106,8 @@ LIBRARIES = {
 TEST_KINDS = {"bench", "compat", "crash", "parity", "stateful", "stress"}
 
 
-class Import(NamedTuple):
-    """One imported module, and the name taken from it if there is one."""
-
-    module: str
-    name: str | None
-    line: int
-    typing_only: bool
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name below diskreplay; that of a package is the package's own."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
-
-
 def part_of(module: str) -> str:
     return module.split(".")[0]
-
-
-def is_typing_block(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-
-def walk(node: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """Walk all nodes, those inside functions too, telling which stand under `if TYPE_CHECKING`."""
-    yield node, typing_only
-    if is_typing_block(node):
-        for child in node.body:
-            yield from walk(child, True)
-        for child in node.orelse:
-            yield from walk(child, typing_only)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from walk(child, typing_only)
-
-
-def imports_in(source: str, part: str = "") -> list[Import]:
-    """Every import in the source, wherever it stands; calls of import_module with a literal count too."""
-    found = []
-    for node, typing_only in walk(ast.parse(source)):
-        match node:
-            case ast.Import(names=names):
-                found += [Import(alias.name, None, node.lineno, typing_only) for alias in names]
-            case ast.ImportFrom(module=module, names=names, level=level):
-                # Kernels are also imported from a copy, under another name.
-                is_copied = part == "kernels" and level == 1
-                assert level == 0 or is_copied, f"line {node.lineno}: relative imports hide which wall they pass"
-                if level:
-                    module = ".".join(["diskreplay", part, *([module] if module else [])])
-                found += [Import(str(module), alias.name, node.lineno, typing_only) for alias in names]
-            case ast.Call(
-                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(module)), *_],
-            ):
-                found.append(Import(module, None, node.lineno, typing_only))
-    return found
-
-
-@cache
-def imports_of(module: str) -> list[Import]:
-    return imports_in(MODULES[module].read_text(), module.partition(".")[0])
-
-
-def imported_module(item: Import) -> str | None:
-    """Give the module of this package that an import loads, below diskreplay; None for other libraries."""
-    if item.module.split(".")[0] != "diskreplay":
-        return None
-    below = item.module.removeprefix("diskreplay").removeprefix(".")
-    if item.name is None:
-        return below
-    inner = f"{below}.{item.name}".removeprefix(".")
-    if inner in MODULES:
-        return inner
-    return below or diskreplay._MODULES.get(item.name, "").removeprefix("diskreplay.")
 
 
 def part_breaches(module: str, imports: list[Import]) -> list[str]:
@@ -222,19 +139,6 @@ def library_breaches(module: str, imports: list[Import]) -> list[str]:
     return breaches
 
 
-def circle_of(imports: dict[str, list[Import]]) -> list[str]:
-    """Return modules each of which imports the next, and the last the first, be it only for types; [] if none do."""
-    graph = {
-        module: {target for item in items if (target := imported_module(item)) and target != module}
-        for module, items in imports.items()
-    }
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
 INNER = sorted(name for name in MODULES if name)
 
 
@@ -263,7 +167,7 @@ def test_verify_shares_no_code_with_reader_or_writer() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert circle_of({module: imports_of(module) for module in INNER}) == []
+    assert circles({module: imports_of(module) for module in MODULES}) == []
 
 
 def test_no_module_looks_at_frames_of_other_threads() -> None:
@@ -288,8 +192,9 @@ def test_every_package_has_its_tests_and_every_folder_of_tests_its_package() -> 
     ],
 )
 def test_a_circle_is_found(source: str) -> None:
-    imports = {"views.base": "from diskreplay.views import windows", "views.windows": source}
-    assert len(circle_of({module: imports_in(text) for module, text in imports.items()})) == 3
+    imports = {"views.base": "from diskreplay.views import windows", "views.windows": source, "views.requested": source}
+    found = circles({module: imports_in(ast.parse(text)) for module, text in imports.items()})
+    assert found == [["views.base", "views.windows"]]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +209,7 @@ def test_a_circle_is_found(source: str) -> None:
     ],
 )
 def test_an_import_through_a_wall_is_found(module: str, source: str) -> None:
-    assert part_breaches(module, imports_in(source)) != []
+    assert part_breaches(module, imports_in(ast.parse(source))) != []
 
 
 @pytest.mark.parametrize(
@@ -317,4 +222,4 @@ def test_an_import_through_a_wall_is_found(module: str, source: str) -> None:
     ],
 )
 def test_a_library_in_the_wrong_place_is_found(module: str, source: str) -> None:
-    assert library_breaches(module, imports_in(source)) != []
+    assert library_breaches(module, imports_in(ast.parse(source))) != []

@@ -14,10 +14,10 @@ import pytest
 from packaging.requirements import Requirement
 
 import diskreplay as dr
-from tests.test_architecture import MODULES, imports_of
 from tests.testing.without import STORE, run_without
 from tools import environments
 from tools.environments import CORE, TRIED, VERSIONS, WITH_EACH, closure
+from tools.imports import MODULES, imports_of
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
