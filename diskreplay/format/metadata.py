@@ -263,7 +263,8 @@ def dump(document: Document) -> bytes:
 def seal_document(document: Document, attributes: Document) -> bytes:
     """Return a group's document with these attributes and, last of them, a checksum of the whole file.
 
-    The checksum is the CRC-32C of the file with the eight hexadecimal digits of the checksum as zeros.
+    The checksum is the CRC-32C of the file with the eight hexadecimal digits of the checksum as zeros: other tools can
+    check it without a canonical form of JSON.
     """
     data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
     crc = crc32c(data)

@@ -12,6 +12,7 @@ from diskreplay.views.base import Pages, offsets
 from diskreplay.workers import Job, Workers
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.
+# To make eight small ones at once saved a seventh of their time, and every eighth call paid for all.
 LEAST_FOR_A_THREAD = 256 << 10
 
 
