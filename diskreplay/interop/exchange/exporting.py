@@ -1,13 +1,13 @@
 """Export: the ended episodes of a store to a data set, which appears when it is complete."""
 
 import os
-import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
@@ -16,6 +16,8 @@ from diskreplay.interop.exchange.importing import Progress, import_notes
 from diskreplay.interop.exchange.not_held import FINAL_OBS, NO_FINAL_OBS, NotHeld, find_not_held
 
 Where = Callable[[Episode], bool]
+
+_PREFIX_CHARACTERS = 48
 
 
 class Plan(NamedTuple):
@@ -111,7 +113,7 @@ def export_from(
         What is exported: the episodes of its current snapshot, in the order in which they began.
     path : path
         The data set; nothing is there. It appears when it is complete: an export that fails leaves nothing, and one
-        that is killed a hidden ``.NAME.new-PID`` next to it.
+        that is killed a hidden folder ``.NAME.new-...`` next to it.
     make_format : callable
         Returns the format for a schema, the episodes that are exported, and what the store's own import had noted.
     where : callable, optional
@@ -180,24 +182,13 @@ def _draft(target: Path) -> Iterator[Path]:
 
     Nothing is left of the folder when the block fails.
     """
-    # The process is in the name: two exports to one path never write to the same files.
-    folder = target.with_name(f".{target.name}.new-{os.getpid()}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove(folder)
-    folder.mkdir()
-    try:
-        yield folder / target.name
+    # A part of the name: a file name has at most 255 bytes, and a character up to 4.
+    with TemporaryDirectory(prefix=f".{target.name[:_PREFIX_CHARACTERS]}.new-", dir=target.parent) as folder:
+        draft = Path(folder, target.name)
+        yield draft
         _check_free(target)
-        os.rename(folder / target.name, target)
-    finally:
-        _remove(folder)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        os.rename(draft, target)
 
 
 def _check_free(target: Path) -> None:

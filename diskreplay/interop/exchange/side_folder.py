@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diskreplay import FormatError, Schema
-from diskreplay.interop.exchange.episode_data import Json
+from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, Json
 from diskreplay.interop.exchange.foreign import foreign, read_document
-from diskreplay.interop.exchange.not_held import METADATA, SCHEMA
+from diskreplay.interop.exchange.not_held import CUT, ENDS, FINAL_OBS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
 
+_VALUES = FINAL_OBS, NO_FINAL_OBS, ENDS, CUT, NOTES, PRIORITY, HIDDEN
 _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 
 
@@ -42,11 +43,11 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
                 raise FormatError(f"{side / _DOCUMENT} is not of a version that this release reads; move {side} away")
             if not document["complete"]:
                 raise FormatError(f"the export to {place} was interrupted; delete it and {side}, and export again")
-            names = [str(name) for name in document["not_held"]]
-            noted = document["metadata"]
+            exported, noted = Schema.from_json(document["schema"]), document["metadata"]
+            names = [name for name in document["not_held"] if name in (*_VALUES, *exported.leaves)]
             if noted and noted != metadata and noted["format"] != format_name:
                 names.append(METADATA)
-            if Schema.from_json(document["schema"]) != schema:
+            if exported != schema:
                 names.append(SCHEMA)
         return side, ", ".join(names)
     return place, ""

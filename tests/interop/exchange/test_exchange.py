@@ -211,6 +211,12 @@ npz.export_dataset(*sys.argv[1:], progress=lambda done, total: done > 10 and os.
     assert npz.export_dataset(store, tmp_path / "set").episodes == len(EPISODES)
 
 
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    store, target = make_store(tmp_path / "store", "vectors"), tmp_path / ("ü" * 120)
+    npz.export_dataset(store, target)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "store", target]
+
+
 def test_an_export_never_replaces_what_is_there(tmp_path: Path) -> None:
     store, made = make_store(tmp_path / "store", "vectors"), InMemory()
     (tmp_path / "file").write_text("mine")
@@ -258,7 +264,7 @@ def write_side_folder(side: Path, schema: dr.Schema, **document: Any) -> None:
     """What an export of release 0.9 has left."""
     side.mkdir()
     every = {"version": 1, "format": "npz", "store": "0", "episodes": 5, "complete": True, "metadata": {}}
-    said = {**every, "schema": schema.to_json(), "not_held": ["final_obs", "priority"], **document}
+    said = {**every, "schema": schema.to_json(), "not_held": ["final_obs", "obs", "priority", "\x1b[2J"], **document}
     (side / "export.json").write_text(json.dumps(said))
 
 
@@ -267,7 +273,7 @@ def test_an_import_names_the_values_of_a_side_folder_and_reads_none(tmp_path: Pa
     (tmp_path / "set").mkdir()
     source = replace(noted_source(), place=tmp_path / "set")
     write_side_folder(tmp_path / where, source.schema)
-    said = f"^{tmp_path / where} is from an export by an earlier release .*: the store lacks final_obs, priority of the"
+    said = f"^{tmp_path / where} is from an export by an earlier .*: the store lacks final_obs, obs, priority of the"
     with pytest.warns(UserWarning, match=said):
         assert import_into(tmp_path / "a", source).episodes == 5
     shutil.rmtree(tmp_path / where)
