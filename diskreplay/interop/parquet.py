@@ -148,12 +148,11 @@ def export_dataset(
 
 
 def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    tables = _Tables(plan.schema)
     for name in (_STEPS, _EPISODES):
         (plan.path / name).mkdir(parents=True)
 
     def write_files(first: int, some: list[EpisodeData]) -> None:
-        for name, table in ((_STEPS, tables.steps(first, some)), (_EPISODES, tables.ends(first, some))):
+        for name, table in ((_STEPS, _steps(plan.schema, first, some)), (_EPISODES, _ends(plan.schema, first, some))):
             file = plan.path / name / f"{first:08d}.parquet"
             # Most values are floats, of which few are equal.
             parquet.write_table(table, file, compression=compression, use_dictionary=False)
@@ -162,49 +161,44 @@ def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> Non
     Description.write(plan, NAME)
 
 
-class _Tables:
-    """Makes the tables of some episodes, the first of which is number ``first``."""
+def _steps(schema: Schema, first: int, episodes: list[EpisodeData]) -> "Table":
+    lengths = [len(episode) for episode in episodes]
+    columns: dict[str, Array] = {
+        _EPISODE: pa.array(np.repeat(np.arange(first, first + len(lengths)), lengths)),
+        _STEP: pa.array(np.concatenate([np.arange(length) for length in lengths])),
+    }
+    columns[HIDDEN] = pa.array(np.concatenate([episode.hidden for episode in episodes]))
+    for path, leaf in schema.step_leaves.items():
+        rows = [episode.steps[path][: len(episode)] for episode in episodes]
+        columns[path] = _column(leaf, _joined(rows))
+    if any(episode.priority is not None for episode in episodes):
+        given = [np.full(len(each), np.nan) if each.priority is None else each.priority for each in episodes]
+        columns[PRIORITY] = to_arrow(np.concatenate(given))
+    about = {"diskreplay": json.dumps(schema.to_json())}
+    return pa.table(columns).replace_schema_metadata(about)
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
 
-    def steps(self, first: int, episodes: list[EpisodeData]) -> "Table":
-        lengths = [len(episode) for episode in episodes]
-        columns: dict[str, Array] = {
-            _EPISODE: pa.array(np.repeat(np.arange(first, first + len(lengths)), lengths)),
-            _STEP: pa.array(np.concatenate([np.arange(length) for length in lengths])),
-        }
-        columns[HIDDEN] = pa.array(np.concatenate([episode.hidden for episode in episodes]))
-        for path, leaf in self._schema.step_leaves.items():
-            rows = [episode.steps[path][: len(episode)] for episode in episodes]
-            columns[path] = _column(leaf, _joined(rows))
-        if any(episode.priority is not None for episode in episodes):
-            given = [np.full(len(each), np.nan) if each.priority is None else each.priority for each in episodes]
-            columns[PRIORITY] = to_arrow(np.concatenate(given))
-        about = {"diskreplay": json.dumps(self._schema.to_json())}
-        return pa.table(columns).replace_schema_metadata(about)
-
-    def ends(self, first: int, episodes: list[EpisodeData]) -> "Table":
-        columns: dict[str, Array] = {
-            _EPISODE: pa.array(range(first, first + len(episodes)), pa.int64()),
-            _LENGTH: pa.array([len(episode) for episode in episodes], pa.int64()),
-            _TERMINATED: pa.array([episode.terminated for episode in episodes], pa.bool_()),
-            _TRUNCATED: pa.array([episode.truncated for episode in episodes], pa.bool_()),
-        }
-        has_final = np.array([episode.has_final_obs for episode in episodes])
-        for path, leaf in self._schema.leaves.items():
-            if is_obs(path):
-                values, there = [each.steps[path][-1] for each in episodes if each.has_final_obs], has_final
-            elif path not in self._schema.step_leaves:
-                there = np.array([path in episode.fields for episode in episodes])
-                values = [episode.fields[path] for episode in episodes if path in episode.fields]
-            else:
-                continue
-            rows = np.array(values, leaf.dtype).reshape(len(values), *leaf.shape)
-            columns[path] = with_missing(_column(leaf, rows), there)
-        notes = [None if episode.notes is None else json.dumps(episode.notes) for episode in episodes]
-        columns[_NOTES] = pa.array(notes, pa.string())
-        return pa.table(columns)
+def _ends(schema: Schema, first: int, episodes: list[EpisodeData]) -> "Table":
+    columns: dict[str, Array] = {
+        _EPISODE: pa.array(range(first, first + len(episodes)), pa.int64()),
+        _LENGTH: pa.array([len(episode) for episode in episodes], pa.int64()),
+        _TERMINATED: pa.array([episode.terminated for episode in episodes], pa.bool_()),
+        _TRUNCATED: pa.array([episode.truncated for episode in episodes], pa.bool_()),
+    }
+    has_final = np.array([episode.has_final_obs for episode in episodes])
+    for path, leaf in schema.leaves.items():
+        if is_obs(path):
+            values, there = [each.steps[path][-1] for each in episodes if each.has_final_obs], has_final
+        elif path not in schema.step_leaves:
+            there = np.array([path in episode.fields for episode in episodes])
+            values = [episode.fields[path] for episode in episodes if path in episode.fields]
+        else:
+            continue
+        rows = np.array(values, leaf.dtype).reshape(len(values), *leaf.shape)
+        columns[path] = with_missing(_column(leaf, rows), there)
+    notes = [None if episode.notes is None else json.dumps(episode.notes) for episode in episodes]
+    columns[_NOTES] = pa.array(notes, pa.string())
+    return pa.table(columns)
 
 
 def _joined(rows: list[NDArray[Any]]) -> NDArray[Any]:

@@ -148,9 +148,11 @@ def _contestants(
 
 
 def _remove(path: Path) -> None:
-    """Remove a data set, or a store, and the side folder of one that is a file."""
-    for each in (path, path.with_name(f"{path.name}.diskreplay")):
-        each.unlink() if each.is_file() else shutil.rmtree(each, ignore_errors=True)
+    """Remove a data set, or a store."""
+    if path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _exhaust(items: Iterator[Any]) -> None:

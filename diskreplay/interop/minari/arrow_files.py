@@ -113,7 +113,7 @@ def _decode_infos(column: Any) -> Raw:
 
 
 def write_file(folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, raw: Raw) -> None:
-    """Write an episode into a folder, in place of what an interrupted export has left there; images are no JPEG."""
+    """Write an episode into a new folder; images are no JPEG."""
     rows = len(raw["rewards"]) + 1
     columns = {
         "observations": _encode(observations, raw["observations"], rows),
@@ -123,7 +123,7 @@ def write_file(folder: Path, data_format: str, observations: AnySpace, actions: 
     if raw[INFOS]:
         columns[INFOS] = _encode_infos(raw[INFOS])
     batch = pa.RecordBatch.from_pydict(columns)
-    arrow_dataset.write_dataset(batch, folder, format=data_format, existing_data_behavior="overwrite_or_ignore")
+    arrow_dataset.write_dataset(batch, folder, format=data_format)
 
 
 def _encode(space: AnySpace, values: Any, rows: int) -> Any:
