@@ -26,7 +26,7 @@ from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.foreign import foreign
+from diskreplay.interop.exchange.foreign import foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.read_ahead import read_ahead
 from diskreplay.interop.exchange.write_behind import write_behind
@@ -230,11 +230,16 @@ def _read(folder: Path, schema: Schema, first: int) -> Iterator[EpisodeData]:
 
 
 def _rows(file: Path) -> int:
-    return int(_opened(parquet.read_metadata, file).num_rows)
+    with reading(file):
+        return int(parquet.read_metadata(file).num_rows)
 
 
 def _tables(folder: Path, name: str) -> tuple["Table", "Table"]:
-    return _opened(parquet.read_table, folder / _STEPS / name), _opened(parquet.read_table, folder / _EPISODES / name)
+    tables = []
+    for file in (folder / _STEPS / name, folder / _EPISODES / name):
+        with reading(file):
+            tables.append(parquet.read_table(file))
+    return tables[0], tables[1]
 
 
 def _episodes(path: Path, steps: "Table", ends: "Table", schema: Schema, skipped: int) -> Iterator[EpisodeData]:
@@ -262,13 +267,6 @@ def _episodes(path: Path, steps: "Table", ends: "Table", schema: Schema, skipped
             given,
             None if notes[at] is None else parse_json(notes[at]),
         )
-
-
-def _opened(read: Any, path: Path) -> Any:
-    try:
-        return read(path)
-    except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from error
 
 
 def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:

@@ -20,7 +20,7 @@ from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNo
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
-from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document
+from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
 from diskreplay.interop.exchange.not_held import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
@@ -328,7 +328,7 @@ def _tensor(file: Path, said: Mapping[str, Any]) -> NDArray[Any]:
     dtype = _DTYPES.get(str(said["dtype"]))
     if dtype is None:
         raise SchemaError(f"{file} is of {said['dtype']}, which cannot be stored")
-    try:
+    with reading(file):
         shape = tuple(int(size) for size in said["shape"])
         if any(size < 0 for size in shape):
             raise ValueError(f"it has the shape {shape}")
@@ -336,8 +336,6 @@ def _tensor(file: Path, said: Mapping[str, Any]) -> NDArray[Any]:
             return np.empty(shape, dtype)
         mapped: NDArray[Any] = np.memmap(file, dtype, "r", shape=shape)
         return mapped.view(np.ndarray)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise FormatError(f"{file} cannot be read: {error}") from None
 
 
 def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:

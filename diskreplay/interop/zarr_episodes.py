@@ -35,7 +35,7 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
-from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign
+from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.not_held import NOTES
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
@@ -321,11 +321,9 @@ class _DataSet:
             what = f"{self._file}: the episode of rows {start} to {stop}"
             check_claim((stop - start) * row_bytes, self._root.stored, what)
             check_memory((stop - start) * row_bytes, what)
-            try:
+            with reading(f"{self._file}: rows {start} to {stop}"):
                 steps = {path: column.read(start, stop) for path, column in self._columns.items()}
                 meta = {name: column.read(number, number + 1)[0] for name, column in self._meta.items()}
-            except (ValueError, RuntimeError, OSError, KeyError, zipfile.BadZipFile) as error:
-                raise FormatError(f"{self._file}: rows {start} to {stop} cannot be read: {error}") from None
             yield self._episode(meta, stop - start, steps)
 
     def _episode(self, meta: Rows, count: int, steps: dict[str, NDArray[Any]]) -> EpisodeData:

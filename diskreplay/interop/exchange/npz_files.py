@@ -2,7 +2,6 @@
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +12,7 @@ from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 
 from diskreplay import FormatError
-from diskreplay.interop.exchange.foreign import check_claim, check_memory
-
-# What NumPy and zipfile raise of damaged files; a TypeError where it is a single array.
-_UNREADABLE = OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error
+from diskreplay.interop.exchange.foreign import check_claim, check_memory, reading
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
@@ -32,16 +28,13 @@ def opened_npz(path: Path) -> Iterator[NpzFile[Any]]:
     FormatError
         The archive is damaged, or there is none; the block may meet the damage.
     """
-    try:
-        # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
-        with open(path, "rb") as raw:
-            with zipfile.ZipFile(raw) as archive:
-                _check(archive, path)
-            raw.seek(0)
-            with np.load(raw, allow_pickle=False) as file:
-                yield file
-    except _UNREADABLE as error:
-        raise FormatError(f"{path} cannot be read: {error}") from error
+    # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
+    with reading(path), open(path, "rb") as raw:
+        with zipfile.ZipFile(raw) as archive:
+            _check(archive, path)
+        raw.seek(0)
+        with np.load(raw, allow_pickle=False) as file:
+            yield file
 
 
 def _check(archive: zipfile.ZipFile, path: Path) -> None:
@@ -49,12 +42,13 @@ def _check(archive: zipfile.ZipFile, path: Path) -> None:
     check_claim(nbytes, path.stat().st_size, str(path))
     check_memory(nbytes, str(path))
     for member in archive.infolist():
+        what = f"{path}: {member.filename!r:.80}"
         with archive.open(member) as opened:
             read_header = _HEADERS.get(npy.read_magic(opened))
             if read_header is None:
-                raise FormatError(f"{member.filename!r:.80} is no array of a version that is read")
+                raise FormatError(f"{what} is no array of a version that is read")
             shape, _, dtype = read_header(opened)
             if dtype.hasobject:
-                raise FormatError(f"{member.filename!r:.80} is an array of Python objects, which could run code")
+                raise FormatError(f"{what} is an array of Python objects, which could run code")
             if math.prod(shape) * dtype.itemsize != member.file_size - opened.tell():
-                raise FormatError(f"{member.filename!r:.80} does not have the bytes of its shape {shape!s:.80}")
+                raise FormatError(f"{what} does not have the bytes of its shape {shape!s:.80}")

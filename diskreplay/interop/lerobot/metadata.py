@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskreplay import Field, FormatError, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
-from diskreplay.interop.exchange.foreign import read_document
+from diskreplay.interop.exchange.foreign import read_document, reading
 from diskreplay.interop.lerobot.features import EPISODE, OF_EPISODES, Feature
 
 Ints = NDArray[np.int64]
@@ -200,25 +200,16 @@ def read_schema(path: Path) -> pa.Schema:
 
 def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
     """Return columns of a parquet file, None for all; FormatError where it cannot be read."""
-    try:
+    with reading(path):
         return open_table(path).read(None if names is None else list(names))
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from None
 
 
 def open_table(path: Path) -> pq.ParquetFile:
     """Open a parquet file; FormatError where there is none."""
-    try:
+    if not path.is_file():
+        raise FormatError(f"there is no file {path}, which the table of episodes names")
+    with reading(path):
         return pq.ParquetFile(path)
-    except FileNotFoundError:
-        raise FormatError(f"there is no file {path}, which the table of episodes names") from None
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from None
-
-
-def unreadable(path: Path, error: Exception) -> FormatError:
-    """Return the error of a parquet file that cannot be read."""
-    return FormatError(f"{path} cannot be read: {str(error).splitlines()[0]}")
 
 
 def _read_lines(path: Path) -> list[dict[str, Json]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import FIELDS, REWARD, EpisodeData, Json
+from diskreplay.interop.exchange.foreign import reading
 from diskreplay.interop.exchange.read_ahead import read_ahead
 from diskreplay.interop.lerobot import images
 from diskreplay.interop.lerobot.columns import from_arrow
@@ -32,7 +33,7 @@ from diskreplay.interop.lerobot.features import (
     schema_of,
     sides_of,
 )
-from diskreplay.interop.lerobot.metadata import Metadata, open_table, read_schema, read_table, unreadable
+from diskreplay.interop.lerobot.metadata import Metadata, open_table, read_schema, read_table
 from diskreplay.interop.lerobot.video import VideoReader
 from diskreplay.interop.step_values import as_flags
 
@@ -274,10 +275,8 @@ def _blocks(metadata: pq.FileMetaData, skipped: int) -> Iterator[tuple[list[int]
 
 
 def _table(path: Path, file: pq.ParquetFile, keys: list[str], groups: list[int], skipped: int) -> pa.Table:
-    try:
+    with reading(path):
         return file.read_row_groups(groups, keys).slice(skipped)
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from None
 
 
 def _numbers(table: pa.Table, name: str) -> Array:

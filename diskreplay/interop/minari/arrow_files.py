@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, MissingExtra
+from diskreplay.interop.exchange.foreign import reading
 from diskreplay.interop.minari.spaces import AnySpace
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
@@ -50,10 +51,8 @@ def read_file(
     FormatError
         It cannot be read, or has another number of steps.
     """
-    try:
+    with reading(folder):
         table = _read_table(folder, data_format)
-    except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{folder} cannot be read: {error}") from error
     if table.num_rows not in (steps, steps + 1):
         raise FormatError(f"{folder} has {table.num_rows} observations, and its metadata.json says {steps} steps")
     column = {name: _whole(table.column(name)) for name in table.column_names}
