@@ -39,9 +39,7 @@ def test_a_file_that_begins_as_an_archive_and_is_none_is_refused_and_closed(tmp_
     export_dataset(tmp_path / "store", tmp_path / "set")
     file = tmp_path / "set/episode-00000000.npz"
     file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(
-        dr.FormatError, match="episode-00000000.npz cannot be read: BadZipFile: File is not a zip"
-    ):
+    with pytest.raises(dr.FormatError, match="episode-00000000.npz cannot be read: BadZipFile: File is not a zip"):
         import_dataset(tmp_path / "set", tmp_path / "back")
 
 
