@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import diskreplay as dr
 from diskreplay.errors import FormatError, StoreLocked
 from diskreplay.format import locks
-from diskreplay.format.locks import held_lock, is_locked, try_lock
+from diskreplay.format.locks import held_lock, is_held, is_locked, try_lock
+from tests.store.test_locks import as_nobody, locks_of, open_to_all
+from tests.testing.support import append_numbered, serial_schema
 
 HOLDER = """
 import sys
@@ -164,3 +167,76 @@ def test_what_is_no_regular_file_is_refused_as_a_lock(tmp_path, make):
     message = f"^{path} is no regular file; diskreplay repair moves it away$"
     with pytest.raises(FormatError, match=message), held_lock(path):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077, 0o000])
+def test_no_lock_can_be_opened_by_who_may_not_write_it(tmp_store, mask, monkeypatch):
+    made = set()
+    real = locks._open_lock
+
+    def noted(path):
+        fd = real(path)
+        made.add((os.path.basename(path), os.fstat(fd).st_mode & 0o777))
+        return fd
+
+    monkeypatch.setattr(locks, "_open_lock", noted)
+    before = os.umask(mask)
+    try:
+        limiter = dr.RateLimiter(1.0, 1, 100.0)
+        with (
+            dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=20) as store,
+            store.writer(limiter=limiter) as writer,
+            dr.Sampler(store, dr.Transitions(), batch_size=4, limiter=limiter) as sampler,
+        ):
+            append_numbered(writer, range(30))
+            sampler.sample()
+            sampler.save("mine")
+    finally:
+        os.umask(before)
+    assert len(locks_of(tmp_store)) >= 3
+    expected = {0o022: 0o600, 0o002: 0o660, 0o077: 0o600, 0o000: 0o666}[mask]
+    assert {path.stat().st_mode & 0o777 for path in locks_of(tmp_store)} == {expected}
+    assert made == {("lock", expected)}  # those that are gone, too: of drafts and of the state
+
+
+def test_a_lock_is_readable_for_nobody_else_even_in_the_moment_in_which_it_is_made(tmp_path, monkeypatch):
+    seen = []
+    real = os.fchmod
+
+    def looking(fd, mode):
+        seen.append(os.fstat(fd).st_mode & 0o777)
+        real(fd, mode)
+
+    monkeypatch.setattr(os, "fchmod", looking)
+    before = os.umask(0)
+    try:
+        try_lock(tmp_path / "lock").release()
+    finally:
+        os.umask(before)
+    assert seen == [0o622]
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o666
+
+
+def test_a_lock_of_an_older_store_is_closed_to_readers_by_the_next_who_takes_it(tmp_path):
+    path = tmp_path / "lock"
+    path.touch()
+    path.chmod(0o644)
+    try_lock(path).release()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o464)  # not even the owner may write, but root is asked nothing
+    if os.getuid() == 0:
+        try_lock(path).release()
+        assert path.stat().st_mode & 0o777 == 0o660
+
+
+def test_what_cannot_be_opened_is_not_free(tmp_path):
+    path = tmp_path / "lock"
+    open_to_all(tmp_path)
+    lock = try_lock(path)
+    look = lambda tell: tell([is_held(path), is_locked(path)])  # noqa: E731
+    assert as_nobody(look) == [[None, True]]
+    lock.release()
+    assert as_nobody(look) == [[None, True]]
+    assert (is_held(path), is_locked(path)) == (False, False)
+    assert is_held(tmp_path / "missing") is False

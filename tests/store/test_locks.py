@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.__main__ import main
-from diskreplay.format import layout, limiters, locks, state_files
-from diskreplay.format.commit import StoreCounters
-from diskreplay.format.locks import held_lock, is_held, is_locked, try_lock
-from diskreplay.store.retention import retention
 from tests.crash.injection import in_child
+from tests.testing.on_disk import words
 from tests.testing.support import append_numbered, serial_schema, serials
 
 NOBODY = 65534
@@ -50,79 +46,6 @@ def open_to_all(path):
 
 def locks_of(path):
     return sorted(path.rglob("lock"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077, 0o000])
-def test_no_lock_can_be_opened_by_who_may_not_write_it(tmp_store, mask, monkeypatch):
-    made = set()
-    real = locks._open_lock
-
-    def noted(path):
-        fd = real(path)
-        made.add((str(Path(path).name), os.fstat(fd).st_mode & 0o777))
-        return fd
-
-    monkeypatch.setattr(locks, "_open_lock", noted)
-    before = os.umask(mask)
-    try:
-        limiter = dr.RateLimiter(1.0, 1, 100.0)
-        with (
-            dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=20) as store,
-            store.writer(limiter=limiter) as writer,
-            dr.Sampler(store, dr.Transitions(), batch_size=4, limiter=limiter) as sampler,
-        ):
-            append_numbered(writer, range(30))
-            sampler.sample()
-            sampler.save("mine")
-    finally:
-        os.umask(before)
-    assert len(locks_of(tmp_store)) >= 3
-    expected = {0o022: 0o600, 0o002: 0o660, 0o077: 0o600, 0o000: 0o666}[mask]
-    assert {path.stat().st_mode & 0o777 for path in locks_of(tmp_store)} == {expected}
-    assert made == {("lock", expected)}  # those that are gone, too: of drafts and of the state
-
-
-def test_a_lock_is_readable_for_nobody_else_even_in_the_moment_in_which_it_is_made(tmp_path, monkeypatch):
-    seen = []
-    real = os.fchmod
-
-    def looking(fd, mode):
-        seen.append(os.fstat(fd).st_mode & 0o777)
-        real(fd, mode)
-
-    monkeypatch.setattr(os, "fchmod", looking)
-    before = os.umask(0)
-    try:
-        try_lock(tmp_path / "lock").release()
-    finally:
-        os.umask(before)
-    assert seen == [0o622]
-    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o666
-
-
-def test_a_lock_of_an_older_store_is_closed_to_readers_by_the_next_who_takes_it(tmp_path):
-    path = tmp_path / "lock"
-    path.touch()
-    path.chmod(0o644)
-    try_lock(path).release()
-    assert path.stat().st_mode & 0o777 == 0o600
-    path.chmod(0o464)  # not even the owner may write, but root is asked nothing
-    if os.getuid() == 0:
-        try_lock(path).release()
-        assert path.stat().st_mode & 0o777 == 0o660
-
-
-def test_what_cannot_be_opened_is_not_free(tmp_path):
-    path = tmp_path / "lock"
-    open_to_all(tmp_path)
-    lock = try_lock(path)
-    look = lambda tell: tell([is_held(path), is_locked(path)])  # noqa: E731
-    assert as_nobody(look) == [[None, True]]
-    lock.release()
-    assert as_nobody(look) == [[None, True]]
-    assert (is_held(path), is_locked(path)) == (False, False)
-    assert is_held(tmp_path / "missing") is False
 
 
 def test_who_may_only_read_holds_up_no_writer_and_takes_none_for_dead(tmp_store):
@@ -197,8 +120,7 @@ def test_inspect_says_that_it_cannot_see_whether_a_writer_lives(tmp_store):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for module in (retention, limiters, state_files):
-        monkeypatch.setattr(module, "held_lock", partial(held_lock, timeout_s=0.2))
+    monkeypatch.setattr("diskreplay.format.locks.held_lock.__wrapped__.__defaults__", (0.2,))
 
 
 HOLD = """
@@ -277,8 +199,8 @@ def test_sealing_does_not_wait_for_the_store_lock_to_tell_readers(tmp_store):
         assert time.monotonic() - begun < 30  # readers look once a second, and a minute is the most for other calls
         holder.end()
         assert [segment["state"] for segment in store.info()["segments"]] == ["sealed"]
-        assert StoreCounters(str(tmp_store / "counters/c.0")).read()[layout.SEALED] == 0
+        assert words(tmp_store)["sealed"] == 0
         one(writer := store.writer(), 1)
         writer.close()
-        assert StoreCounters(str(tmp_store / "counters/c.0")).read()[layout.SEALED] == 1
+        assert words(tmp_store)["sealed"] == 1
         assert store.verify(deep=True) == []
