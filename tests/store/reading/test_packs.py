@@ -2,7 +2,6 @@
 
 import multiprocessing
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,15 +11,10 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout
-from diskreplay.format.mapping import MappingRefused
-from diskreplay.store.reading import chunk_budget, chunk_table, follower
-from diskreplay.store.reading.arena import Piece
-from diskreplay.store.reading.chunk_table import ChunkTable, ChunkTables
-from diskreplay.store.reading.lanes import LaneMap
 from tests.crash.workloads import Single, Vector, create
 from tests.testing.coded import check_coded_store
 from tests.testing.merged import contents, folders, ignore, write_more
+from tests.testing.on_disk import flip, segment_of
 from tests.testing.packed import append, write_segments
 
 
@@ -31,10 +25,11 @@ def store(many_segments: Path) -> Iterator[dr.Store]:
         yield store
 
 
-@pytest.fixture(params=[chunk_table._PART, 300], ids=["whole", "in parts"])
+@pytest.fixture(params=[None, 300], ids=["whole", "in parts"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide arrays of packs as they are, or into parts of so few bytes that windows lie in several."""
-    monkeypatch.setattr(chunk_table, "_PART", request.param)
+    if request.param is not None:
+        monkeypatch.setattr("diskreplay.store.reading.chunk_table._PART", request.param)
 
 
 @pytest.mark.slow
@@ -52,31 +47,6 @@ def test_a_merged_store_is_read_as_before_by_whoever_reads_it(store: dr.Store) -
         with dr.open(store.path) as fresh:
             assert contents(fresh) == before
             assert check_coded_store(fresh) == spans
-            lanes = [LaneMap(), LaneMap()]
-            for found, reader in zip(lanes, (still, fresh), strict=True):
-                found.update(reader.snapshot)
-            assert lanes[0].key.tolist() == lanes[1].key.tolist()
-
-
-def test_tables_of_chunks_have_a_line_a_pack_and_not_one_a_segment(tmp_store: Path) -> None:
-    schema = dr.Schema(dr.Field((64,), "float32"), dr.Field((), "uint8"))  # obs needs chunks of its own first
-    with dr.create(tmp_store, schema, compaction="manual", chunk_bytes=1 << 14) as store:
-        for number in range(3):
-            with store.writer() as writer:
-                writer.append_episode(*numbered(number, 20), terminated=True)
-        store.compact()
-        with dr.open(tmp_store) as reader:
-            leaves = reader.snapshot.tables.leaves
-            assert [len(leaf.chunks) for leaf in leaves.values()] == [1] * len(leaves)
-        with store.writer() as writer:
-            writer.append_episode(*numbered(3, 300), terminated=True)
-            store.refresh()
-            assert [episode.obs[0, 0] for episode in store.episodes] == [0, 1, 2, 3]
-            leaves = store.snapshot.tables.leaves
-            assert leaves["obs"].chunks[-1] > leaves["action"].chunks[-1]
-            for number, episode in enumerate(store.episodes):
-                found, expected = (episode.obs, episode.action, episode.reward), numbered(number, len(episode))
-                assert all(map(np.array_equal, found, expected))
 
 
 @pytest.mark.usefixtures("parts")
@@ -86,65 +56,6 @@ def test_rows_of_a_pack_are_views_wherever_they_lie(store: dr.Store) -> None:
         for episode in reader.episodes:
             assert not episode.obs["code"].flags.owndata
             assert not episode.reward.flags.owndata
-
-
-def test_what_is_copied_from_a_pack_that_another_was_merged_into_leaves_for_more(
-    store: dr.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chunk_table, "_PART", 300)
-    store.compact()
-    with dr.open(store.path) as still:
-        expected = [episode.obs["code"].copy() for episode in store.episodes]
-        write_more(store.path, 4)
-        assert store.compact()["segments"] > 3
-        for most in (0, chunk_budget.MOST_DECOMPRESSED):
-            monkeypatch.setattr(chunk_budget, "MOST_DECOMPRESSED", most)
-            found = [episode.obs["code"].copy() for episode in still.episodes]
-            assert all(map(np.array_equal, found, expected))
-            table = still.snapshot.leaf("obs/code")
-            held = [piece for piece in table.holder.values() if isinstance(piece, Piece)]
-            assert len(held) > 3 if most else len(held) < 3
-
-
-def test_tables_are_read_where_the_system_refuses_to_map_them(store: dr.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.compact()
-    before = contents(store)
-
-    def refuse(*args: Any) -> Any:
-        raise MappingRefused("too many")
-
-    monkeypatch.setattr("diskreplay.format.packs.map_file", refuse)
-    with dr.open(store.path) as reader:
-        assert contents(reader) == before
-
-
-def test_no_other_thread_looks_at_tables_that_are_being_filled(
-    store: dr.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locked: list[bool] = []
-
-    def look(tables: ChunkTables) -> None:
-        locked.append(not tables.lock.acquire(blocking=False))
-        if not locked[-1]:
-            tables.lock.release()
-
-    def looked_at(change: Any) -> Any:
-        def look_and_change(self: ChunkTable, *places: Any) -> None:
-            other = threading.Thread(target=look, args=[self._tables])
-            other.start()
-            other.join()
-            change(self, *places)
-
-        return look_and_change
-
-    with dr.open(store.path) as reader:
-        store.compact()
-        for name in ("_add_places", "release"):
-            monkeypatch.setattr(ChunkTable, name, looked_at(getattr(ChunkTable, name)))
-        reader.refresh()
-        monkeypatch.undo()
-    assert len(locked) > 10
-    assert all(locked)
 
 
 def numbered(number: int, steps: int) -> tuple[Any, ...]:
@@ -328,7 +239,7 @@ def test_a_forked_child_reads_what_was_merged_meanwhile(store: dr.Store) -> None
 
 def test_a_chunk_of_a_pack_that_is_missing_is_told(store: dr.Store) -> None:
     store.compact()
-    folder = Path(store.path) / f"segments/{folders(store.path)[-1]:08d}"
+    folder = segment_of(store.path, folders(store.path)[-1])
     with dr.open(store.path) as reader:
         (folder / "action/c.0.0.0").unlink()
         with pytest.raises(dr.FormatError, match="is missing; the store is damaged"):
@@ -352,11 +263,9 @@ def test_a_damaged_pack_is_left_out_with_a_warning_and_others_stay(store: dr.Sto
     store.compact()
     with dr.open(store.path) as reader:
         shown = contents(reader)
-    file = Path(store.path) / f"segments/{folders(store.path)[-1]:08d}" / name
-    data = bytearray(file.read_bytes())
-    data[len(data) // 3] ^= 0x55
-    file.write_bytes(data)
-    (file.parents[1 if "/" in name else 0] / layout.TABLES_COPY).unlink()
+    file = segment_of(store.path, folders(store.path)[-1]) / name
+    flip(file, file.stat().st_size // 3)
+    (file.parents[1 if "/" in name else 0] / "durable/tables").unlink()
     with pytest.warns(dr.DamagedSegmentWarning):
         reader = dr.open(store.path)
     with reader:
@@ -371,8 +280,8 @@ def test_members_that_lie_beside_a_pack_do_not_count(store: dr.Store, tmp_path: 
     shutil.copytree(store.path, tmp_path / "copy")
     store.compact()
     for number in folders(tmp_path / "copy"):
-        source = tmp_path / f"copy/segments/{number:08d}"
-        target = Path(store.path) / f"segments/{number:08d}"
+        source = segment_of(tmp_path / "copy", number)
+        target = segment_of(store.path, number)
         if not target.exists():
             shutil.copytree(source, target)
     with dr.open(store.path) as fresh:
@@ -418,32 +327,3 @@ def test_old_snapshots_read_wide_fields_on_whatever_is_compressed(tmp_store: Pat
                 assert len(np.unique(batch["index"])) > 32
             reader.refresh()
             assert values(reader) == everything
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("called", ["KnownSegments.read", "read_sealed", "read_tables"])
-def test_a_store_that_is_merged_while_it_is_opened_is_whole_at_once(
-    store: dr.Store, monkeypatch: pytest.MonkeyPatch, called: str
-) -> None:
-    before, steps = contents(store), len(store)
-    if called == "read_tables":
-        store.compact()
-        write_more(Path(store.path), 4)
-        store.refresh()
-        before, steps = contents(store), len(store)
-    owner = follower.KnownSegments if called == "KnownSegments.read" else follower
-    name = called.split(".")[-1]
-    real, merged = getattr(owner, name), list[int]()
-
-    def merge_first(*args: Any) -> Any:
-        if not merged:
-            merged.append(0)
-            with dr.open(store.path, "a") as other:
-                merged.append(other.compact()["segments"])
-        return real(*args)
-
-    monkeypatch.setattr(owner, name, merge_first)
-    with dr.open(store.path) as fresh:
-        assert merged[1] > 1
-        assert len(fresh) == steps
-        assert contents(fresh) == before
