@@ -10,9 +10,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 import diskreplay as dr
-from diskreplay.format.limiters import Inserted, StepCounter
-from diskreplay.format.root import read_root
-from diskreplay.store.limiter import RateLimiter
+from tests.testing.limited import Counted, LimiterCounts, count_anew
 
 SCHEMA = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
 NOW = 0.0  # a timeout: one look
@@ -26,19 +24,19 @@ def append(writer: Any, steps: int = 1, terminated: bool = False) -> None:
 
 @given(st.floats(0.1, 10), st.integers(1, 20), st.floats(0, 100), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_the_rule_is_reverbs(spi: float, min_size: int, buffer: float, batch: int, seed: int) -> None:
-    limiter = RateLimiter(spi, min_size, buffer, timeout=1)
+    limiter = dr.RateLimiter(spi, min_size, buffer, timeout=1)
     lowest, highest = spi * min_size - buffer, spi * min_size + buffer
     rng, inserts, samples = np.random.default_rng(seed), 0, 0
     for draws in (rng.random(200) < 0.5).tolist():
         held = min(inserts, 50)
         if draws:
             room = inserts * spi - samples - batch - lowest
-            allowed = limiter.may_draw(Inserted(inserts, held), samples, batch)
+            allowed = limiter.may_draw(Counted(inserts, held), samples, batch)
             assert allowed == (held >= min_size and room >= 0) or abs(room) < ROUNDING
             samples += batch * allowed
         else:
             room = highest - ((inserts + 1) * spi - samples)
-            allowed = limiter.may_insert(Inserted(inserts, held), samples)
+            allowed = limiter.may_insert(Counted(inserts, held), samples)
             assert allowed == (held < min_size or room >= 0) or abs(room) < ROUNDING
             inserts += allowed
 
@@ -48,14 +46,14 @@ def test_the_rule_is_reverbs(spi: float, min_size: int, buffer: float, batch: in
 def test_with_the_least_error_buffer_one_side_can_always_go_on(
     spi: float, min_size: int, batch: int, more: float
 ) -> None:
-    limiter = RateLimiter(spi, min_size, (batch + spi) / 2 + more)
+    limiter = dr.RateLimiter(spi, min_size, (batch + spi) / 2 + more)
     limiter.check_batch(batch)
     inserts = samples = 0
     for _ in range(400):
-        if limiter.may_draw(Inserted(inserts, inserts), samples, batch):
+        if limiter.may_draw(Counted(inserts, inserts), samples, batch):
             samples += batch
         else:
-            assert limiter.may_insert(Inserted(inserts, inserts), samples)
+            assert limiter.may_insert(Counted(inserts, inserts), samples)
             inserts += 1
 
 
@@ -77,7 +75,7 @@ def test_with_the_least_error_buffer_one_side_can_always_go_on(
 )
 def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        RateLimiter(**{"samples_per_insert": 4, "min_size": 10, "error_buffer": 40, **arguments})
+        dr.RateLimiter(**{"samples_per_insert": 4, "min_size": 10, "error_buffer": 40, **arguments})
 
 
 @pytest.mark.slow
@@ -85,7 +83,7 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], m
 def test_the_steps_of_a_store_are_counted_as_they_come_and_go(tmp_store: Path, segment_steps: Any) -> None:
     rng = np.random.default_rng(0)
     with dr.create(tmp_store, SCHEMA, capacity=60, segment_steps=segment_steps) as store:
-        counter, total = StepCounter(read_root(tmp_store)), 0
+        counter, total = LimiterCounts(tmp_store), 0
         vector, writer = store.writer(3), store.writer()
         for _ in range(50):
             mask = rng.random(3) < 0.7
@@ -98,7 +96,7 @@ def test_the_steps_of_a_store_are_counted_as_they_come_and_go(tmp_store: Path, s
             assert found.held <= total
         vector.close()
         writer.close()
-        late = StepCounter(read_root(tmp_store)).read()
+        late = count_anew(tmp_store)
         assert counter.read() == late
         assert late.ever == total
         assert 60 <= late.held <= total
@@ -108,7 +106,7 @@ def test_the_steps_of_a_store_are_counted_as_they_come_and_go(tmp_store: Path, s
 
 def test_inserting_and_drawing_wait_for_each_other_and_say_so(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
-        limiter = RateLimiter(2.0, 10, 6.0, timeout=NOW)
+        limiter = dr.RateLimiter(2.0, 10, 6.0, timeout=NOW)
         inserting, drawing = limiter.attach(store), limiter.attach(store)
         message = (
             "limiter 'default': waited 0 s to draw 4 steps. 0 steps were inserted and 0 drawn; the store holds 0, and "
@@ -127,19 +125,19 @@ def test_inserting_and_drawing_wait_for_each_other_and_say_so(tmp_store: Path) -
             drawing.draw(4)
         with pytest.raises(dr.RateLimited, match="waited 0 s to draw 4 steps. 13 steps were inserted and 12 drawn"):
             drawing.draw(4)
-        assert drawing.counts() == inserting.counts() == (Inserted(13, 13), 12)
+        assert drawing.counts() == inserting.counts() == (Counted(13, 13), 12)
         # Another name counts for itself; an attachment made later sees what was drawn before.
-        assert RateLimiter(2.0, 10, 6.0, name="other").attach(store).counts()[1] == 0
+        assert dr.RateLimiter(2.0, 10, 6.0, name="other").attach(store).counts()[1] == 0
         assert limiter.attach(store).counts()[1] == 12
 
 
 def test_the_lock_is_free_after_a_step_that_failed(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store:
-        attached = RateLimiter(1.0, 10, 10.0, timeout=NOW).attach(store)
+        attached = dr.RateLimiter(1.0, 10, 10.0, timeout=NOW).attach(store)
         with pytest.raises(KeyError), attached.inserting():
             raise KeyError
         with attached.inserting(), pytest.raises(dr.RateLimited):
-            RateLimiter(1.0, 10, 10.0, timeout=NOW).attach(store).draw(1)
+            dr.RateLimiter(1.0, 10, 10.0, timeout=NOW).attach(store).draw(1)
 
 
 def test_only_a_store_that_may_be_written_has_limiters(tmp_store: Path) -> None:
@@ -148,7 +146,7 @@ def test_only_a_store_that_may_be_written_has_limiters(tmp_store: Path) -> None:
         dr.open(tmp_store) as store,
         pytest.raises(dr.ReadOnlyError, match='^a limiter counts in the store, and .* "r"'),
     ):
-        RateLimiter(1.0, 10, 10.0).attach(store)
+        dr.RateLimiter(1.0, 10, 10.0).attach(store)
     assert list((tmp_store / "limiters").iterdir()) == [tmp_store / "limiters" / "zarr.json"]
 
 
@@ -157,7 +155,7 @@ def test_zarr_reads_the_slots(tmp_store: Path) -> None:
     import zarr
 
     with dr.create(tmp_store, SCHEMA) as store:
-        attached = RateLimiter(1.0, 1, 100.0).attach(store)
+        attached = dr.RateLimiter(1.0, 1, 100.0).attach(store)
         with store.writer() as writer:
             append(writer, 5)
             attached.draw(3)
@@ -166,7 +164,7 @@ def test_zarr_reads_the_slots(tmp_store: Path) -> None:
         assert (slots.shape, slots.dtype, slots[:].sum()) == ((64,), np.int64, 3)
 
 
-def collect(path: str, limiter: RateLimiter, steps: int) -> None:
+def collect(path: str, limiter: dr.RateLimiter, steps: int) -> None:
     """Append steps under the limiter, in a process of its own."""
     with dr.open(path, "a") as store, store.writer() as writer:
         attached = limiter.attach(store)
@@ -177,7 +175,7 @@ def collect(path: str, limiter: RateLimiter, steps: int) -> None:
 
 @pytest.mark.slow
 def test_the_rule_holds_across_processes(tmp_store: Path) -> None:
-    limiter = RateLimiter(3.0, 20, 12.0, timeout=60.0)
+    limiter = dr.RateLimiter(3.0, 20, 12.0, timeout=60.0)
     with dr.create(tmp_store, SCHEMA, segment_steps=30) as store:
         context = multiprocessing.get_context("spawn")
         jobs = [context.Process(target=collect, args=(str(tmp_store), limiter, 60)) for _ in range(2)]

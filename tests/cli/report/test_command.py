@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.report import examples, sample, statistics
-from diskreplay.format import layout
 from tests.cli.report.conftest import HOSTILE
 from tests.testing.pages import Page
 
@@ -103,8 +101,8 @@ def test_a_field_has_a_line_of_statistics_with_a_histogram(run: Callable, vector
 
 @pytest.mark.slow
 def test_of_many_fields_some_are_shown(run: Callable, vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "FIELDS", 1)
-    monkeypatch.setattr(examples, "COLUMNS", 2)
+    monkeypatch.setattr("diskreplay.cli.report.statistics.FIELDS", 1)
+    monkeypatch.setattr("diskreplay.cli.report.examples.COLUMNS", 2)
     page = written(run, vectors, "--episodes", 1)
     assert "The first 1 of 4 fields." in page.words
     assert "1 more fields are not shown." in page.words
@@ -119,16 +117,16 @@ def test_an_example_that_is_evicted_meanwhile_is_a_line(
     def gone(*_: object) -> None:
         raise dr.SegmentGone("segment 0 was evicted")
 
-    monkeypatch.setattr(examples, "steps_table", gone)
+    monkeypatch.setattr("diskreplay.cli.report.examples.steps_table", gone)
     assert "Episode 19 was evicted while this was written." in written(run, vectors, "--episodes", 1).words
 
 
 @pytest.mark.slow
 def test_a_sample_is_named(run: Callable, vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "EPISODES", 7)
-    monkeypatch.setattr(sample, "STEPS", 100)
-    monkeypatch.setattr(sample, "PIECES", 10)
-    monkeypatch.setattr(sample, "ASKED", 10)
+    monkeypatch.setattr("diskreplay.cli.report.sample.EPISODES", 7)
+    monkeypatch.setattr("diskreplay.cli.report.sample.STEPS", 100)
+    monkeypatch.setattr("diskreplay.cli.report.sample.PIECES", 10)
+    monkeypatch.setattr("diskreplay.cli.report.sample.ASKED", 10)
     said = "A random sample was read, the same each time: 7 of 20 episodes and 100 of 600 steps."
     assert said in written(run, vectors, "--episodes", 0).words
     words = written(run, vectors, "--where", "length > 1", "--episodes", 0).words
@@ -164,7 +162,7 @@ def test_damage_and_quarantine_are_said(run: Callable, tmp_store: Path) -> None:
     with dr.create(tmp_store, schema, segment_steps=8) as store, store.writer() as writer:
         for _ in range(6):
             writer.append_episode(np.zeros((5, 2)), np.zeros(4, int), np.zeros(4), terminated=True)
-    for name in (layout.METADATA, layout.DOCUMENT_COPY):
+    for name in ("zarr.json", "durable/document"):
         (tmp_store / "segments/00000001" / name).write_text("{}")
     damaged = written(run, tmp_store, "--episodes", 0)
     assert "Damage" in damaged.words
