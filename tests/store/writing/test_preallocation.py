@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,8 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.errors import StorageFull
-from diskreplay.format import layout
-from diskreplay.format.commit import StoreCounters
-from diskreplay.format.locks import is_locked
-from diskreplay.store.writing import preallocation as preallocation_module, rotation
-from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema
+from tests.testing.on_disk import is_locked
+from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema, wait_until
 
 STEPS = 40  # of a segment
 WITHOUT_WAITING = "from diskreplay.store.writing import rotation; rotation.LEAST_QUARTER_S = 0.0\n"
@@ -27,7 +22,7 @@ WITHOUT_WAITING = "from diskreplay.store.writing import rotation; rotation.LEAST
 @pytest.fixture(autouse=True)
 def _ahead_at_once(monkeypatch):
     """Make the next segment however soon the present one is a quarter full."""
-    monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 0.0)
+    monkeypatch.setattr("diskreplay.store.writing.rotation.LEAST_QUARTER_S", 0.0)
 
 
 @pytest.fixture
@@ -214,9 +209,9 @@ def test_one_that_cannot_be_made_is_made_when_it_is_needed(store, monkeypatch):
 
     def full(*args):
         refused.append(args)
-        raise StorageFull(errno.ENOSPC, "full")
+        raise dr.StorageFull(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(preallocation_module, "draft_segment", full)
+    monkeypatch.setattr("diskreplay.store.writing.preallocation.draft_segment", full)
     with store.writer() as writer:
         for first in range(0, 200, 4):
             append_numbered(writer, range(first, first + 4))
@@ -270,8 +265,9 @@ def test_a_forked_child_leaves_it_to_its_parent(store):
 
 
 def test_short_segments_and_those_of_one_episode_are_not_made_ahead(tmp_path, monkeypatch):
-    monkeypatch.setattr(rotation, "LEAST_QUARTER_S", 3600.0)
-    monkeypatch.setattr(preallocation_module.Preallocator, "request", lambda *args: pytest.fail("was asked for"))
+    monkeypatch.setattr("diskreplay.store.writing.rotation.LEAST_QUARTER_S", 3600.0)
+    request = "diskreplay.store.writing.preallocation.Preallocator.request"
+    monkeypatch.setattr(request, lambda *args: pytest.fail("was asked for"))
     for name, steps in (("short", STEPS), ("episode", "episode")):
         with dr.create(tmp_path / name, serial_schema(), segment_steps=steps) as store, store.writer() as writer:
             for first in range(0, 200, 4):
@@ -280,40 +276,7 @@ def test_short_segments_and_those_of_one_episode_are_not_made_ahead(tmp_path, mo
             assert serials(reader) == list(range(200))
 
 
-def test_one_that_there_is_no_room_to_count_leaves_nothing(store, monkeypatch):
-    real_set, real_rename = StoreCounters.set, os.rename
-    refused = []
-
-    def set_counter(counters, word, value):
-        if word == layout.NEXT_SEGMENT and not refused:
-            refused.append(value)
-            raise StorageFull(errno.ENOSPC, "no room")
-        real_set(counters, word, value)
-
-    def rename(source, target):
-        if "next-" in str(target):
-            raise OSError(errno.ENOSPC, "no room for a name")
-        real_rename(source, target)
-
-    with store.writer() as writer:
-        following = half_fill(writer)
-        assert len(drafts(store)) == 1
-        monkeypatch.setattr(StoreCounters, "set", set_counter)
-        monkeypatch.setattr(os, "rename", rename)
-        append_numbered(writer, range(following, 100))
-    assert refused
-    assert serials(store) == list(range(100))
-    assert {segment["state"] for segment in store.info()["segments"]} == {"sealed"}
-
-
 LANES, CHUNK_ROWS = 8, 16  # rows of a chunk of obs
-
-
-def wait_until(is_true):
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def append_until_a_chunk_is_ahead(store):

@@ -16,13 +16,8 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import locks, marks, segment as segment_module
-from diskreplay.format.locks import is_locked
-from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.store.reading import follower as follower_module
-from diskreplay.store.writing import sealer as sealer_module
-from diskreplay.store.writing.append_cursor import AppendCursor
-from tests.store.writing.test_dropped import wait_until_sealed
+from tests.crash.injection import Interrupt
+from tests.testing.on_disk import is_locked
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 
 ENDLESS = """
@@ -224,7 +219,7 @@ def test_after_a_boot_only_durable_rows_count_and_are_sealed(store, monkeypatch,
     append_numbered(writer, range(3, 8), end="open")
     # The machine goes down: the folder as it is, without a living writer, under another boot id.
     shutil.copytree(store.path, tmp_path / "after")
-    monkeypatch.setattr(segment_module, "boot_id", lambda: "another boot")
+    monkeypatch.setattr("diskreplay.format.segment.boot_id", lambda: "another boot")
     with dr.open(tmp_path / "after", "a") as after:
         after.close()
     with dr.open(tmp_path / "after") as reader:
@@ -303,7 +298,7 @@ def test_what_nobody_foresaw_in_the_background_is_raised_by_the_next_append_too(
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(marks, "new_rows_crc", fail)
+        patch.setattr("diskreplay.format.marks.new_rows_crc", fail)
         with pytest.raises(MemoryError, match="no memory"):
             append_until_told(writer, itertools.count())
         assert failed.is_set()
@@ -359,50 +354,6 @@ def test_a_writer_whose_sync_fails_closes_and_promises_nothing_more(store, monke
     assert [len(e) for e in store.episodes] == [3]
 
 
-class Interrupt(BaseException):
-    """What a signal handler may raise anywhere."""
-
-
-@pytest.mark.parametrize("at", ["publish", "write"])
-def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was_published(store, monkeypatch, at):
-    writer = store.writer()
-    append_numbered(writer, range(3), end="open")
-    real = getattr(SegmentWriter, at)
-
-    def interrupted(self, *args, **kwargs):
-        real(self, *args, **kwargs)
-        raise Interrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AppendCursor, "append", lambda *step: False)  # which is interrupted elsewhere
-        patch.setattr(SegmentWriter, at, interrupted)
-        with pytest.raises(Interrupt):
-            append_numbered(writer, [3])
-    with pytest.raises(dr.WriterClosed):
-        append_numbered(writer, [4])
-    store.close()
-    with dr.open(store.path) as reader:
-        (episode,) = reader.episodes
-        assert episode["serial"].tolist() == list(range(4 if at == "publish" else 3))
-        assert len(episode.obs) == len(episode) + 1
-
-
-def test_a_writer_that_cannot_close_does_not_keep_the_others_from_it(store, monkeypatch):
-    writers = [store.writer() for _ in range(3)]
-    for i, writer in enumerate(writers):
-        append_numbered(writer, range(10 * i, 10 * i + 3))
-    bad = writers[1]
-    monkeypatch.setattr(bad, "close", lambda: (_ for _ in ()).throw(dr.StorageFull(errno.ENOSPC, "full")))
-    with pytest.raises(dr.StorageFull):
-        store.close()
-    monkeypatch.undo()
-    seal = sealer_module.seal_segments
-    monkeypatch.setattr(sealer_module, "seal_segments", lambda *a, **k: (time.sleep(0.2), seal(*a, **k)))
-    bad.close()  # waits for it, though the store was closed before
-    with dr.open(store.path) as reader:
-        assert [s["state"] for s in reader.info()["segments"]] == ["sealed"] * 3
-
-
 def test_flush_covers_segments_that_the_writer_has_left(tmp_store):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store, store.writer() as writer:
         for first in range(0, 40, 4):
@@ -417,7 +368,8 @@ def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
         for i in range(3):
             append_numbered(writer, range(10 * i, 10 * i + 5))
         with monkeypatch.context() as patch:
-            patch.setattr(follower_module.EpisodeLog, "extend_to", lambda *a: (_ for _ in ()).throw(Interrupt))
+            extend_to = "diskreplay.store.reading.follower.EpisodeLog.extend_to"
+            patch.setattr(extend_to, lambda *a: (_ for _ in ()).throw(Interrupt))
             with pytest.raises(Interrupt):
                 reader.refresh()
         reader.refresh()
@@ -458,21 +410,6 @@ def test_a_reader_learns_that_a_segment_was_sealed(store, monkeypatch, is_counte
         writer.close()
         if not is_counted:
             assert reader.refresh() == 0
-            monkeypatch.setattr(follower_module.time, "monotonic", lambda: float("inf"))
+            monkeypatch.setattr("diskreplay.store.reading.follower.time.monotonic", lambda: float("inf"))
         reader.refresh()
         assert reader.episodes[0].ended == "cut"
-
-
-def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store):
-    """The collector may come while this thread holds any lock, and another thread waits for that."""
-    with dr.create(tmp_store, serial_schema()) as store:
-        writer = store.writer()
-        append_numbered(writer, [1])
-        with pytest.warns(ResourceWarning), store._sealer._condition, locks._taking:
-            del writer
-        wait_until_sealed(tmp_store)
-        assert store.info()["segments"][0]["state"] == "sealed"
-    # What sealed it may be on its way out.
-    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("diskreplay-sealer")]:
-        thread.join(10)
-        assert not thread.is_alive()
