@@ -19,7 +19,7 @@ from tests.verify.test_verify import before_opening
 WORKER = """
 import sys
 import diskreplay as dr
-from tests.testing.support import append_numbered
+from tests.testing.support import append_numbered, serials
 
 store = dr.open(sys.argv[1], sys.argv[2])
 limiter = dr.RateLimiter(1.0, 1, 1e9)
