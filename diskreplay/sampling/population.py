@@ -159,6 +159,18 @@ class _Counted(NamedTuple):
     count: Ints  # type: ignore[assignment]  # as above
     mine: Ints
 
+    def updated(self, version: int, runs: IdRuns, share: Share) -> "_Counted":
+        """Return the counts of these runs. Ids are only looked at of runs that were not counted before."""
+        last = last_ids(runs)
+        at = np.searchsorted(self.last[:-1], last)
+        mine = np.where((self.last[at] == last) & (self.count[at] == runs.count), self.mine[at], -1)
+        new = keep(runs, mine < 0)
+        before = np.append(0, np.cumsum(np.concatenate([_NO_BOOLS, *map(share.contains, id_blocks(new))])))
+        end = np.cumsum(new.count)
+        mine[mine < 0] = before[end] - before[end - new.count]
+        order = np.argsort(last)
+        return _Counted(version, *(np.append(column[order], -1) for column in (last, runs.count, mine)))
+
 
 class View(Protocol):
     """What is needed of a view: see `views.base.View`."""
@@ -237,11 +249,7 @@ class Population:
         # Of the same segments, it is of the same generation.
         is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
         if is_fresh:
-            if old is not None:
-                self._filter.keep_only(log.first)
-                self._restored = self.order()
-            self.snapshot = None
-            self._clear()
+            self._start_afresh(log)
         seen = len(log.lines)
         found = ended = still_open = None
         # The predicate of `where` may raise: ask it before anything changes.
@@ -251,9 +259,7 @@ class Population:
             self._refusals += len(found) < len(new)  # while they were open, these could be drawn
             ended = self._filter.admit(snapshot, found)
         if self._looks_at_open:
-            still_open = self._filter.admit(snapshot, snapshot.open)
-            if self._filter.asks:
-                self._note_refused(still_open, ended)
+            still_open = self._admit_open(snapshot, ended)
         self.version += 1
         self.snapshot = None  # until the rest is done: whatever interrupts it, the next refresh starts afresh
         if self._crossing is not None and still_open is not None:
@@ -268,13 +274,7 @@ class Population:
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
-        left, at = self._partly, self._ended
-        self._end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, at)
-        if self._end < 0:  # some are hidden whole now
-            self._end = ~self._end
-            self._partly = np.compress(left[COUNT] > 0, left, axis=1)
-        if still_open is not None:
-            self._end = self._write_starts(snapshot, still_open.lines, LINES, self._end)
+        self._end = self._write_third(snapshot, still_open)
         if self._ended >= MANY:
             self._block.settle(self._ended)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
@@ -283,11 +283,25 @@ class Population:
             give_back_free(self._end)  # what sorting took
         self.snapshot, self._restored = snapshot, None
 
-    def _note_refused(self, still_open: EpisodeTable, ended: EpisodeTable | None) -> None:
-        """Note whether episodes that counted while they were open do no more."""
-        counting = still_open.first if ended is None else np.append(still_open.first, ended.first)
-        self._refusals += not np.isin(self._let_in, counting).all()
-        self._let_in = still_open.first
+    def _start_afresh(self, log: EpisodeTable) -> None:
+        """Forget all runs; keep their order, and the answers of `where` for episodes of the log."""
+        if self.snapshot is not None:
+            self._filter.keep_only(log.first)
+            self._restored = self.order()
+        self.snapshot = None
+        self._clear()
+
+    def _admit_open(self, snapshot: Snapshot, ended: EpisodeTable | None) -> EpisodeTable:
+        """Return the open episodes that count; note whether some that counted while they were open do no more.
+
+        `ended` are the new ended episodes that count.
+        """
+        still_open = self._filter.admit(snapshot, snapshot.open)
+        if self._filter.asks:
+            counting = still_open.first if ended is None else np.append(still_open.first, ended.first)
+            self._refusals += not np.isin(self._let_in, counting).all()
+            self._let_in = still_open.first
+        return still_open
 
     def order(self) -> Order:
         """Return the order of what was refreshed last."""
@@ -326,6 +340,15 @@ class Population:
         self._block.sort(start, end)
         self._oldest_new = min(self._oldest_new, self._block.time_of(start))
         self._ended = end
+
+    def _write_third(self, snapshot: Snapshot, still_open: EpisodeTable | None) -> int:
+        """Write the third region: partly hidden runs, and those of open episodes, None for all; return its end."""
+        left = self._partly
+        end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, self._ended)
+        if end < 0:  # some are hidden whole now
+            end = ~end
+            self._partly = np.compress(left[COUNT] > 0, left, axis=1)
+        return end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
         """Put the runs that `kernels.starts` makes into the block, from a place on; return what it returns."""
@@ -438,21 +461,8 @@ class Population:
         if self.share.world_size == 1:
             return self.size
         if self._counted.version != self.version:
-            self._counted = self._count_share()
+            self._counted = self._counted.updated(self.version, self.runs(), self.share)
         return int(self._counted.mine[:-1].sum())
-
-    def _count_share(self) -> "_Counted":
-        """Count the ids of the share in each run, where a run of as many ids up to the same was not counted before."""
-        runs, known = self.runs(), self._counted
-        last = last_ids(runs)
-        at = np.searchsorted(known.last[:-1], last)
-        mine = np.where((known.last[at] == last) & (known.count[at] == runs.count), known.mine[at], -1)
-        new = keep(runs, mine < 0)
-        before = np.append(0, np.cumsum(np.concatenate([_NO_BOOLS, *map(self.share.contains, id_blocks(new))])))
-        end = np.cumsum(new.count)
-        mine[mine < 0] = before[end] - before[end - new.count]
-        order = np.argsort(last)
-        return _Counted(self.version, *(np.append(column[order], -1) for column in (last, runs.count, mine)))
 
     def nothing_in_share(self) -> NotEnoughData:
         """Return the error that none of the ids is in the share."""
