@@ -7,12 +7,21 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+import numpy as np
+import torch
+
+from diskreplay.buffers.columns import Columns
+from diskreplay.buffers.final_observations import Behind
 from diskreplay.errors import StorageFull
+from diskreplay.format.schema import Schema
+from diskreplay.loading.cuda import HostCopy
 from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.workers import Job, Workers
 
 # The trainer waits for the disk when this many steps are waiting: each keeps the memory of its rollout.
 MOST_WAITING = 32
+
+FLAGS = ("terminated", "truncated")
 
 
 class Recorder:
@@ -26,24 +35,33 @@ class Recorder:
 
     def __init__(self) -> None:
         self._writer: VectorWriter | None = None
+        self._host_copy: HostCopy | None = None
         self._waiting: deque[Job[None]] = deque()
         self._error: BaseException | None = None
         self._workers = Workers(1, "diskreplay-rollouts")
         self._pid = os.getpid()
         _alive.add(self)
 
-    def append(self, step: Callable[[VectorWriter], None], new_writer: Callable[[], VectorWriter]) -> None:
-        """Have a step appended by a call with the writer; `new_writer` returns one for the first step."""
+    def append(
+        self, schema: Schema, rows: Columns, behind: Behind | None, new_writer: Callable[[], VectorWriter]
+    ) -> None:
+        """Have a step of all environments appended, and the observations behind it of some.
+
+        Tensors of a CUDA device are copied by the thread, and must not change before. `new_writer` returns a writer
+        for the first step.
+        """
         self._forget_parents()
+        if self._host_copy is None:  # here the device has a number
+            self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
             self._writer.tell_of_cuts(self._leave_cut)
-        writer = self._writer
+        writer, step = self._writer, self._host_copy.later(rows, None if behind is None else behind[1:])
 
         def call() -> None:
             if self._error is None:
                 try:
-                    step(writer)
+                    _write(writer, schema, *step())
                 except BaseException as error:
                     self._error = error
 
@@ -90,6 +108,25 @@ class Recorder:
 
     def _leave_cut(self, lane: int) -> None:
         """Leave it to the buffer to warn of an observation that does not continue its episode."""
+
+
+def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: tuple[torch.Tensor, Columns] | None) -> None:
+    """Append a step of all environments, and the observations behind it of some lanes."""
+    arrays = {path: row.cpu().numpy() for path, row in rows.items()}
+    values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
+    values |= schema.unflatten("extra", arrays)
+    values |= {name: arrays[name] != 0 for name in FLAGS}
+    if behind is None:
+        writer.append(**values)
+        return
+    lanes, final = behind[0].cpu().numpy(), behind[1]
+    following = {path: arrays[path].copy() for path in final}
+    for path, obs in final.items():
+        following[path][lanes] = obs.cpu().numpy()
+    mask = np.zeros(writer.num_envs, np.bool_)
+    mask[lanes] = True
+    writer.append(**values, next_obs=schema.unflatten("obs", following), mask=mask)
+    writer.append(**values, mask=~mask)
 
 
 _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()

@@ -2,26 +2,25 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from diskreplay.buffers.backing import Backed
-from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows, tensor_of, torch_dtype
-from diskreplay.buffers.estimates import advantages, wide_dtype
-from diskreplay.buffers.recorder import Recorder
-from diskreplay.buffers.values import Given, flags_of, plain, renamed, rows_of
-from diskreplay.errors import BufferFull, NotEnoughData, ReplayError, SchemaError, warn_caller
+from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows, tensor_of
+from diskreplay.buffers.estimates import advantages
+from diskreplay.buffers.final_observations import Behind, FinalObservations
+from diskreplay.buffers.recorder import FLAGS, Recorder
+from diskreplay.buffers.values import Given, flags_of, plain, renamed
+from diskreplay.errors import BufferFull, NotEnoughData, SchemaError, warn_caller
 from diskreplay.format.schema import Schema
 from diskreplay.format.spaces import Field
-from diskreplay.loading.batch import Batch, map_tree, sequences_of, torch_values
-from diskreplay.loading.cuda import HostCopy
+from diskreplay.loading.batch import Batch, map_tree, sequences_of
 from diskreplay.sampling.number_arguments import int_argument
 from diskreplay.store.store import PathLike, Store
 from diskreplay.store.writing.episode_writer import DISCONTINUITY, same_rows
 from diskreplay.store.writing.vector_writer import VectorWriter
-from diskreplay.views.rollouts import evaluated
 
 # The store keeps so many rollouts.
 KEPT = 8
@@ -42,16 +41,7 @@ ADDED = {
 }
 HIDDEN = ("truncated",)
 ESTIMATES = ("advantages", "returns")
-FLAGS = ("terminated", "truncated")
 PUSHED = {"obs": "states", "action": "actions", "reward": "rewards", "next_obs": "next_states", "terminated": "dones"}
-
-
-class Behind(NamedTuple):
-    """The observations that a step led to, of the environments in `lanes`, (n,)."""
-
-    step: int
-    lanes: torch.Tensor
-    rows: Columns
 
 
 class RolloutBuffer(Backed):
@@ -123,7 +113,6 @@ class RolloutBuffer(Backed):
         self._memory: ColumnMemory | None = None
         self._fields: Schema | None = None  # of the first step
         self._recorder = None if path is None else Recorder()
-        self._host_copy: HostCopy | None = None  # with a path, of the device of the first step
         self._forget()
         fields = {name: Field((), "float32") for name in SCALARS}
         if self._privileged:
@@ -140,7 +129,7 @@ class RolloutBuffer(Backed):
     def _forget(self) -> None:
         self._steps = 0
         self._columns: Columns = {}
-        self._behind: list[Behind] = []
+        self._final = FinalObservations()
         self._expected: Columns | None = None  # the observation that follows a pushed step
         self._pushed = True  # whether each step so far was pushed
         self._has_truncated = False
@@ -262,9 +251,9 @@ class RolloutBuffer(Backed):
             rows.update(leaf_rows(schema, part, value, lanes))
         behind = None
         if next_obs is not None:
-            behind = self._observations_behind(schema, next_obs, torch.ones(lanes))
+            behind = Behind.of_flagged(self._steps, torch.ones(lanes), schema, next_obs, self._device)
         elif final_obs is not None and truncated is not None:
-            behind = self._observations_behind(schema, final_obs, rows["truncated"])
+            behind = Behind.of_flagged(self._steps, rows["truncated"], schema, final_obs, self._device)
         columns = self._columns = self._columns or self._new_columns(schema)
         for path, row in rows.items():
             columns[path][self._steps].copy_(row)
@@ -274,7 +263,7 @@ class RolloutBuffer(Backed):
             self._record(self._recorder, schema, behind)  # which fails where no store can be made: nothing is added
         self._expected = behind.rows if next_obs is not None and behind is not None and not bool(ended[0]) else None
         if behind is not None:
-            self._behind.append(behind)
+            self._final.add(behind)
         self._has_truncated |= truncated is not None
         self._pushed &= next_obs is not None
         self._steps += 1
@@ -302,18 +291,6 @@ class RolloutBuffer(Backed):
         columns["truncated"].zero_()
         return columns
 
-    def _observations_behind(self, schema: Schema, obs: Any, flags: torch.Tensor) -> Behind | None:
-        """Return copies of the observations of the environments with a flag; None if there are no such."""
-        lanes = flags.nonzero().flatten()
-        if not len(lanes):
-            return None
-        if isinstance(obs, np.ndarray) and obs.dtype == object:
-            obs = rows_of(schema, obs, flags.cpu().numpy() != 0)
-        rows = {}
-        for path, tensor in leaf_rows(schema, "obs", obs, (self._num_envs,)):
-            rows[path] = tensor[lanes.to(tensor.device)].to(self._device, torch_dtype(schema.leaves[path].dtype))
-        return Behind(self._steps, lanes.to(self._device), rows)
-
     def _cut_unless_continued(self, expected: Columns) -> None:
         """End the episode of the last step if the new one has another observation than that one led to."""
         now = {path: self._columns[path][self._steps] for path in expected}
@@ -326,10 +303,7 @@ class RolloutBuffer(Backed):
     def _record(self, recorder: Recorder, schema: Schema, behind: Behind | None) -> None:
         """Have the new step appended to the store; the thread copies it from the device."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
-        if self._host_copy is None:
-            self._host_copy = HostCopy(rows["reward"].device)
-        step = self._host_copy.later(rows, None if behind is None else behind[1:])
-        recorder.append(lambda writer: _write(writer, schema, *step()), lambda: self._new_writer(schema))
+        recorder.append(schema, rows, behind, lambda: self._new_writer(schema))
 
     def _new_writer(self, schema: Schema) -> VectorWriter:
         self._writer = None
@@ -452,29 +426,8 @@ class RolloutBuffer(Backed):
                 "which computes it, or final_values; final_values=buffer.values says that this is meant",
             )
             return values
-        lacking = left.clone()
-        for step, lanes, _ in self._behind:
-            lacking[step, lanes] = False
-        if bool(lacking.any()):
-            step, env = lacking.nonzero()[0].tolist()
-            raise ReplayError(
-                f"step {step} of environment {env} was truncated, and its final observation, which value_fn would be "
-                "given, was not added: give final_observations to add, or final_values"
-            )
-        steps = torch.cat([torch.full_like(lanes, step) for step, lanes, _ in self._behind])
-        lanes = torch.cat([lanes for _, lanes, _ in self._behind])
-        wanted = left[steps, lanes]
-        obs = map_tree(lambda tensor: tensor[wanted].cpu().numpy(), self._next_obs())
-        found = torch.zeros_like(values, dtype=wide_dtype(self._device))
-        fresh = evaluated(torch_values(value_fn, self._device), obs, int(wanted.sum()))
-        found[steps[wanted], lanes[wanted]] = torch.from_numpy(fresh).to(found)
-        return found
-
-    def _next_obs(self) -> Any:
-        """Return all observations behind steps, in the order of steps and environments."""
         assert self._fields is not None
-        rows = [behind.rows for behind in self._behind]
-        return self._fields.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
+        return self._final.values(self._fields, left, value_fn)
 
     @torch.inference_mode(False)
     def sample(self) -> Batch:
@@ -498,7 +451,8 @@ class RolloutBuffer(Backed):
         """
         fields = map_tree(lambda tensor: tensor.flatten(0, 1), self._shown())
         if self._pushed:
-            following = Batch({"next_obs": self._next_obs(), "index": fields["index"]})
+            assert self._fields is not None
+            following = Batch({"next_obs": self._final.nested(self._fields), "index": fields["index"]})
             fields |= renamed(following, PUSHED, ())
         return Batch(fields)
 
@@ -642,25 +596,6 @@ class RolloutBuffer(Backed):
         finally:
             super().close()
             self._forget()
-
-
-def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: tuple[torch.Tensor, Columns] | None) -> None:
-    """Append a step of all environments, and the observations behind it of some lanes."""
-    arrays = {path: row.cpu().numpy() for path, row in rows.items()}
-    values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
-    values |= schema.unflatten("extra", arrays)
-    values |= {name: arrays[name] != 0 for name in FLAGS}
-    if behind is None:
-        writer.append(**values)
-        return
-    lanes, final = behind[0].cpu().numpy(), behind[1]
-    following = {path: arrays[path].copy() for path in final}
-    for path, obs in final.items():
-        following[path][lanes] = obs.cpu().numpy()
-    mask = np.zeros(writer.num_envs, np.bool_)
-    mask[lanes] = True
-    writer.append(**values, next_obs=schema.unflatten("obs", following), mask=mask)
-    writer.append(**values, mask=~mask)
 
 
 def _num_steps(num_envs: int, num_steps: Any, capacity: Any) -> int:
