@@ -612,8 +612,10 @@ class _Block:
     def record_for(self, count: int) -> Ints:
         """Return the record, with memory for so many ids and no more than some times that."""
         if not count <= len(self._wanted) <= 4 * count:
-            self._wanted = np.empty(count, np.int64)
-            self._pack()
+            # An interrupt must not leave a record that names freed memory: then the next call makes another one.
+            self._wanted, wanted = self._wanted[:0], np.empty(count, np.int64)
+            self.record = pack(self._rule, self.array, self.coarse, wanted)
+            self._wanted = wanted
         return self.record
 
     def slice(self, start: int, end: int) -> Ints:
