@@ -9,12 +9,11 @@ from diskreplay.store.reading.episode_log import EpisodeLog, Evicted, Evictions
 
 
 class FollowedLanes(Protocol):
-    """The lanes of the segments that a follower knows, by the slots of these.
+    """The lanes of the segments that a follower knows, by the slots of these."""
 
-    ``origin`` is the number of the segment in the first slot.
-    """
-
-    origin: int
+    @property
+    def origin(self) -> int:
+        """The number of the segment in the first slot."""
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
         """Return the writer of a segment and the numbers of its lanes; None: it is gone."""

@@ -34,6 +34,7 @@ from diskreplay.store.reading.episode_log import EpisodeLog, Evictions
 from diskreplay.store.reading.folder import Pack
 from diskreplay.store.reading.known_segments import MOST_SLOTS, KnownSegments
 from diskreplay.store.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
+from diskreplay.store.reading.slots import Slots
 from diskreplay.store.reading.snapshot import SegmentTable, Snapshot
 
 # Bytes of flags of sealed segments that are parsed together.
@@ -63,7 +64,6 @@ class Follower:
     """Follows a store on disk and makes snapshots of it.
 
     A segment that cannot be read is left out, with a warning unless ``warns`` is false; `damaged` says which are.
-    ``origin`` is the number of the first segment.
 
     Concurrency: any thread; one refreshes at a time. It writes nothing and takes no lock on disk.
     """
@@ -108,7 +108,7 @@ class Follower:
         self._raw = b""
         self._broken = False
         self._known = KnownSegments(self._root, self._counters, self._warns)
-        self.origin = min(self._known.lowest(), self._least)
+        self._slots = Slots(min(self._known.lowest(), self._least))
         self._until = 0  # what was published before is hidden, by what the counters say
         self._lost = 0  # steps of segments that turned out to be damaged in this refresh
         self._tables = ChunkTables(self._root, self._counters)
@@ -116,16 +116,7 @@ class Follower:
         self._frontier = CapacityFrontier(self._limits.capacity, self._is_timed)
         self._live = LiveLanes(self._kernel(self.kernel_name), self._log, self._frontier, self._leaves)
         self._segments: SegmentTable | None
-        self._lanes = np.zeros(0, np.int64)
-        self._lane_base = np.zeros(0, np.int64)
-        self._sealed = np.zeros(0, np.bool_)
-        self._folder = np.zeros(0, np.int64)  # the number of the segment, or of the pack, that each is in
-        # By lane, segment after segment; see `kernels.follow`.
-        self._rows = np.zeros((rows.LANE_ROWS, 0), np.int64)
-        self._lane_slot = np.zeros(0, np.int64)
-        self._clocks = np.zeros(0, np.int64)
         self._clock = this_clock()  # what the newest segments of this boot have in its place
-        self._last = np.zeros(0, np.int64)  # when the last row of each segment came; `NEVER`: it may grow
         self._list_growing()
         self._next_check_at = 0.0
         self._evictions, self._discards = Evictions(self._root), Discards()
@@ -133,12 +124,18 @@ class Follower:
         self.snapshot: Snapshot
         self._gone: list[int] = []  # evicted segments whose episodes are still in the log
         self._update(force=True)
-        give_back_free(max(len(self._log), len(self._lanes)))  # of tables that grew part by part: half as much again
+        # Of tables that grew part by part: half as much again.
+        give_back_free(max(len(self._log), len(self._slots.lanes)))
 
     @property
     def damaged(self) -> dict[int, str]:
         """What is wrong with each segment that is left out, by number."""
         return self._known.damaged
+
+    @property
+    def origin(self) -> int:
+        """The number of the first segment."""
+        return self._slots.origin
 
     def reset_after_fork(self) -> None:
         """Start over at the next refresh, in a forked child: another thread may have been in the middle of one."""
@@ -206,13 +203,7 @@ class Follower:
         return arrived + total - steps + self._lost
 
     def _follow_log(self) -> None:
-        self._frontier.follow(self._log, self._places_of(self._log.table), self._rows[rows.OPEN_START])
-
-    def _places_of(self, episodes: EpisodeTable) -> Ints:
-        """Return the place among all lanes of the lane of each episode."""
-        slot = (episodes.first >> POSITION_BITS) - self.origin
-        place: Ints = self._lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
-        return place
+        self._frontier.follow(self._log, self._slots.places_of(self._log.table), self._slots.rows[rows.OPEN_START])
 
     def _follow_counters(self, words: Ints, is_rearranged: bool) -> int:
         """Take in segments that came and went, and evictions; return how many steps came."""
@@ -234,43 +225,31 @@ class Follower:
     # --- segments that come and go -----------------------------------------------------------------------------------
 
     def _add_segments(self, end: int) -> None:
-        start = self.origin + len(self._lanes)
+        start = self._slots.end
         there = segment_numbers(self._root, start, end)
         if not there:
             if start < end and self._merged_since(end):
                 raise _Merged
             return
         slots = there[-1] + 1 - start
-        if slots + len(self._lanes) > MOST_SLOTS:
+        if slots + len(self._slots.lanes) > MOST_SLOTS:
             raise FormatError(f"{self._root.path} has segments {there[0]} to {there[-1]}; restore its counters")
         infos: list[SegmentInfo | None] = [None] * slots
         for number in there:
             infos[number - start] = self._known.read(number)
         packs = self._find_packs(infos)
-        lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
-        clocks, last = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        folder = start + np.arange(slots)
-        for slot, info in enumerate(infos):
-            if info is not None:
-                clocks[slot], last[slot] = info.clock.wall, info.bounds[1] if info.sealed else hiding.NEVER
-        for pack in packs:
-            new = pack.tables.numbers >= start
-            at = pack.tables.numbers[new] - start
-            lanes[at], clocks[at], last[at] = pack.tables.lanes[new], pack.info.clock.wall, pack.info.bounds[1]
-            folder[at] = pack.info.number
-        first_slot, count = len(self._lanes), int(lanes.sum())
-        self._lane_base = np.append(self._lane_base, self._rows.shape[1] + np.cumsum(lanes) - lanes)
-        self._lane_slot = np.append(self._lane_slot, np.repeat(first_slot + np.arange(len(infos)), lanes))
-        self._lanes = np.append(self._lanes, lanes)
-        self._sealed = np.append(self._sealed, np.zeros(len(infos), np.bool_))
-        self._folder = np.append(self._folder, folder)
-        self._rows = np.append(self._rows, np.zeros((rows.LANE_ROWS, count), np.int64), axis=1)
-        self._frontier.add_lanes(count)
-        self._rows[rows.OPEN_START, -count or self._rows.shape[1] :] = -1
-        self._tables.add_slots(infos, self._lane_base, self._rows.shape[1])
+        first_slot = len(self._slots.lanes)
+        self._frontier.add_lanes(self._slots.add(infos, packs))
+        self._tables.add_slots(infos, self._slots.lane_base, self._slots.rows.shape[1])
         every = [info.clock for info in [*infos, *(pack.info for pack in packs)] if info is not None]
         self._clock = next((clock for clock in reversed(every) if clock.boot == self._clock.boot), self._clock)
-        self._clocks, self._last = np.append(self._clocks, clocks), np.append(self._last, last)
+        self._read_new(infos, first_slot)
+        for pack in packs:
+            self._add_pack(pack, first_slot)
+        self._list_growing()
+
+    def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
+        """Take in new sealed segments, many at a time, and note those that may grow."""
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -290,13 +269,10 @@ class Follower:
                 self._add_sealed(sealed)
                 sealed, pending = [], 0
         self._add_sealed(sealed)
-        for pack in packs:
-            self._add_pack(pack, first_slot)
-        self._list_growing()
 
     def _find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
         """Return the packs among segments that are new, lowest number first, and leave out what they stand for."""
-        start, found, taken = self.origin + len(self._lanes), list[Pack](), set[int]()
+        start, found, taken = self._slots.end, list[Pack](), set[int]()
         for at in range(len(infos) - 1, -1, -1):
             info = infos[at]
             if info is None or info.packed is None:
@@ -313,13 +289,13 @@ class Follower:
             if taken.isdisjoint(numbers):  # else it was merged into another one
                 found.append(pack)
                 taken.update(numbers)
-        if taken and min(taken) < self.origin:
+        if taken and min(taken) < self._slots.origin:
             self._least = min(taken)
             raise _Merged
         for number in taken:
             if number >= start:
                 infos[number - start] = None
-            elif self._lanes[number - self.origin] == 0:
+            elif self._slots.lanes[number - self._slots.origin] == 0:
                 raise _Merged  # it had left, or could not be read
         end = start + len(infos)
         if any(start <= n < end and infos[n - start] is None and n not in taken for n in self._merged_since(end)):
@@ -329,10 +305,9 @@ class Follower:
     def _add_pack(self, pack: Pack, first_new: int) -> None:
         """Take in a pack: the segments of it that are known are read from it from now on, the others are new."""
         tables, info = pack.tables, pack.info
-        slots = tables.numbers - self.origin
+        slots = tables.numbers - self._slots.origin
         self._tables = self._tables.with_pack(slots, pack)
-        self._clocks, self._last = self._clocks.copy(), self._last.copy()
-        self._clocks[slots], self._last[slots], self._folder[slots] = info.clock.wall, info.bounds[1], info.number
+        self._slots.move(slots, pack)
         if self._evictions.add_lost(info, tables):
             self._log.remove(self._evictions.split(self._log.table)[1])
         self._list_growing()
@@ -347,9 +322,9 @@ class Follower:
 
     def _exclude(self, slot: int, error: Exception) -> None:
         """Go on without a segment that is damaged or gone."""
-        steps, folder = self._total_steps(), int(self._folder[slot])
+        steps, folder = self._total_steps(), int(self._slots.folder[slot])
         self._note_damage(folder, error)
-        self._drop(np.flatnonzero((self._folder == folder) & (self._lanes > 0)).tolist())
+        self._drop(np.flatnonzero((self._slots.folder == folder) & (self._slots.lanes > 0)).tolist())
         self._lost += steps - self._total_steps()
 
     def _note_damage(self, number: int, error: Exception) -> None:
@@ -360,9 +335,9 @@ class Follower:
     def _check_merged(self, gone: Iterable[int]) -> None:
         """Raise _Merged where one of these segments, or packs, is gone and its rows are in a pack that is not known."""
         missing = [number for number in gone if not os.path.lexists(self._root.segment_path(number))]
-        if missing and (merged := self._merged_since(self.origin + len(self._lanes))):
-            slots = np.flatnonzero(np.isin(self._folder, missing))
-            if not merged.isdisjoint((slots + self.origin).tolist()):
+        if missing and (merged := self._merged_since(self._slots.end)):
+            slots = np.flatnonzero(np.isin(self._slots.folder, missing))
+            if not merged.isdisjoint((slots + self._slots.origin).tolist()):
                 raise _Merged
 
     def _merged_since(self, first: int) -> set[int]:
@@ -373,23 +348,23 @@ class Follower:
         """Whether a segment is there that was not, or is another one than it was."""
         infos = [folder.info for folder in self._tables.known if folder is not None]
         known: dict[int, Identity | int] = {info.number: info.document for info in infos}
-        known |= {slot + self.origin: live.folder for slot, live in self._live.segments.items()}
-        stop = self.origin + len(self._lanes)
-        return bool(self._known.damaged) or self._known.has_other(self.origin, stop, known)
+        known |= {slot + self._slots.origin: live.folder for slot, live in self._live.segments.items()}
+        stop = self._slots.end
+        return bool(self._known.damaged) or self._known.has_other(self._slots.origin, stop, known)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
         """Release the segments that retention takes out; ``everywhere``: and others whose folder is gone."""
         words = self._counters.read()
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
-        known = np.flatnonzero(self._lanes)
-        below = known[self._last[known] < horizon]
+        known = np.flatnonzero(self._slots.lanes)
+        below = known[self._slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
             # Only those of which nobody knows whether they were sealed before they were gone.
-            known = known[~self._sealed[known] & ~np.isin(known, list(self._live.segments))]
-        numbers = np.unique(self._folder[known]).tolist()
+            known = known[~self._slots.sealed[known] & ~np.isin(known, list(self._live.segments))]
+        numbers = np.unique(self._slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))
         self._check_merged(gone)
-        self._drop(np.union1d(below, known[np.isin(self._folder[known], list(gone))]).tolist())
+        self._drop(np.union1d(below, known[np.isin(self._slots.folder[known], list(gone))]).tolist())
 
     def _drop(self, slots: list[int]) -> None:
         """Empty slots.
@@ -399,21 +374,20 @@ class Follower:
         """
         if not slots:
             return
-        gone = np.isin(self._lane_slot, slots)
+        gone = np.isin(self._slots.lane_slot, slots)
         if self._frontier.generation != self._log.generation:
             self._follow_log()
-        open_start = self._rows[rows.OPEN_START]
-        self._frontier.drop(gone, self._log.table, self._places_of(self._log.table), open_start)
+        places, open_start = self._slots.places_of(self._log.table), self._slots.rows[rows.OPEN_START]
+        self._frontier.drop(gone, self._log.table, places, open_start)
         open_start[gone] = -1
-        self._lanes = self._lanes.copy()
-        self._lanes[slots] = 0
+        self._slots.empty(slots)
         for slot in slots:
             self._live.segments.pop(slot, None)
         self._tables = self._tables.without(slots)
         self._list_growing()
-        self._gone.extend(slot + self.origin for slot in slots)
+        self._gone.extend(slot + self._slots.origin for slot in slots)
         for left_out in self._evictions, self._discards:
-            left_out.forget(np.array(slots) + self.origin)
+            left_out.forget(np.array(slots) + self._slots.origin)
         behind = np.isin(self._log.table.first >> POSITION_BITS, self._gone)
         words = self._counters.read()
         past = max(self._frontier.hidden_before, int(max(words[layout.FRONTIER], words[layout.HORIZON])))
@@ -429,8 +403,8 @@ class Follower:
         """List the segments that may grow, after any array of segments or lanes was replaced or changed."""
         tables, self._segments = self._tables, None
         where = tables.folders, tables.first_rows
-        self._where = Segments(self.origin, self._lanes, self._lane_base, self._clocks, *where)
-        self._live.list_segments(self._rows, self._where, tables)
+        self._where = Segments(self._slots.origin, self._slots.lanes, self._slots.lane_base, self._slots.clocks, *where)
+        self._live.list_segments(self._slots.rows, self._where, tables)
 
     @property
     def keeps_all_ended(self) -> bool:
@@ -454,23 +428,23 @@ class Follower:
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
         """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
-        return self._tables.lanes_of(slot, self.origin) if self._lanes[slot] else None
+        return self._tables.lanes_of(slot, self._slots.origin) if self._slots.lanes[slot] else None
 
     def published_rows(self, slot: int, lane: int) -> int:
         """Return how many rows of a lane are published."""
         live = self._live.segments.get(slot)
-        counted = self._rows[rows.COMMITTED, self._span(slot)] if live is None else live.committed
+        counted = self._slots.rows[rows.COMMITTED, self._slots.span(slot)] if live is None else live.committed
         return int(counted[lane])
 
     def is_followed(self, slot: int, lane: int) -> bool:
         """Tell whether all that is published of a lane is in the log."""
-        known, _, open_start, *_ = self._rows[:, self._span(slot).start + lane].tolist()
+        known, _, open_start, *_ = self._slots.rows[:, self._slots.span(slot).start + lane].tolist()
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
     def read_time(self, step_id: int) -> bool:
         """Map the time of a step, or go on without its segment; tell whether it is mapped."""
-        slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
-        row, lane = divmod(position, int(self._lanes[slot]))
+        slot, position = (step_id >> POSITION_BITS) - self._slots.origin, step_id & POSITION_MASK
+        row, lane = divmod(position, int(self._slots.lanes[slot]))
         try:
             self._tables.leaves[layout.TIME].ensure(*np.array([[slot], [lane], [row], [row]]))
         except (SegmentGone, *DAMAGE) as error:
@@ -486,8 +460,8 @@ class Follower:
             self._exclude(slot, error)
 
     def _make_followable(self, slot: int, is_damaged: bool) -> None:
-        live, span = self._live.segments[slot], self._span(slot)
-        known = self._rows[rows.COMMITTED, span]
+        live, span = self._live.segments[slot], self._slots.span(slot)
+        known = self._slots.rows[rows.COMMITTED, span]
         committed, observed = live.read(known)
         new, most, before = committed - known, int(committed.max()), live.checked_rows
         self._live.set_checked(slot, check_chunks(live.info, before, most))
@@ -495,15 +469,11 @@ class Follower:
             self._tables.follow(slot, most - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
-            self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
+            self._slots.rows[rows.COMMITTED, span], self._slots.rows[rows.OBSERVED, span] = committed, observed
         elif live.checked_rows == before:  # else that was all, most often: what is not mapped is asked for next
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self._tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
-
-    def _span(self, slot: int) -> slice:
-        base = int(self._lane_base[slot])
-        return slice(base, base + int(self._lanes[slot]))
 
     def _add_newly_sealed(self) -> bool:
         """Take in segments that were sealed since, the newest first; tell whether there are any."""
@@ -520,18 +490,18 @@ class Follower:
 
     def _reread(self, slot: int) -> bool:
         """Read the document of a live segment that was replaced; tell whether it is sealed."""
-        before, live = self._live.segments[slot], LiveSegment(self._root, self.origin + slot)
+        before, live = self._live.segments[slot], LiveSegment(self._root, self._slots.origin + slot)
         if live.folder != before.folder:
             return False  # replaced by repair, which is about to count a change
         live.checked_rows = before.checked_rows
-        span = self._span(slot)
+        span = self._slots.span(slot)
         if self._evictions.add_lost(live.info):
             self._log.remove(self._evictions.split(self._log.table)[1])
         if live.info.sealed:
-            committed, observed = live.read(self._rows[rows.COMMITTED, span])
+            committed, observed = live.read(self._slots.rows[rows.COMMITTED, span])
             check_chunks(live.info, live.checked_rows, int(committed.max()))
             self._take_sealed(slot, committed, observed)
-            self._last[slot] = live.info.bounds[1]
+            self._slots.last[slot] = live.info.bounds[1]
         else:
             self._live.segments[slot] = live
         self._tables.note_info(slot, live.info)
@@ -540,20 +510,19 @@ class Follower:
 
     def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
         """Take in the rest of a live segment that is sealed now."""
-        span = self._span(slot)
+        span = self._slots.span(slot)
         self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
-        self._rows[rows.COMMITTED, span], self._rows[rows.OBSERVED, span] = committed, observed
-        self._sealed = self._sealed.copy()
-        self._sealed[slot] = True
+        self._slots.rows[rows.COMMITTED, span], self._slots.rows[rows.OBSERVED, span] = committed, observed
+        self._slots.note_sealed(slot)
         del self._live.segments[slot]
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
         """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
-        base, info = int(self._lane_base[slot]), self._tables.info(slot)
+        base, info = int(self._slots.lane_base[slot]), self._tables.info(slot)
         if not len(at) or info is None:
             return
-        start, stop = self._rows[rows.OPEN_START, at], committed[at - base]
-        first = np.where(start < 0, self._rows[rows.COMMITTED, at], start)
+        start, stop = self._slots.rows[rows.OPEN_START, at], committed[at - base]
+        first = np.where(start < 0, self._slots.rows[rows.COMMITTED, at], start)
         done, bounds = self._tables.leaves[layout.DONE], (at - base, first, stop)
         read = read_lanes(info, *bounds, lambda: done.rows_of_lanes(slot, *bounds))
         self._add_rows(at, first, read, sealed)
@@ -562,9 +531,9 @@ class Follower:
         """Take in whole sealed segments."""
         if not segments:
             return
-        there = np.zeros(len(self._lanes), np.bool_)
+        there = np.zeros(len(self._slots.lanes), np.bool_)
         there[[slot for segment in segments for slot in segment.slots]] = True
-        at = np.flatnonzero(there[self._lane_slot])
+        at = np.flatnonzero(there[self._slots.lane_slot])
         committed = np.concatenate([segment.committed for segment in segments])
         flags = LaneFlags.concatenate([segment.flags for segment in segments])
         try:
@@ -576,36 +545,37 @@ class Follower:
                 for segment in segments:
                     self._add_sealed([segment])
             return
-        self._rows[rows.COMMITTED, at] = self._rows[rows.OBSERVED, at] = committed
-        self._sealed |= there
+        self._slots.rows[rows.COMMITTED, at] = self._slots.rows[rows.OBSERVED, at] = committed
+        self._slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
         """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
-        slot = self._lane_slot[at]
-        lane = at - self._lane_base[slot]
-        slices = LaneSlice(slot + self.origin, self._lanes[slot], lane, first, flags.rows, np.full(len(at), sealed))
+        slots = self._slots
+        slot = slots.lane_slot[at]
+        lane, lanes = at - slots.lane_base[slot], slots.lanes[slot]
+        slices = LaneSlice(slot + slots.origin, lanes, lane, first, flags.rows, np.full(len(at), sealed))
         found = parse_episodes(flags.flags, slices, flags.gaps)
         if self._is_timed:
             self._set_times(found, at)
-        self._rows[rows.OPEN_START, at] = found.open_start
-        self._rows[rows.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
+        slots.rows[rows.OPEN_START, at] = found.open_start
+        slots.rows[rows.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
         self._log.append(self._evictions.split(found.ended)[0])
 
     def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
         """Look up when the first steps of these episodes were published."""
-        place, row = self._places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
+        slots = self._slots
+        place, row = slots.places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0
         place, row = np.append(place, at[still_open]), np.append(row, found.open_start[still_open])
-        slot = self._lane_slot[place]
-        times = self._tables.leaves[layout.TIME].values(slot, place - self._lane_base[slot], row) + self._clocks[slot]
+        slot = slots.lane_slot[place]
+        times = self._tables.leaves[layout.TIME].values(slot, place - slots.lane_base[slot], row) + slots.clocks[slot]
         found.ended.time[:] = times[: len(found.ended)]
-        self._rows[rows.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
+        slots.rows[rows.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
 
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def _total_steps(self) -> int:
-        lanes = np.flatnonzero(self._rows[rows.OPEN_START] >= 0)
-        return self._log.steps + int((self._rows[rows.COMMITTED, lanes] - self._rows[rows.OPEN_START, lanes]).sum())
+        return self._log.steps + self._slots.count_open()
 
     def _snapshot_of(self, record: Ints, total: int) -> Snapshot:
         """Return the snapshot that has this record, of so many steps, some of which are hidden."""
@@ -615,8 +585,8 @@ class Follower:
         steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], frontier.hidden_before
         if segments.discarded_steps:
             discarded = self._discards.episodes
-            steps -= int((discarded.steps - frontier.hidden_of(discarded, self._places_of(discarded))).sum())
-        return Snapshot(segments, steps, record, self._rows, self._log.table, frontier.oldest, reached, until)
+            steps -= int((discarded.steps - frontier.hidden_of(discarded, self._slots.places_of(discarded))).sum())
+        return Snapshot(segments, steps, record, self._slots.rows, self._log.table, frontier.oldest, reached, until)
 
     def segment_table(self) -> SegmentTable:
         """Return the table of all segments, a new one where anything in it has changed."""
@@ -633,7 +603,7 @@ class Follower:
             self._live.growing,
             schema=self._root.schema,
             tables=self._tables,
-            sealed=self._sealed,
+            sealed=self._slots.sealed,
             evictions=evictions,
             discarded_steps=int(self._discards.episodes.steps.sum()),
             generation=generation,
