@@ -32,6 +32,24 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
 def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     """Check a group's folder, or that of a counter of lanes."""
     files, base = segment.files, segment.inside(path) if path else segment.where
+    is_counter = path in layout.LANE_COUNTERS
+    if is_counter and layout.LOCK in names:
+        files.check_lock(f"{base}/{layout.LOCK}")
+    files.report_unknown(base, names, _known_names(segment, path, names))
+    if not path:
+        return
+    where, template = f"{base}/{layout.METADATA}", segment.plan.templates[path]
+    lanes = [len(segment.rows)]
+    document = read_object(files, where)
+    if document is not None and document != (shaped(template, lanes, lanes) if is_counter else template):
+        is_table = path in segment.plan.tables
+        other = "is not that of a table of this pack" if is_table else "is not what the root's segment_metadata says"
+        files.report("metadata", where, other)
+
+
+def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]:
+    """Return the names that may be in a group's folder, or in that of a counter of lanes; ``names`` are there."""
+    base = segment.inside(path) if path else segment.where
     counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
     column = path in segment.plan.columns
     has_chunk = counter or (column and segment.attributes.episodes)
@@ -39,29 +57,19 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     # What these are is reported where they are read.
     known |= {layout.METADATA, *(("c.0",) if has_chunk else ("c.0.0",) if table else ())}
     known |= {layout.LOCK} if counter else set()
-    if counter and layout.LOCK in names:
-        files.check_lock(f"{base}/{layout.LOCK}")
     if path == layout.DURABLE:
-        own = (
-            layout.MARKS,
-            layout.BLOCKS,
-            layout.DOCUMENT_COPY,
-            *((layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()),
-        )
-        beside = [name.rpartition("/")[2] for name in own]
-        known |= {name for name in beside if names.get(name) in ("file", "folder")}
+        known |= {name for name in _names_beside_durable(segment) if names.get(name) in ("file", "folder")}
     if not (counter or table or column):  # another tool may have put a group or an array there
         folders = [name for name, kind in names.items() if kind == "folder" and name not in known]
-        known |= {name for name in folders if _is_node(files, f"{base}/{name}")}
-    files.report_unknown(base, names, known)
-    if not path:
-        return
-    where, template = f"{base}/{layout.METADATA}", segment.plan.templates[path]
-    lanes = [len(segment.rows)]
-    document = read_object(files, where)
-    if document is not None and document != (shaped(template, lanes, lanes) if counter else template):
-        other = "is not that of a table of this pack" if table else "is not what the root's segment_metadata says"
-        files.report("metadata", where, other)
+        known |= {name for name in folders if _is_node(segment.files, f"{base}/{name}")}
+    return known
+
+
+def _names_beside_durable(segment: Segment) -> list[str]:
+    """Return the names of files that lie beside the counter of durable rows."""
+    of_packs = (layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()
+    own = (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY, *of_packs)
+    return [name.rpartition("/")[2] for name in own]
 
 
 def _is_node(files: Files, where: str) -> bool:

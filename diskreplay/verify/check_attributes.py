@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -162,10 +163,7 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
 
 
 def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
-    def need(is_good: bool, name: str) -> None:
-        if not is_good:
-            raise ValueError(f"{name} is {given.get(name)!r:.60}")
-
+    need = partial(_need, given)
     packed = _parse_packed(given)
     compressed = _parse_compressed(given, plan)
     requires = [*([] if packed is None else [layout.PACKS]), *([layout.ZSTD] if compressed else [])]
@@ -178,23 +176,9 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     need(_are_whole(lanes) and 1 <= len(set(lanes)) <= layout.MAX_LANES and max(lanes) < layout.MAX_LANES, "lanes")
     if len(set(lanes)) < len(lanes):
         raise ValueError("a lane is there twice")
-    for path, array in plan.arrays.items():
-        rows = chunk_rows[path]
-        if not is_whole(rows, 1) or rows & (rows - 1):
-            raise ValueError(f"{rows!r:.40} rows a chunk of {path}")
-        if path in compressed:
-            if rows % compressed[path].rows or compressed[path].nbytes < 16 * (rows // compressed[path].rows) + 4:
-                raise ValueError(f"compressed says {compressed[path]} of {path}, whose chunk has {rows} rows")
-        elif rows > 1 and rows * len(lanes) * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
-            raise ValueError(f"chunks of {path} are too large")
+    _check_chunk_rows(plan, len(lanes), chunk_rows, compressed)
     need(isinstance(sealed, bool), "sealed")
-    need(is_whole(given["writer"]) and given["writer"] < layout.MAX_SEGMENTS, "writer")
-    need(is_whole(given["inode"]), "inode")
-    for name in ("machine_id", "boot_id", "created"):
-        need(isinstance(given[name], str), name)
-    need(_are_whole(given["volume"], 3), "volume")
-    wall = given["clock"]["wall"]  # where the epoch is on the clock of the rows
-    need(isinstance(wall, int) and not isinstance(wall, bool) and abs(wall) <= _MOST_NS, "clock")
+    _check_origin(given)
     claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
     most_rows = layout.POSITION_MASK // len(lanes)
     need(_are_whole(claimed, most=most_rows) and len(claimed) in (0, len(lanes)), "claimed")
@@ -205,18 +189,9 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         need(sealed, "sealed")
         need(not claimed, "claimed")
     need(packed is not None or not compressed, "compressed")
-    checksums, times, values = {}, None, []
     if sealed:
-        checksums, times = given["checksums"], given["times"]
-        are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()))
-        need(are_sums and max(checksums.values(), default=0) < 1 << 32, "checksums")
-        need(is_whole(given["steps"]), "steps")
-        values = given.get("values", [])
-        need(_are_whole(values, len(lanes) if plan.episode_arrays else 0, most_rows), "values")
-        need(given.get("episodes") is None or is_whole(given["episodes"]), "episodes")
-        need(is_positive(given.get("sealed_at", 1)), "sealed_at")
-        need(_is_boot_time(given.get("sealed_clock")), "sealed_clock")
-        need(times is None or (_are_whole(times, 2) and times[0] <= times[1] <= _MOST_NS), "times")
+        _check_sealed(given, len(lanes) if plan.episode_arrays else 0, most_rows)
+    times = given["times"] if sealed else None
     return Attributes(
         lanes=len(lanes),
         chunk_rows={path: chunk_rows[path] for path in plan.arrays},
@@ -228,14 +203,58 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
         steps=given["steps"] if sealed else 0,
         times=None if times is None else tuple(times),
         episodes=given.get("episodes") if sealed else None,
-        checksums=checksums,
-        values=tuple(values),
+        checksums=given["checksums"] if sealed else {},
+        values=tuple(given.get("values", ())) if sealed else (),
         lost=_parse_lost(given, len(lanes)),
         lost_values=tuple(given.get("lost_values", ())),
         steps_lost=given.get("steps_lost", 0),
         packed=packed,
         compressed=compressed,
     )
+
+
+def _need(given: Any, is_good: bool, name: str) -> None:
+    if not is_good:
+        raise ValueError(f"{name} is {given.get(name)!r:.60}")
+
+
+def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mapping[str, Compressed]) -> None:
+    """Raise ValueError if an array has chunks that no segment of so many lanes has."""
+    for path, array in plan.arrays.items():
+        rows = chunk_rows[path]
+        if not is_whole(rows, 1) or rows & (rows - 1):
+            raise ValueError(f"{rows!r:.40} rows a chunk of {path}")
+        if path in compressed:
+            if rows % compressed[path].rows or compressed[path].nbytes < 16 * (rows // compressed[path].rows) + 4:
+                raise ValueError(f"compressed says {compressed[path]} of {path}, whose chunk has {rows} rows")
+        elif rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
+            raise ValueError(f"chunks of {path} are too large")
+
+
+def _check_origin(given: Any) -> None:
+    """Raise ValueError if writer, machine, disk or clock cannot be."""
+    need = partial(_need, given)
+    need(is_whole(given["writer"]) and given["writer"] < layout.MAX_SEGMENTS, "writer")
+    need(is_whole(given["inode"]), "inode")
+    for name in ("machine_id", "boot_id", "created"):
+        need(isinstance(given[name], str), name)
+    need(_are_whole(given["volume"], 3), "volume")
+    wall = given["clock"]["wall"]  # where the epoch is on the clock of the rows
+    need(isinstance(wall, int) and not isinstance(wall, bool) and abs(wall) <= _MOST_NS, "clock")
+
+
+def _check_sealed(given: Any, lanes_with_values: int, most_rows: int) -> None:
+    """Raise ValueError if what sealing adds cannot be."""
+    need = partial(_need, given)
+    checksums, times = given["checksums"], given["times"]
+    are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()))
+    need(are_sums and max(checksums.values(), default=0) < 1 << 32, "checksums")
+    need(is_whole(given["steps"]), "steps")
+    need(_are_whole(given.get("values", []), lanes_with_values, most_rows), "values")
+    need(given.get("episodes") is None or is_whole(given["episodes"]), "episodes")
+    need(is_positive(given.get("sealed_at", 1)), "sealed_at")
+    need(_is_boot_time(given.get("sealed_clock")), "sealed_clock")
+    need(times is None or (_are_whole(times, 2) and times[0] <= times[1] <= _MOST_NS), "times")
 
 
 def _parse_packed(given: Any) -> tuple[int, int] | None:
@@ -366,7 +385,8 @@ def _contents(files: Files, where: str) -> bytes:
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
     """Return the rows of each lane that are committed, or None where a problem was reported."""
-    lanes, values, before = attributes.lanes, {}, len(files.problems)
+    lanes, before = attributes.lanes, len(files.problems)
+    values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
     # In this order: a writer stores `committed` first, so what is read of it is never behind the others.
@@ -380,24 +400,28 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
             files.report("checksum", f"{folder}/{name}/c.0", "does not fit the checksum that it was sealed with")
     if len(files.problems) > before:
         return None
+    if not attributes.sealed and not attributes.in_place:
+        return values[layout.COMMITTED]  # whatever they are, nothing but marks counts here
+    wrong = _wrong_counters(values, attributes.sealed)
+    for name, detail in wrong.items():
+        files.report("counters", f"{folder}/{name}/c.0", detail)
+    return None if wrong else values[layout.COMMITTED]
+
+
+def _wrong_counters(values: Mapping[str, NDArray[np.int64]], sealed: bool) -> dict[str, str]:
+    """Return what is wrong with counters of lanes, by name."""
     committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
-    most = layout.POSITION_MASK // lanes
+    most = layout.POSITION_MASK // len(committed)
     wrong: dict[str, str] = {}
     for name, value in values.items():
         if (value < 0).any() or (value > most).any():
             wrong[name] = "a lane has a number of rows that cannot be"
-    if not attributes.sealed and not attributes.in_place:
-        return committed  # whatever they are, nothing but marks counts here
     if not wrong:
-        if (observed > committed + 1).any() or (attributes.sealed and (observed > committed).any()):
+        if (observed > committed + 1).any() or (sealed and (observed > committed).any()):
             wrong[layout.OBSERVED] = "a lane has more observations than its rows allow"
-        if (durable > committed).any() or (attributes.sealed and (durable != committed).any()):
+        if (durable > committed).any() or (sealed and (durable != committed).any()):
             wrong[layout.DURABLE] = "a lane has other rows than are committed"
-    for name, detail in wrong.items():
-        files.report("counters", f"{folder}/{name}/c.0", detail)
-    if wrong:
-        return None
-    return committed
+    return wrong
 
 
 def _inode(files: Files, folder: str) -> int:

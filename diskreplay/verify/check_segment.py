@@ -108,18 +108,23 @@ def _verify_once(
         check_times(segment)
     if layout.PRIORITY in whole:
         check_priorities(segment)
-    if layout.DONE in whole:
-        are_episodes = check_flags(segment)
-        if attributes.packed is None:
-            check_evicted(segment, evicted.get(number, []))
-        if segment.tables is not None:
-            check_runs(segment, segment.tables)
-            check_evicted_members(segment, segment.tables, number, evicted)
+    are_episodes = layout.DONE in whole and _check_episodes_of_rows(segment, number, evicted)
     if attributes.sealed:
         check_sums(segment, present, deep=deep)
-        if layout.DONE in whole and are_episodes:
+        if are_episodes:
             check_episodes(segment, deep=deep)
     return attributes.sealed
+
+
+def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySegment) -> bool:
+    """Check flags, and what names episodes: evictions and the tables of a pack. Return whether the flags are right."""
+    are_episodes = check_flags(segment)
+    if segment.attributes.packed is None:
+        check_evicted(segment, evicted.get(number, []))
+    if segment.tables is not None:
+        check_runs(segment, segment.tables)
+        check_evicted_members(segment, segment.tables, number, evicted)
+    return are_episodes
 
 
 def _with_values(segment: Segment) -> Segment:

@@ -117,16 +117,7 @@ def _read(fd: int, count: int, at: int) -> bytes:
 
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
     """Check that every file of a sealed segment has its checksum, and with ``deep`` that it fits."""
-    files, sums = segment.files, segment.attributes.checksums
-    plan = segment.plan
-    wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
-    wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
-    wanted |= {f"{name}/c.0.0" for name in plan.tables} | ({layout.TABLES_COPY} if plan.tables else set())
-    wanted |= {f"{path}/c.0" for path in plan.columns} if segment.attributes.episodes else set()
-    wanted |= {layout.INDEXES_COPY} if segment.attributes.compressed else set()
-    for path, chunks in present.items():
-        needed = -(-segment.kept_of(path) // segment.chunk_rows[path])
-        wanted |= {f"{path}/{plan.arrays[path].chunk_name(chunk)}" for chunk in chunks if chunk < needed}
+    files, sums, wanted = segment.files, segment.attributes.checksums, _wanted_sums(segment, present)
     for name in sorted(wanted - sums.keys()):
         files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
     reported = {problem.where for problem in files.problems}
@@ -136,13 +127,27 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
         folder = name.rpartition("/")[0]
         if not _is_safe(name):
             files.report("metadata", segment.inside(layout.METADATA), f"a checksum of {name!r:.80}, outside of it")
-        elif segment.inside(name) in reported or (folder in plan.folders and name not in wanted):
+        elif segment.inside(name) in reported or (folder in segment.plan.folders and name not in wanted):
             continue  # reported already
         elif (deep or not _is_chunk(segment, name)) and not _is_behind_link(segment, folder, links):
             _check_sum(segment, name, sums[name], blocks)
     _check_copy(segment)
     if deep and segment.inside(layout.BLOCKS) not in {problem.where for problem in files.problems}:
         blocks.check()
+
+
+def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
+    """Return the files of a sealed segment that have a checksum; ``present`` are the chunks of each array."""
+    plan = segment.plan
+    wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
+    wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
+    wanted |= {f"{name}/c.0.0" for name in plan.tables} | ({layout.TABLES_COPY} if plan.tables else set())
+    wanted |= {f"{path}/c.0" for path in plan.columns} if segment.attributes.episodes else set()
+    wanted |= {layout.INDEXES_COPY} if segment.attributes.compressed else set()
+    for path, chunks in present.items():
+        needed = -(-segment.kept_of(path) // segment.chunk_rows[path])
+        wanted |= {f"{path}/{plan.arrays[path].chunk_name(chunk)}" for chunk in chunks if chunk < needed}
+    return wanted
 
 
 def _check_copy(segment: Segment) -> None:
