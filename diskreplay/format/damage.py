@@ -27,6 +27,7 @@ from diskreplay.format.segment import SegmentInfo
 from diskreplay.ids import NO_STEP
 
 Range = tuple[int, int]
+RangesByLane = dict[int, list[Range]]
 
 _PIECE = 1 << 20
 _ENDED = layout.TERMINATED | layout.TRUNCATED
@@ -93,16 +94,7 @@ class _Search:
     def find(self, evicted: Sequence[tuple[int, int]]) -> Damage:
         lanes = len(self._info.lanes)
         damage = Damage({chunk.name: parts for chunk in self._chunks if (parts := self._parts(chunk))})
-        damaged: dict[int, list[Range]] = {}
-        unknown: dict[int, list[Range]] = {}
-        damaged_values: dict[int, list[Range]] = {}
-        for chunk in self._chunks:
-            if chunk.array.path == layout.PRIORITY and not self._must_prove:
-                continue
-            for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
-                (damaged_values if chunk.array.is_of_episodes else damaged).setdefault(lane, []).append(range_)
-                if chunk.array.path == layout.DONE:
-                    unknown.setdefault(lane, []).append(range_)
+        damaged, unknown, damaged_values = self._damaged_rows(damage)
         damage.flags_damaged, damage.resized = bool(unknown), self._resized
         lost_before, left_out = _by_lane(self._info.lost.ranges, lanes), _by_lane(evicted, lanes)
         kept = 0
@@ -137,6 +129,20 @@ class _Search:
             kept += self._count(lane, count, without) + sum(b - a for a, b in rewritten)
         damage.steps_kept, damage.steps_lost = kept, (self._info.steps or 0) - kept
         return damage
+
+    def _damaged_rows(self, damage: Damage) -> tuple[RangesByLane, RangesByLane, RangesByLane]:
+        """Return the rows with a damaged field, the rows with damaged flags, and the damaged values of episodes."""
+        damaged: RangesByLane = {}
+        unknown: RangesByLane = {}
+        damaged_values: RangesByLane = {}
+        for chunk in self._chunks:
+            if chunk.array.path == layout.PRIORITY and not self._must_prove:
+                continue
+            for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
+                (damaged_values if chunk.array.is_of_episodes else damaged).setdefault(lane, []).append(range_)
+                if chunk.array.path == layout.DONE:
+                    unknown.setdefault(lane, []).append(range_)
+        return damaged, unknown, damaged_values
 
     def _note(
         self,

@@ -522,9 +522,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     if (writer := _whole(attributes["writer"])) >= layout.MAX_SEGMENTS:
         raise ValueError(f"writer {writer}")
     arrays = root.blueprint.of(chunk_rows).arrays
-    compressed = {leaf: Compressed.read(how) for leaf, how in attributes.get("compressed", {}).items()}
-    if not compressed.keys() <= arrays.keys() or (compressed and attributes.get("packed") is None):
-        raise ValueError(f"compressed names {sorted(compressed)!r:.80}")
+    compressed = _parse_compressed(attributes, arrays)
     for leaf, array in arrays.items():
         rows = _whole(chunk_rows[leaf])
         nbytes = rows * len(lanes) * array.row_bytes
@@ -569,6 +567,14 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
         compressed=compressed,
         document=identity,
     )
+
+
+def _parse_compressed(attributes: Any, arrays: dict[str, metadata.RowArray]) -> dict[str, Compressed]:
+    """Return how arrays of a pack are compressed."""
+    found = {leaf: Compressed.read(how) for leaf, how in attributes.get("compressed", {}).items()}
+    if not found.keys() <= arrays.keys() or (found and attributes.get("packed") is None):
+        raise ValueError(f"compressed names {sorted(found)!r:.80}")
+    return found
 
 
 def parse_lost(attributes: Any, lanes: int) -> Lost:
