@@ -18,20 +18,19 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
 
     The total, which is not 0, is cut into `strata` equal parts: the first id is one of the first part, and so on, from
     the first part again behind the last. For the random numbers see `mix.fraction`, for the record of the table
-    `pages.PAGES`: its `ints` have room for the draw.
+    `pages.PAGES`, which has room for the draw.
     """
     starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
     pages, sums = packed.ints2(table, paging.PAGES), packed.floats(table, paging.SUMS)
-    ints = packed.ints2(table, paging.INTS)
-    places, total = ints[paging.PLACES], sums[sums.size - 1]
+    places, total = packed.ints(table, paging.DRAWN_PLACES), sums[sums.size - 1]
     part, stratum = total / strata, 0
     for i in range(chances.size):
         chances[i] = (fraction(key, i) + stratum) * part
         stratum = stratum + 1 if stratum + 1 < strata else 0
-    sumtree_find(starts, tree, sums, pages, chances, places, packed.floats2(table, paging.FLOATS)[0])
+    sumtree_find(starts, tree, sums, pages, chances, places, packed.floats(table, paging.VALUES))
     for i in range(chances.size):
         page = np.uint64(places[i] >> PAGE_BITS)
         ids[i] = pages[page, paging.FIRST] + (places[i] & LAST_ROW) * pages[page, paging.STRIDE]
         chances[i] /= total
-    jit.copy_bytes(ints[paging.IDS].ctypes.data, ids.ctypes.data, 8 * ids.size)
+    jit.copy_bytes(table[paging.DRAWN_IDS, packed.ADDRESS], ids.ctypes.data, 8 * ids.size)
     packed.ints(table, paging.HEIGHTS)[paging.DRAWN] = chances.size

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 @jit.inner
-def _write_ids(record: Ints, low: int, high: int, out: Ints) -> None:
+def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
     """Write the id at each position that is `wanted`, counted from the first id of run 0.
 
     Of many runs, the first steps of the search are among the numbers that `coarse` has of them, one line of the cache
@@ -20,7 +20,6 @@ def _write_ids(record: Ints, low: int, high: int, out: Ints) -> None:
     halving steps of one width for all, without a branch on data. So cache misses overlap, and the inner loop becomes
     vector code. Unsigned indices, because numba tests a signed one for being negative.
     """
-    block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS
     is_coarse = covered > low
@@ -61,17 +60,17 @@ def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> N
     before[i] - before[low]. `coarse` has these numbers of every `1 << COARSE_BITS`-th run from run 0 on, of as many as
     there are so many runs, or of fewer. There is memory for a number a position at least.
     """
-    block, wanted = packed.ints2(record, BLOCK), packed.ints(record, WANTED)
+    block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     for i in range(out.size):
         wanted[i] = np.int64(positions[i]) + block[BEFORE, low]
-    _write_ids(record, low, high, out)
+    _write_ids(wanted, low, high, block, coarse, out)
 
 
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
 def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
     """Write ids at random, each of those in the runs `low` to `high` with the same probability; see `mix.fraction`."""
-    block, wanted = packed.ints2(record, BLOCK), packed.ints(record, WANTED)
+    block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(out.size):
         wanted[i] = np.int64(fraction(key, i) * count) + block[BEFORE, low]
-    _write_ids(record, low, high, out)
+    _write_ids(wanted, low, high, block, coarse, out)

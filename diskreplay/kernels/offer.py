@@ -123,9 +123,10 @@ def offer(
 ) -> int:
     """Let the ids of `runs` be drawn, and those of `old` ones that are not among them no more.
 
-    Runs are (3, n): first ids, strides and counts. All but the last `loose` of them stay as they are from then on, so
-    old ones of this kind are not looked at. The first `left` of the loose ones are as many as before, in the same
-    order; the rest are by segment and lane. `whole`: nothing but these runs can be drawn, whatever was before.
+    Runs are (3, n), in rows without gaps: first ids, strides and counts. All but the last `loose` of them stay as they
+    are from then on, so old ones of this kind are not looked at. The first `left` of the loose ones are as many as
+    before, in the same order; the rest are by segment and lane. `whole`: nothing but these runs can be drawn, whatever
+    was before.
 
     `new`, (4, `RUNS` + n), becomes the `old` of the next call: see `pages.ENDED`. `snapshot` is the record of the
     snapshot that has the runs, see `frozen`.
@@ -133,21 +134,23 @@ def offer(
     New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any: for
     `raw` and `bounds` see `largest`. `stacks` then lists their pages. Returns how many pages
     are lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more.
-    For the record of the `table` see `pages.PAGES`: `ints` and `floats` have room for a page at least.
+    For the record of the `table` see `pages.PAGES`: its scratch memory has room for a page at least.
     """
     pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
     stacks, heights = packed.ints2(table, paging.STACKS), packed.ints(table, paging.HEIGHTS)
     raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
     starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
     sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
-    ints, floats = packed.ints2(table, paging.INTS), packed.floats2(table, paging.FLOATS)
+    places, nodes = packed.ints(table, paging.PLACES), packed.ints(table, paging.NODES)
+    values, numbers = packed.floats(table, paging.VALUES), packed.floats(table, paging.NUMBERS)
+    masses = packed.floats(table, paging.MASSES)
     heights[DRAWN] = 0
     new[paging.ENDED, 0], new[paging.LEFT, 0] = runs.shape[1] - loose, left
     new[paging.ORIGIN, 0], new[paging.SLOT_COUNT, 0] = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS]
     new[paging.LANES_AT, 1] = snapshot[frozen.LANES]
     for row in range(PAGE_ROW):
-        for i in range(runs.shape[1]):
-            new[row, paging.RUNS + i] = runs[row, i]
+        target, source = row * new.shape[1] + paging.RUNS, runs.ctypes.data + row * runs.strides[0]
+        jit.copy_bytes(new.ctypes.data + 8 * target, source, 8 * runs.shape[1])
     lanes, old_lanes = paging.lanes_of(new), paging.lanes_of(old)
     for page in range(pages.shape[0] if whole else 0):
         if pages[page, paging.SHOWN] | pages[page, paging.WANTED]:
@@ -189,10 +192,8 @@ def offer(
     fresh = largest_given(pages, raw, bounds) if entering != 0 else 0.0
     fresh = fresh if fresh > 0.0 else 1.0
     # Masses for what is wanted of the pages that were touched, and 0 for what is not.
-    places, changed = ints[0], ints[1]
-    values, numbers_of, masses = floats[0], floats[1], floats[2]
     values[0] = fresh
-    powers(values[:1], alpha, SMALLEST, LARGEST, numbers_of[:1], masses[:1])
+    powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]
     done, count, entered = 0, heights[CHANGED], 0
     while done < count:
@@ -230,10 +231,10 @@ def offer(
                 used += 1
             done += 1
         if known_again != 0:
-            powers(values[:used], alpha, SMALLEST, LARGEST, numbers_of[:used], masses[:used])
+            powers(values[:used], alpha, SMALLEST, LARGEST, numbers[:used], masses[:used])
         for i in range(used):
             mass = masses[i] if known_again != 0 else fresh_mass
             masses[i] = mass if values[i] > 0.0 else 0.0
-        sumtree_set(places[:used], masses[:used], starts, tree, sums, least, changed)
+        sumtree_set(places[:used], masses[:used], starts, tree, sums, least, nodes)
     heights[CHANGED], heights[NEW] = 0, entered
     return 0

@@ -45,12 +45,6 @@ def floats(record: Ints, i: int) -> Floats:
 
 
 @jit.inner
-def floats2(record: Ints, i: int) -> Floats:
-    """Return array `i`: float64, two dimensions."""
-    return jit.carray(jit.pointer(record[i, ADDRESS]), (record[i, LINES], record[i, COLUMNS]), np.float64)
-
-
-@jit.inner
 def number(record: Ints, i: int, j: int) -> int:
     """Return number `j` of array `i`: int64, of one dimension."""
     return jit.load_int(record[i, ADDRESS] + 8 * j)

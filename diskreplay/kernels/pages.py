@@ -24,14 +24,16 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-# The record of a table of priorities, see `packed`: arrays of `pages`, `offer`, `largest` and `sumtree`; and scratch
-# memory, (4, n) `ints` and (3, n) `floats`. Rows PLACES and IDS of `ints` hold the last draw, for its update.
-PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, INTS, FLOATS = range(12)
-PLACES, IDS = 2, 3
+# The record of a table of priorities, see `packed`: arrays of `pages`, `offer`, `largest` and `sumtree`; places and ids
+# of the last draw, for its update; and scratch memory. All from DRAWN_PLACES on have room for equally many numbers.
+(
+    PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
+    VALUES, NUMBERS, MASSES,
+) = range(17)  # fmt: skip
 
 # Lines of `stacks`: pages that nobody uses, the next one last; and those that an offer has touched. Behind the heights
 # of these come the number of pages with rows that entered, which the second line has in their order after an offer, and
-# the number of places that `ints` has of the last draw, 0 if pages have changed since.
+# the number of ids of the last draw, 0 if pages have changed since.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
 # An offer, (4, `RUNS` + n): its runs from column RUNS on. Rows of column 0 are the number of runs that stay as they

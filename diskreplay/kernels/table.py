@@ -14,7 +14,7 @@ from diskreplay.errors import MissingExtra
 
 Kernel = Callable[..., Any]
 
-# name -> module; of `follow`, `freeze` and `hide_oldest`, which `advance` calls, only tests ask by name
+# name -> module; only tests ask for `_WITH_CALLERS` by name
 MODULES = {
     "advance": "advance",
     "advance_hiding": "advance_hiding",
@@ -52,7 +52,7 @@ _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "offer
 
 # Those that take longest are at both ends, where two processes begin.
 _FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES
-_WITH_CALLERS = "follow", "freeze", "hide_oldest"
+_WITH_CALLERS = "follow", "freeze", "hide_oldest", "stream", "sumtree_find"
 EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_WITH_CALLERS)), *_LAST)
 """The kernels that samplers need, without those that are compiled with the kernels that call them."""
 

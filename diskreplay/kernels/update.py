@@ -30,15 +30,16 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
     starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
     sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
-    ints, floats = packed.ints2(table, paging.INTS), packed.floats2(table, paging.FLOATS)
+    place, nodes = packed.ints(table, paging.PLACES), packed.ints(table, paging.NODES)
+    drawn_places, drawn = packed.ints(table, paging.DRAWN_PLACES), packed.ints(table, paging.DRAWN_IDS)
+    values, numbers = packed.floats(table, paging.VALUES), packed.floats(table, paging.NUMBERS)
+    masses = packed.floats(table, paging.MASSES)
     wrong = np.int64(0)  # counted first: a loop that may return does not become vector code
     for i in range(ids.size):
         wrong += not abs(errors[i]) <= _FINITE
     for i in range(ids.size if wrong else 0):
         if not abs(errors[i]) <= _FINITE:
             return -1 - i
-    place, changed, drawn_places, drawn = ints[0], ints[1], ints[paging.PLACES], ints[paging.IDS]
-    values, numbers, masses = floats[0], floats[1], floats[2]
     others = np.int64(packed.number(table, paging.HEIGHTS, paging.DRAWN) != ids.size)
     for i in range(0 if others else ids.size):
         others |= drawn[i] ^ ids[i]
@@ -67,7 +68,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     for i in range(found):
         jit.prefetch(raw.ctypes.data + 8 * place[i])
     powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
-    sumtree_set(place, masses, starts, tree, sums, least, changed)
+    sumtree_set(place, masses, starts, tree, sums, least, nodes)
     for i in range(found):
         raw[_at(place[i])] = values[i]
         raise_bound(place[i] >> paging.PAGE_BITS, values[i], bounds)

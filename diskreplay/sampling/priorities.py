@@ -104,7 +104,7 @@ class PriorityTable:
         # What was offered last, see `kernels.pages`, and the lanes that it has the address of.
         self._offered = np.zeros((4, columns.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, columns.COLUMNS), np.int64)
-        self._scratch = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
+        self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
         self._resize(FIRST_PAGES)
         self._list_pages()
 
@@ -134,7 +134,7 @@ class PriorityTable:
         # In the order of `kernels.pages.PAGES`.
         self._table = pack(
             self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, tree.starts, tree.tree,
-            tree.sums, tree.smallest, *self._scratch,
+            tree.sums, tree.smallest, *self._ints, *self._floats,
         )  # fmt: skip
 
     @property
@@ -304,10 +304,10 @@ class PriorityTable:
 
     def _fit(self, count: int) -> None:
         """Have scratch memory for so many ids, and no more than some times that."""
-        room, wanted = self._scratch[0].shape[1], max(count, _BLOCK)
-        if not wanted <= room <= 4 * wanted:
-            self._scratch = np.empty((4, wanted), np.int64), np.empty((3, wanted))
-            self._table[columns.INTS :] = pack(*self._scratch)
+        wanted = max(count, _BLOCK)
+        if not wanted <= self._ints.shape[1] <= 4 * wanted:
+            self._ints, self._floats = np.empty((4, wanted), np.int64), np.empty((3, wanted))
+            self._table[columns.DRAWN_PLACES :] = pack(*self._ints, *self._floats)
             self._heights[columns.DRAWN] = 0
 
     # --- saving ------------------------------------------------------------------------------------------------------

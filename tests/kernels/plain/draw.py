@@ -6,19 +6,18 @@ from diskreplay.kernels import packed
 from diskreplay.kernels.draw import Floats, Ints
 from diskreplay.kernels.pages import (
     DRAWN,
+    DRAWN_IDS,
+    DRAWN_PLACES,
     FIRST,
-    FLOATS,
     HEIGHTS,
-    IDS,
-    INTS,
     LAST_ROW,
     PAGE_BITS,
     PAGES,
-    PLACES,
     STARTS,
     STRIDE,
     SUMS,
     TREE,
+    VALUES,
 )
 from tests.kernels.plain.mix import fractions
 from tests.kernels.plain.sumtree import sumtree_find_plain
@@ -27,7 +26,7 @@ from tests.kernels.plain.sumtree import sumtree_find_plain
 def draw_plain(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
     """Do what `draw` does."""
     starts, tree, sums = packed.ints(table, STARTS), packed.floats(table, TREE), packed.floats(table, SUMS)
-    pages, (some, *_), kept = packed.ints2(table, PAGES), packed.floats2(table, FLOATS), packed.ints2(table, INTS)
+    pages, some = packed.ints2(table, PAGES), packed.floats(table, VALUES)
     total, size = sums[-1], len(ids)
     chances[:] = (fractions(key, size) + np.arange(size) % strata) * (total / strata)
     places = np.empty(size, np.int64)
@@ -35,5 +34,6 @@ def draw_plain(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -
     page = pages[places >> PAGE_BITS]
     ids[:] = page[:, FIRST] + (places & LAST_ROW) * page[:, STRIDE]
     chances /= total
-    kept[[PLACES, IDS], :size] = places, ids
+    packed.ints(table, DRAWN_PLACES)[:size] = places
+    packed.ints(table, DRAWN_IDS)[:size] = ids
     packed.ints(table, HEIGHTS)[DRAWN] = size
