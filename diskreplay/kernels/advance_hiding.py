@@ -3,12 +3,13 @@
 from . import advancing, following as live, frozen, hiding, jit, packed
 from .following import Ints
 from .freeze import freeze
-from .hide_oldest import hide_oldest
 
 if jit.IS_COMPILED:
     from .follow import follow
+    from .hide_oldest import hide_oldest
 else:
     from .following import follow_plain as follow
+    from .hiding import hide_oldest_plain as hide_oldest
 
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")

@@ -2,7 +2,7 @@
 
 Both follow lanes and then make the record of a snapshot, if anything has changed. `advance_hiding` hides in between
 what is more than a store keeps. Whatever it needs meanwhile, it says so and is called again. A store without numba
-calls both undecorated, with `follow_plain` in place of `follow`: it reads all new rows of a lane at once.
+calls both undecorated, with `follow_plain` and `hide_oldest_plain` in place of `follow` and `hide_oldest`.
 """
 
 UNREADY, UNMAPPED = range(5, 7)

@@ -109,7 +109,8 @@ class Hiding:
         flags, times = (head,) * 4, (*of.table, self.bases)
         known = self.heap, self.by_place, self.following
         tables = pack(of.growing, *flags, *times, rows, lines, head, self.found, self.found, *where, *known)
-        while self.kernel(tables, ORIGIN, len(lines), self.found) == hiding.UNMAPPED:
+        origin = np.int64(ORIGIN)  # as `advance_hiding` reads it from a record, also without numba
+        while self.kernel(tables, origin, len(lines), self.found) == hiding.UNMAPPED:
             needed = int(self.found[hiding.NEEDED])
             slot = (needed >> POSITION_BITS) - ORIGIN
             row, lane = divmod(needed & ((1 << POSITION_BITS) - 1), int(of.lanes[slot]))

@@ -3,8 +3,8 @@
 from diskreplay.ids import Ints
 from diskreplay.kernels import advancing, following as live, frozen, hiding, packed
 from diskreplay.kernels.following import DONE, follow_plain
+from diskreplay.kernels.hiding import hide_oldest_plain
 from tests.kernels.plain.advance import freeze_lanes
-from tests.kernels.plain.hide_oldest import hide_oldest_plain
 
 
 def advance_hiding_plain(tables: Ints, until: int, newer: Ints, record: Ints) -> int:

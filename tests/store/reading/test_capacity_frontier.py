@@ -17,9 +17,9 @@ def test_what_was_hidden_before_a_segment_was_dropped_stays_hidden():
     frontier = CapacityFrontier(10, hides=True)
     frontier.add_lanes(2)
     segments = Segments(0, np.ones(2, np.int64), np.arange(2), *[np.zeros(2, np.int64)] * 3)
-    assert frontier.arguments(segments, 100)[-2].shape == (hiding.PLACE_ROWS, 0)
+    assert frontier.arrays(segments, 100)[-2].shape == (hiding.PLACE_ROWS, 0)
     frontier.make_ready()
-    *_, by_place, following = frontier.arguments(segments, 100)
+    *_, by_place, following = frontier.arrays(segments, 100)
     assert len(following) == 100
     # The kernel hides four steps of lane 0, and asks for the time of a step of lane 1, whose segment is gone.
     by_place[hiding.OLDEST, 0] = 4
