@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_CASTS: dict[str, Callable[[Any], Any]] = {"int": np.int64, "uint": np.uint64, "float": np.float64}
-_C_TYPES: dict[Any, Any] = {
-    np.uint8: ctypes.c_uint8, np.int64: ctypes.c_int64, np.float32: ctypes.c_float, np.float64: ctypes.c_double
-}  # fmt: skip
-_RESULTS: dict[str, Callable[[Any], Any]] = {"int": int, "uint": int, "float": float}
+_CASTS: dict[str, Callable[[Any], Any]] = {"int": np.int64, "float": np.float64}
+_RESULTS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
 
 
 def interpreted(function: Callable[..., Any], result: str, kinds: Sequence[str]) -> Callable[..., Any]:
@@ -38,20 +35,21 @@ def _as_it_is(value: Any) -> Any:
 
 def loading(kind: type[np.generic]) -> Callable[[int], Any]:
     """Return an instruction that reads the number at an address."""
-    read: Callable[[int], Any] = _C_TYPES[kind].from_address
+    read: Callable[[int], Any] = np.ctypeslib.as_ctypes_type(kind.__name__).from_address
     return lambda address: kind(read(int(address)).value)
 
 
 def load_byte(address: int) -> np.int64:
     """Return the byte at an address."""
-    return np.int64(array_at(address, np.uint8, (1,))[0])
+    return np.int64(ctypes.c_uint8.from_address(int(address)).value)
 
 
 def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
     """Return an instruction that writes a number to an address."""
+    place: Callable[[int], Any] = np.ctypeslib.as_ctypes_type(kind.__name__).from_address
 
     def store(address: int, value: Any) -> None:
-        _array_at(address, kind, (1,))[0] = value
+        place(int(address)).value = kind(value).item()
 
     return store
 
@@ -61,24 +59,12 @@ def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
-def same(address: int) -> int:
-    """Return an address: what `carray` takes for a pointer."""
-    return address
-
-
+# A store without numba asks for the same ones again and again. An array says nothing of who owns its memory by now.
+@functools.lru_cache(maxsize=256)
 def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
     """Return an array of the memory at an address, which it borrows: numba's function of this name."""
-    return array_at(address, kind, shape)
-
-
-def _array_at(address: int, kind: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return an array of the memory at an address, which it borrows."""
     nbytes = math.prod(map(int, shape)) * np.dtype(kind).itemsize
-    return np.ndarray(shape, kind, memoryview((ctypes.c_char * nbytes).from_address(int(address))).cast("B"))
-
-
-# A store without numba asks for the same ones again and again. An array says nothing of who owns its memory by now.
-array_at: Callable[..., NDArray[Any]] = functools.lru_cache(maxsize=256)(_array_at)
+    return np.ndarray(shape, kind, memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"))
 
 
 def copy_bytes(target: int, source: int, count: int) -> None:

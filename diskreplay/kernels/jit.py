@@ -40,19 +40,16 @@ if IS_COMPILED:
     # Inputs are typed read-only, which accepts writable arrays too: one compiled version serves both.
     _TYPES: dict[str, Any] = {
         "int": types.int64,
-        "uint": types.uint64,
         "float": types.float64,
         "none": types.void,
         "ints": types.Array(types.int64, 1, "C", readonly=True),
         "ints2": types.Array(types.int64, 2, "C", readonly=True),
         "strided_ints2": types.Array(types.int64, 2, "A", readonly=True),
         "ints32": types.Array(types.int32, 1, "C", readonly=True),
-        "bytes": types.Array(types.uint8, 1, "C", readonly=True),
         "floats": types.Array(types.float64, 1, "C", readonly=True),
         "floats2": types.Array(types.float64, 2, "C", readonly=True),
         "bytes2": types.Array(types.uint8, 2, "C", readonly=True),
         "out_ints": types.Array(types.int64, 1, "C"),
-        "out_ints32": types.Array(types.int32, 1, "C"),
         "out_ints2": types.Array(types.int64, 2, "C"),
         "out_bytes": types.Array(types.uint8, 1, "C"),
         "out_floats": types.Array(types.float64, 1, "C"),
@@ -165,7 +162,7 @@ def load_byte(builder: Builder, address: Value) -> Value:
     return builder.zext(builder.load(builder.inttoptr(address, _POINTER)), _INT)
 
 
-@_instruction(interpreted.same, "voidptr", "int64")
+@_instruction(int, "voidptr", "int64")
 def pointer(builder: Builder, address: Value) -> Value:
     """Return an address as numba's `carray` takes it."""
     return builder.inttoptr(address, _POINTER)

@@ -23,13 +23,13 @@ def pack(*arrays: NDArray[np.generic]) -> Ints:
 @jit.inner
 def ints(record: Ints, i: int) -> Ints:
     """Return array `i`: int64."""
-    return jit.carray(jit.pointer(record[i, ADDRESS]), (record[i, LINES],), np.int64)
+    return jit.ints_at(record[i, ADDRESS], record[i, LINES])
 
 
 @jit.inner
 def ints2(record: Ints, i: int) -> Ints:
     """Return array `i`: int64, two dimensions."""
-    return jit.carray(jit.pointer(record[i, ADDRESS]), (record[i, LINES], record[i, COLUMNS]), np.int64)
+    return jit.ints2_at(record[i, ADDRESS], record[i, LINES], record[i, COLUMNS])
 
 
 @jit.inner
