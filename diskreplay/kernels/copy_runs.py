@@ -7,9 +7,10 @@ batch has them a row of all columns apart. The next runs are on their way from m
 from diskreplay.ids import Ints
 
 from . import frozen, gathering as cols, jit
+from .huge_pages import CACHE_LINE
 
 _AHEAD = 4  # runs
-_LINE, _LINES = 64, 6  # bytes that a cache reads at once; what comes behind these is read ahead by the processor
+_LINES = 6  # lines of the caches; what comes behind these is read ahead by the processor
 
 # Rows of the table of runs, a column each: the slot of the segment, the lane, its first row, the number of rows, and
 # the item that the first row is in the batch.
@@ -30,19 +31,23 @@ def _copy(target: int, apart: int, source: int, row_bytes: int, count: int) -> N
 
 
 @jit.inner
-def _address(line: Ints, folder: int, before: int, lane: int, row: int) -> int:
-    """Return where a row is in memory, 0 where it is not mapped; `before` is the lane's in `frozen.FIRST_ROWS`."""
+def _find(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
+    """Return where row `done` of a run is, 0 if it is not mapped, and how many its chunk has from there on."""
+    slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
+    folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:
-        return 0
+        return 0, 0
+    place = jit.load_int(record[frozen.LANE_BASE] + 8 * slot) + lane
+    before = jit.load_int(record[frozen.FIRST_ROWS] + 8 * place)
     is_own = before == frozen.OWN_FOLDER
     row, lane = row + jit.either(is_own, 0, before), jit.either(is_own, lane, 0)
     bits = jit.load_int(line[cols.SHIFT] + 8 * folder)
-    chunk = row >> bits
+    chunk, inside = row >> bits, row & ((1 << bits) - 1)
     place = jit.load_int(line[cols.FIRST_CHUNK] + 8 * folder) + chunk
     if chunk >= jit.load_int(line[cols.CHUNKS] + 8 * folder) or place >= line[cols.BASES_SIZE]:
-        return 0
+        return 0, 0
     base = jit.load_int(line[cols.BASES] + 8 * place)
-    return base + line[cols.ROW_BYTES] * ((lane << bits) + (row & ((1 << bits) - 1))) if base != 0 else 0
+    return base + line[cols.ROW_BYTES] * ((lane << bits) + inside) if base != 0 else 0, (1 << bits) - inside
 
 
 @jit.kernel("int", "ints", "ints", "ints2", "int", "int", "int", "int")
@@ -52,28 +57,18 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
     The items of a run are so many `columns` apart. `record` is a snapshot's, see `frozen`, and `line` the table of the
     leaf, see `gathering.table_line`. Returns the first run with a row that is not mapped, or -1.
     """
-    folders, lane_base, first_rows = record[frozen.FOLDERS], record[frozen.LANE_BASE], record[frozen.FIRST_ROWS]
     row_bytes = line[cols.ROW_BYTES]
     for i in range(begin, until):
         if i + _AHEAD < until:
-            slot, lane, row = runs[SLOT, i + _AHEAD], runs[LANE, i + _AHEAD], runs[ROW, i + _AHEAD]
-            before = jit.load_int(first_rows + 8 * (jit.load_int(lane_base + 8 * slot) + lane))
-            source = _address(line, jit.load_int(folders + 8 * slot), before, lane, row)
-            for ahead in range(min(_LINES, 1 + (runs[COUNT, i + _AHEAD] * row_bytes) // _LINE)):
-                jit.prefetch(source + ahead * _LINE)
-        slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i]
-        folder = jit.load_int(folders + 8 * slot)
-        before = jit.load_int(first_rows + 8 * (jit.load_int(lane_base + 8 * slot) + lane))
-        target, left = out + runs[ITEM, i] * row_bytes, runs[COUNT, i]
-        while left > 0:
-            source = _address(line, folder, before, lane, row)
+            source, _ = _find(record, line, runs, i + _AHEAD, 0)
+            for ahead in range(min(_LINES, 1 + (runs[COUNT, i + _AHEAD] * row_bytes) // CACHE_LINE)):
+                jit.prefetch(source + ahead * CACHE_LINE)
+        target, done = out + runs[ITEM, i] * row_bytes, 0
+        while done < runs[COUNT, i]:
+            source, count = _find(record, line, runs, i, done)
             if source == 0:
                 return i
-            mask = (1 << jit.load_int(line[cols.SHIFT] + 8 * folder)) - 1
-            inside = (row + jit.either(before == frozen.OWN_FOLDER, 0, before)) & mask
-            count = min(left, mask + 1 - inside)
-            _copy(target, columns * row_bytes, source, row_bytes, count)
-            target += count * columns * row_bytes
-            row += count
-            left -= count
+            count = min(count, runs[COUNT, i] - done)
+            _copy(target + done * columns * row_bytes, columns * row_bytes, source, row_bytes, count)
+            done += count
     return -1
