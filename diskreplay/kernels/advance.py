@@ -3,8 +3,9 @@
 Each call from Python costs as much as following a step, hiding one, or making the record.
 """
 
+from diskreplay.ids import Ints
+
 from . import advancing, following as live, frozen, hiding, jit, packed
-from .following import Ints
 from .freeze import freeze
 
 if jit.IS_COMPILED:

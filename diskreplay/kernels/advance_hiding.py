@@ -1,7 +1,8 @@
 """Make the next snapshot of a store that hides what it keeps no longer, in one call: see `advancing`."""
 
+from diskreplay.ids import Ints
+
 from . import advancing, following as live, frozen, hiding, jit, packed
-from .following import Ints
 from .freeze import freeze
 
 if jit.IS_COMPILED:

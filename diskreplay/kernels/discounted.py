@@ -1,12 +1,8 @@
 """Discounted sums of the rewards so far: R_t = r_t + gamma * R_{t-1}, in float64."""
 
-import numpy as np
-from numpy.typing import NDArray
+from diskreplay.ids import Floats, Ints
 
 from . import jit
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @jit.kernel("none", "floats", "ints", "floats", "float", "out_floats")

@@ -7,13 +7,22 @@ and end, so no second table can disagree with them.
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
+from diskreplay.ids import (
+    CUT,
+    FIRST,
+    NO_STEP,
+    OBSERVATION_ONLY,
+    POSITION_BITS,
+    POSITION_MASK,
+    TERMINATED,
+    TRUNCATED,
+    Ints,
+)
 
 from . import frozen, gathering as cols
 from .following import COMMITTED, OBSERVED
 from .jit import kernel, load_byte, load_int, touch
 
-Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.

@@ -7,10 +7,10 @@ here. All that is new of a lane is looked at once, one byte a row.
 import numpy as np
 
 from diskreplay import ids
+from diskreplay.ids import Ints
 
 from . import addresses, advancing, following as live, jit, packed
 from .find_windows import WORD
-from .following import Ints
 from .frozen import OWN_FOLDER
 from .packed import number
 

@@ -20,11 +20,10 @@ from diskreplay.ids import (
     POSITION_BITS,
     TERMINATED,
     TRUNCATED,
+    Ints,
 )
 
 from . import advancing, packed
-
-Ints = NDArray[np.int64]
 
 # Columns of `growing`, a line a segment that may grow: its slot, its lanes, and the place of the first of them among
 # all lanes; the addresses of the two counters of that one, behind which those of the others lie; up to which row its

@@ -8,11 +8,9 @@ environment gives a discount d_t with each step, gamma d_t takes the place of ga
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.ids import TERMINATED, TRUNCATED, Floats
 
 from . import jit
-
-Floats = NDArray[np.float64]
 
 
 @jit.kernel(

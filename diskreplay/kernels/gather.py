@@ -15,20 +15,17 @@ Every row is checked against the table of chunks before its address is formed.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.ids import TERMINATED, TRUNCATED, Ints
 
 from . import frozen, gathering as cols, jit
 from .find_windows import Bytes, find_windows
+from .huge_pages import CACHE_LINE
 from .jit import copy_bytes, load_byte, load_int, number_of, prefetch, store_byte, store_float32
 from .stream import WIDE, stream
 
-Ints = NDArray[np.int64]
-
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64
-_LINE = 64  # bytes that a cache reads at once
 # Items that are found, and then copied: of more, the first rows that were prefetched would have left the caches.
 _PART = 512
 
@@ -307,7 +304,7 @@ def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int,
                 return begin
             is_step = leaf >= copied or (plan[leaf, cols.OFFSET] == 0 and plan[leaf, cols.LENGTH] == 1)
             row_bytes = plan[leaf, cols.ROW_BYTES]
-            if record[cols.FINDS] and is_step and row_bytes <= _LINE and row_bytes & (row_bytes - 1) == 0:
+            if record[cols.FINDS] and is_step and row_bytes <= CACHE_LINE and row_bytes & (row_bytes - 1) == 0:
                 missing = _locate_found(windows, plan, leaf, copied, count, sources)
             else:
                 missing = _locate(windows, plan, leaf, copied, count, sources)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Ints = NDArray[np.int64]
+from diskreplay.ids import Ints
 
 # Small ones are more than a TLB reaches.
 LARGE_PAGE = 2 << 20
 # Lines of a table from which on what was freed while it was made is worth giving back.
 _MANY_LINES = 1 << 16
-CACHE_LINE = 64
+CACHE_LINE = 64  # bytes that a cache reads at once
 
 
 def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:

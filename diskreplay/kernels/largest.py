@@ -9,13 +9,11 @@ each block of `BLOCK` successive pages, the largest of theirs. Updates only rais
 """
 
 import numpy as np
-from numpy.typing import NDArray
+
+from diskreplay.ids import Floats, Ints
 
 from . import jit
 from .pages import KNOWN, PAGE_BITS, WANTED
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 BLOCK_BITS = 6
 BLOCK = 1 << BLOCK_BITS

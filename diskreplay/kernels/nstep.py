@@ -3,10 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from . import jit
+from diskreplay.ids import Floats, Ints
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from . import jit
 
 
 @jit.kernel("none", "floats2", "ints", "float", "out_floats32")

@@ -14,10 +14,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.ids import Floats
+
 from . import jit
 from .jit import bits_of, number_of
-
-Floats = NDArray[np.float64]
 
 # Highest power first, for Horner's scheme.
 _LOG = tuple(2.0 / math.log(2.0) / (2 * k + 1) for k in range(10, -1, -1))

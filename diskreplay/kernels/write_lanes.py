@@ -7,6 +7,7 @@ their way into the caches by the time they are written: that takes a third of th
 from diskreplay.ids import Ints
 
 from . import jit
+from .huge_pages import CACHE_LINE
 
 # A field in the record: its first chunk that any of the rows is in, the binary logarithm of the rows of a chunk, the
 # bytes of a row, the address of the rows that are written, and where in the record the addresses of its chunks begin.
@@ -14,7 +15,6 @@ FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
 
 _AHEAD = 8  # lanes
-_LINE = 64  # bytes that a cache reads at once
 
 
 @jit.inner
@@ -46,8 +46,8 @@ def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
             inside = (lanes[ahead] << bits) + (rows[ahead] & mask)
             begin = record[chunks + (rows[ahead] >> bits)] + inside * row_bytes
             jit.prefetch(begin)
-            if row_bytes > _LINE:
-                jit.prefetch(begin + _LINE)
+            if row_bytes > CACHE_LINE:
+                jit.prefetch(begin + CACHE_LINE)
                 jit.prefetch(begin + row_bytes - 1)
             inside = (lanes[i] << bits) + (rows[i] & mask)
             target = record[chunks + (rows[i] >> bits)] + inside * row_bytes

@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Schema
+from diskreplay.ids import Ints
 from diskreplay.loading.gatherer import Destination, Gatherer
 from diskreplay.sampling.prioritized import sequence_error
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Ints, View
+from diskreplay.views.base import View
 
 Floats = NDArray[np.float64]
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diskreplay.ids import EpisodeTable, locate, places_of
+from diskreplay.ids import EpisodeTable, Ints, locate, places_of
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Ints
 from diskreplay.views.episode_finder import EpisodeTables
 from diskreplay.views.gather_plan import row_plan
 from diskreplay.views.successors import place

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema, Tree, with_tuples
+from diskreplay.ids import Ints
 from diskreplay.kernels.runs import Starts as Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import Snapshot
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from diskreplay.sampling.population import Crossing
     from diskreplay.views.parallel_copy import CopyThreads
 
-Ints = NDArray[np.int64]
 Path = tuple[str, ...]
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")

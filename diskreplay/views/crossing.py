@@ -18,6 +18,7 @@ from diskreplay.ids import (
     TERMINATED,
     TRUNCATED,
     EpisodeTable,
+    Ints,
     locate,
 )
 from diskreplay.kernels import gathering as cols
@@ -25,7 +26,7 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import reward_leaves
-from diskreplay.views.base import NO_PAGES, Block, Ints, Leaf, Pages, Reader, View
+from diskreplay.views.base import NO_PAGES, Block, Leaf, Pages, Reader, View
 from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.page_ranges import merged_pages, wide_pages

@@ -5,9 +5,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, locate, row_keys
+from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, Ints, locate, row_keys
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Ints
 
 Table = TypeVar("Table")
 

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
+from diskreplay.ids import Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.number_arguments import fraction
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields
-from diskreplay.views.base import Block, Ints, Pages, Reader, View
+from diskreplay.views.base import Block, Pages, Reader, View
 from diskreplay.views.gather_plan import LONGEST, GatherPlan, row_plan
 from diskreplay.views.requested import RETURNS
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, windows_of

@@ -9,16 +9,13 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
 from diskreplay.format.schema import Field
-from diskreplay.ids import EpisodeTable, places_of
+from diskreplay.ids import EpisodeTable, Floats, Ints, places_of
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.saved_state import state_of
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Ints
 from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.successors import place
-
-Floats = NDArray[np.float64]
 
 RETURN = "return"
 """The name of the moments of returns, beside those of leaves by path."""

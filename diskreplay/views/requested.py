@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.format.schema import Schema
-from diskreplay.ids import EPISODE_VALUES, EpisodeTable, is_end_with_values
+from diskreplay.ids import EPISODE_VALUES, EpisodeTable, Floats, Ints, is_end_with_values
 from diskreplay.kernels import gathering as cols
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.ages import Ages
-from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Ints, Leaf, Path
+from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Leaf, Path
 from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import row_plan
 from diskreplay.views.successors import place
 from diskreplay.views.windows import TIME, Windows
 
-Floats = NDArray[np.float64]
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 

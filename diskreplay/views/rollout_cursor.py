@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import NotEnoughData
-from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED, EpisodeTable
+from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED, EpisodeTable, Ints
 from diskreplay.kernels.runs import IdRuns, id_blocks, without_hidden
 from diskreplay.sampling.base import Draw, Owned, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
@@ -16,8 +16,6 @@ from diskreplay.sampling.population import EVERY_ID, Population
 from diskreplay.sampling.saved_state import columns, state_of
 from diskreplay.sampling.snapshot import Snapshot
 from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
-
-Ints = NDArray[np.int64]
 
 _NO_LANES: Ints = np.zeros(0, np.int64)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.format.schema import Schema
-from diskreplay.ids import FIRST, NO_STEP, TERMINATED, TRUNCATED
+from diskreplay.ids import FIRST, NO_STEP, TERMINATED, TRUNCATED, Floats, Ints
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.sampling.episode_filter import EpisodeFilter
@@ -29,20 +29,7 @@ from diskreplay.views.arguments import (
     stack_depths,
     weights_or_none,
 )
-from diskreplay.views.base import (
-    BOOL,
-    FLOAT32,
-    INT64,
-    Block,
-    Ints,
-    Leaf,
-    Pages,
-    Reader,
-    View,
-    nested,
-    select,
-    tuple_fields,
-)
+from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Leaf, Pages, Reader, View, nested, select, tuple_fields
 from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.page_ranges import wide_pages
 from diskreplay.views.requested import Requested, each_item, each_step
@@ -51,7 +38,6 @@ from diskreplay.views.step_runs import StepRuns
 from diskreplay.views.successors import NONE, Bools, Following, Successors, place
 from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, refuse, refuse_evicted, step_fields
 
-Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
 
 ESTIMATES = ("advantage", "ret")

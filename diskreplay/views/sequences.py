@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
-from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED
+from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED, Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Starts
 from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, switch
-from diskreplay.views.base import Block, Ints, Leaf, Pages, Reader, View
+from diskreplay.views.base import Block, Leaf, Pages, Reader, View
 from diskreplay.views.crossing import CrossingReader, CrossingStarts
 from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import LONGEST, GatherPlan

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, TERMINATED, TRUNCATED, locate
+from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, TERMINATED, TRUNCATED, Ints, locate
 from diskreplay.kernels import gathering as cols
 from diskreplay.store.reading.lanes import LaneMap
 from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.views.base import Ints
 from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.windows import Copy, Windows
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from diskreplay.errors import InvalidIndex
 from diskreplay.format.schema import Schema
-from diskreplay.ids import TERMINATED
+from diskreplay.ids import TERMINATED, Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import Starts
 from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
@@ -24,7 +24,7 @@ from diskreplay.views.arguments import (
     stack_depths,
     weights_or_none,
 )
-from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Ints, Leaf, Pages, Path, Reader, View, select
+from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Leaf, Pages, Path, Reader, View, select
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
 from diskreplay.views.hindsight import Hindsight, HindsightReader, ReturnsReader
 from diskreplay.views.random_steps import RandomSteps

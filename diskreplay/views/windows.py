@@ -7,12 +7,12 @@ import numpy as np
 
 from diskreplay.errors import FormatError, InvalidIndex
 from diskreplay.format.schema import Schema
-from diskreplay.ids import POSITION_BITS, locate
+from diskreplay.ids import POSITION_BITS, Ints, locate
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import chosen
 from diskreplay.store.reading.snapshot import Snapshot
 from diskreplay.views.arguments import frame_stack_depths
-from diskreplay.views.base import Ints, Leaf, Path
+from diskreplay.views.base import Leaf, Path
 
 # Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the
 # system refuses more.

@@ -1,6 +1,6 @@
 """Plain twins of the kernels of `kernels.discounted`."""
 
-from diskreplay.kernels.discounted import Floats, Ints
+from diskreplay.ids import Floats, Ints
 
 
 def discounted_plain(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:

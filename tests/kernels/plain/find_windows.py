@@ -5,8 +5,17 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, POSITION_MASK, TERMINATED, TRUNCATED
-from diskreplay.kernels.find_windows import Ints
+from diskreplay.ids import (
+    CUT,
+    FIRST,
+    NO_STEP,
+    OBSERVATION_ONLY,
+    POSITION_BITS,
+    POSITION_MASK,
+    TERMINATED,
+    TRUNCATED,
+    Ints,
+)
 from diskreplay.kernels.following import COMMITTED, OBSERVED
 from diskreplay.kernels.gathering import (
     BASES,

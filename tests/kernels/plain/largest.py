@@ -1,6 +1,6 @@
 """Plain twins of the kernels of `kernels.largest`."""
 
-from diskreplay.kernels.largest import Floats, Ints
+from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.pages import KNOWN, PAGE, WANTED
 from diskreplay.sampling.saved_state import bits
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.kernels.nstep import Floats, Ints
+from diskreplay.ids import Floats, Ints
 
 
 def nstep_plain(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None:
