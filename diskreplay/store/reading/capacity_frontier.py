@@ -130,9 +130,8 @@ class CapacityFrontier:
         return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
     def replace_oldest(self) -> None:
-        """Take over what the kernel has hidden, and knows the address of."""
-        self.oldest = self.newer
-        self.newer = np.empty(len(self.oldest), np.int64)
+        """Take over what the kernel has hidden."""
+        self._set_oldest(self.newer)
 
     def make_ready(self) -> None:
         """Make what the kernel needs to hide steps; `arrays` has it from then on."""
