@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.store.writing.vector_writer import VectorWriter
 
 ATTRIBUTES = ("observations", "privileged_observations", "actions", "rewards", "dones", "values", "log_probs")
 
@@ -535,14 +534,14 @@ def test_final_observations_come_as_gymnasium_has_them(nested: bool) -> None:
 
 def fails_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Let the append of a store with this number, and no other, find a full disk."""
-    append, calls = VectorWriter.append, itertools.count()
+    append, calls = dr.VectorWriter.append, itertools.count()
 
-    def failing(self: VectorWriter, *args: Any, **kwargs: Any) -> None:
+    def failing(self: dr.VectorWriter, *args: Any, **kwargs: Any) -> None:
         if next(calls) == number:
             raise dr.StorageFull("no room")
         append(self, *args, **kwargs)
 
-    monkeypatch.setattr(VectorWriter, "append", failing)
+    monkeypatch.setattr(dr.VectorWriter, "append", failing)
 
 
 @pytest.mark.parametrize("number", [3, 4])  # the first or the second part of the step with a final observation

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import diskreplay as dr
 from diskreplay.kernels.pages import CHANGED, NEW, UNUSED
 from diskreplay.sampling import priorities
 from diskreplay.sampling.population import Population
 from diskreplay.sampling.priorities import PriorityTable
-from diskreplay.views.sequences import Sequences
-from diskreplay.views.transitions import Transitions
 from tests.kernels.pairs import KERNELS
 from tests.sampling.growing import FakeStore, everything
 
@@ -56,7 +55,7 @@ def grow(store: FakeStore, rng: np.random.Generator) -> None:
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(
-    st.sampled_from((Transitions(2), Sequences(length=5, overlap=3, pad=False), Sequences(length=90, overlap=0))),
+    st.sampled_from((dr.Transitions(2), dr.Sequences(5, overlap=3, pad=False), dr.Sequences(90, overlap=0))),
     st.sampled_from((0.0, 0.6, 1.0, 3.0)), st.booleans(), seeds,
 )  # fmt: skip
 def test_tables_of_both_kinds_hold_and_draw_the_same_bit_for_bit(
@@ -111,7 +110,7 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
         store.end(0, 0)
     with kernels(kind):
         table = PriorityTable(0.5, least=True)
-        for view, size in ((Transitions(1), 4725), (Transitions(None), 4725)):
+        for view, size in ((dr.Transitions(1), 4725), (dr.Transitions(None), 4725)):
             population = Population(view)
             population.refresh(store.snapshot())
             table.follow(population)
@@ -134,7 +133,7 @@ def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
     store.add_segment(1)
     store.open[0][0] = 100
     store.end(0, 0)
-    population = Population(Transitions(1))
+    population = Population(dr.Transitions(1))
     population.refresh(store.snapshot())
     with kernels(kind):
         table = PriorityTable(1.0)
@@ -154,7 +153,7 @@ def test_draws_and_updates_of_any_size_follow_each_other(kind: int) -> None:
     store.add_segment(1)
     store.open[0][0] = 100
     store.end(0, 0)
-    population = Population(Transitions(1))
+    population = Population(dr.Transitions(1))
     population.refresh(store.snapshot())
     every = everything(population)
     with kernels(kind):

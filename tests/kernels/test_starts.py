@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import diskreplay as dr
 from diskreplay.buffers.replay import Since
 from diskreplay.ids import OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED
 from diskreplay.kernels import following, frozen
@@ -21,9 +22,6 @@ from diskreplay.kernels.runs import (
     TimedRuns,
     without_hidden,
 )
-from diskreplay.views.rollouts import Rollouts
-from diskreplay.views.sequences import Episodes, Sequences
-from diskreplay.views.transitions import Transitions
 from tests.kernels.pairs import KERNELS
 from tests.kernels.plain.freeze import freeze_plain
 from tests.kernels.test_twins import segments_of
@@ -31,23 +29,23 @@ from tests.views.fakes import Columns, runs_of, without
 from tests.views.strategies import snapshots
 
 VIEWS = [
-    Transitions(),
-    Transitions(5),
-    Transitions(3, next_fields=("action",)),
-    Transitions(3, next_fields=("action",), next_missing="drop"),
-    Transitions(None),
-    Transitions(None, next_fields=("action",), next_missing="drop"),
-    Sequences(4, 1),
-    Sequences(5, 4, pad=False),
-    Sequences(9, 2, pad=False),
-    Sequences(4, stride=3, pad="drop"),
-    Sequences(3, stride=8),
-    Sequences(3, stride=8, pad=False),
-    Sequences(5, 3, align="end"),
-    Sequences(5, 3, pad="drop", align="end"),
-    Sequences(3, stride=8, align="end"),
-    Episodes(),
-    Rollouts(3),
+    dr.Transitions(),
+    dr.Transitions(5),
+    dr.Transitions(3, next_fields=("action",)),
+    dr.Transitions(3, next_fields=("action",), next_missing="drop"),
+    dr.Transitions(None),
+    dr.Transitions(None, next_fields=("action",), next_missing="drop"),
+    dr.Sequences(4, 1),
+    dr.Sequences(5, 4, pad=False),
+    dr.Sequences(9, 2, pad=False),
+    dr.Sequences(4, stride=3, pad="drop"),
+    dr.Sequences(3, stride=8),
+    dr.Sequences(3, stride=8, pad=False),
+    dr.Sequences(5, 3, align="end"),
+    dr.Sequences(5, 3, pad="drop", align="end"),
+    dr.Sequences(3, stride=8, align="end"),
+    dr.Episodes(),
+    dr.Rollouts(3),
     Since(2, mark=1 << 36),
 ]
 ENDS = [OPEN, TERMINATED, TRUNCATED, TERMINATED | OBSERVATION_ONLY, TRUNCATED | OBSERVATION_ONLY]

@@ -10,15 +10,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
+
+pytestmark = pytest.mark.usefixtures("threads_make_all")
 
 SCHEMA = dr.Schema(obs=dr.Field((), "int64"), action=dr.Field((), "int64"))
 LANES = 3
-
-
-@pytest.fixture(autouse=True)
-def small_batches_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
 
 
 def append(one: Any, several: Any, first: int, calls: int, rng: np.random.Generator) -> None:

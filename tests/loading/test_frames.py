@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
 
 FIRST, LAST, GREY = (3, 11, 14), (12, 10, 4), (13, 12)
 SCHEMA = dr.Schema(
@@ -158,10 +157,9 @@ def test_by_default_all_frames_are_shifted_each_leaf_by_its_own_shift(tmp_store:
 F32 = dr.Field((), "float32")
 
 
+@pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_shifts_are_a_function_of_seed_and_batch(store: dr.Store, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
-
+def test_shifts_are_a_function_of_seed_and_batch(store: dr.Store, ahead: int) -> None:
     def drawn(**kwargs: Any) -> list[bytes]:
         found = batches(store, dr.Transitions(), dr.RandomShift(PAD, ["grey"]), **kwargs)
         return [batch["obs"]["grey"].tobytes() for batch, _ in found]

@@ -8,7 +8,6 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling.prioritized import Prioritized
 from diskreplay.testing import ModelStore
 from diskreplay.testing.reference import window, window_starts
 from diskreplay.testing.scripts import EpisodePlan, WriterPlan, play
@@ -27,7 +26,7 @@ def chances(sampler: Any) -> dict[int, float]:
     planner._store.refresh()
     planner._refresh_population()
     ids = np.sort(planner.population.take(np.arange(planner.population.size)))
-    drawing: Prioritized = planner.distribution
+    drawing: dr.Prioritized = planner.distribution
     return dict(zip(ids.tolist(), drawing.chances(planner.population, ids).tolist(), strict=True))
 
 

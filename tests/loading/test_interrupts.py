@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
 from diskreplay.store.reading import decompression
 from diskreplay.testing.nested import flat
 from diskreplay.views import parallel_copy
@@ -27,9 +26,8 @@ SCHEMA = dr.Schema(
 
 
 @pytest.fixture(autouse=True)
-def threads_do_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def threads_do_all(threads_make_all: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches are made ahead, copied in parts, and decompressed by several threads, as large ones are."""
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
     monkeypatch.setattr(parallel_copy, "PART", 1)
     monkeypatch.setattr(decompression, "_LEAST", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))

@@ -7,12 +7,14 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from diskreplay.loading.batch import Batch
+import diskreplay as dr
 
 
-def batch_of(*shape: int) -> Batch:
+def batch_of(*shape: int) -> dr.Batch:
     index = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    return Batch({"obs": {"image": index[..., None].repeat_interleave(3, -1)}, "ret": -index.float(), "index": index})
+    return dr.Batch(
+        {"obs": {"image": index[..., None].repeat_interleave(3, -1)}, "ret": -index.float(), "index": index}
+    )
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3), st.integers(0, 99))

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
 from diskreplay.loading.mixed import SOURCE_SHIFT
 from tests.loading.test_sampler_states import bits, through_torch
 
@@ -122,11 +121,6 @@ def test_batches_that_differ_in_more_are_refused(store: Any, others: Any) -> Non
 
 
 # --- made ahead ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def threads_make_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
 
 
 def made(store: Any, prefetch: tuple[int, int], batch_size: int = 16) -> tuple[Any, list[Any]]:

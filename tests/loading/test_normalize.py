@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
 
 SCHEMA = dr.Schema(
     obs={"state": (dr.Field((3,), "float32"), dr.Field((), "float64")), "count": dr.Field((), "int64")},
@@ -63,13 +62,11 @@ def scaled(value: Any, mean: Any, var: Any, clip: float = 10.0) -> np.ndarray:
     return np.clip((np.asarray(value) - mean) / np.sqrt(var + EPSILON), -clip, clip)
 
 
+@pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.slow
 @pytest.mark.parametrize("view", [dr.Transitions(n_step=3), dr.Sequences(length=8, overlap=2)], ids=str)
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_batches_are_normalised_by_all_steps(
-    store: dr.Store, view: Any, ahead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
+def test_batches_are_normalised_by_all_steps(store: dr.Store, view: Any, ahead: int) -> None:
     expected, compared, clipped = plainly(store, {"reward": 1.0}), 0, 0
     transform = dr.Normalize(reward=True)
     with dr.Sampler(store, view, batch_size=32, seed=1, prefetch=ahead, transform=transform) as sampler:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher, readahead
+from diskreplay.loading import readahead
 from diskreplay.loading.readahead import WARM_BATCHES
 from tests.conftest import own_threads
 from tests.testing.support import resident_pages, run_python
@@ -83,11 +83,6 @@ def test_what_threads_make_is_what_the_caller_would_have_made(store: Any, view: 
     assert threads() == set()
 
 
-@pytest.fixture
-def threads_make_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
-
-
 DISTRIBUTIONS = (
     dr.Uniform, dr.Prioritized, lambda: dr.Prioritized(normalize="store", stratified=False), lambda: dr.Recency(100),
     lambda: dr.Sweep(passes=None), lambda: dr.Sweep(passes=None, order="time"),
@@ -111,9 +106,7 @@ def test_what_is_drawn_ahead_is_what_would_have_been_drawn(
     ):
         if plain.distribution.weighted:
             for sampler in (plain, ahead):  # before anything is drawn: weights differ
-                store.refresh()
-                sampler._planner._refresh_population()
-                ids = sampler._planner.population.take(np.arange(sampler._planner.population.size))
+                ids = sampler.ids()
                 sampler.update_priorities(ids, np.random.default_rng(0).standard_normal(len(ids)))
         held = []
         for number in range(30):
@@ -162,7 +155,7 @@ def test_priorities_count_from_the_next_batch_that_is_drawn(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=8, prefetch=3, seed=0) as sampler:
         batches = [sampler.sample()]
         only = batches[0].index[:1]
-        everything = sampler._planner.population.take(np.arange(sampler._planner.population.size))
+        everything = sampler.ids()
         sampler.update_priorities(everything, np.zeros(len(everything)))
         sampler.update_priorities(only, np.array([1e6]))
         batches += [sampler.sample() for _ in range(5)]

@@ -9,7 +9,6 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.sampling.base import Distribution, Draw
-from diskreplay.store.store import Store
 
 SCHEMA = dr.Schema(obs=dr.Field((1,), "float32"), action=dr.Field((), "int64"), episode={"task": dr.Field((), "int64")})
 FIELDS = ("action", "probability", "population", "priority_sum")
@@ -29,7 +28,7 @@ DISTRIBUTIONS: tuple[Callable[[], Distribution], ...] = (
 RANKS: tuple[dict[str, int], ...] = ({}, {"rank": 1, "world_size": 3})
 
 
-def append(store: Store, lengths: list[int]) -> None:
+def append(store: dr.Store, lengths: list[int]) -> None:
     with store.writer() as writer:
         for length in lengths:
             obs = np.zeros((length + 1, 1), "f4")
@@ -45,7 +44,7 @@ def store(tmp_store: Path) -> Any:
         yield store
 
 
-def sampler_of(store: Store, view: Any, distribution: Distribution, **kwargs: Any) -> dr.Sampler:
+def sampler_of(store: dr.Store, view: Any, distribution: Distribution, **kwargs: Any) -> dr.Sampler:
     return dr.Sampler(store, view, distribution, **{"batch_size": 50, "seed": 0, "fields": FIELDS, **kwargs})
 
 
@@ -53,7 +52,7 @@ def sampler_of(store: Store, view: Any, distribution: Distribution, **kwargs: An
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @pytest.mark.parametrize("make", DISTRIBUTIONS, ids=lambda make: repr(make()))
 @pytest.mark.parametrize("rank", RANKS, ids=["alone", "a rank"])
-def test_they_are_those_of_all_ids_that_can_be_drawn(store: Store, view: Any, make: Any, rank: Any) -> None:
+def test_they_are_those_of_all_ids_that_can_be_drawn(store: dr.Store, view: Any, make: Any, rank: Any) -> None:
     compared, rng = 0, np.random.default_rng(0)
     with sampler_of(store, view, make(), **rank) as sampler:
         for lengths in ([], [9, 14], [3]):
@@ -77,7 +76,7 @@ def test_they_are_those_of_all_ids_that_can_be_drawn(store: Store, view: Any, ma
 
 
 @pytest.mark.parametrize("rank", RANKS, ids=["alone", "a rank"])
-def test_of_priorities_they_are_the_formula(store: Store, rank: Any) -> None:
+def test_of_priorities_they_are_the_formula(store: dr.Store, rank: Any) -> None:
     rng = np.random.default_rng(0)
     with sampler_of(store, dr.Transitions(), prioritized(), **rank) as sampler:
         td = {int(i): 1.0 - EPS for i in sampler.ids()}
@@ -95,7 +94,7 @@ def test_of_priorities_they_are_the_formula(store: Store, rank: Any) -> None:
             sampler.update_priorities(batch.index, errors)
 
 
-def test_frequencies_are_the_probabilities_of_a_rank(store: Store) -> None:
+def test_frequencies_are_the_probabilities_of_a_rank(store: dr.Store) -> None:
     mixture = dr.Mixture([(dr.Uniform(), 1), (prioritized(), 2)])
     with sampler_of(store, dr.Transitions(), mixture, rank=0, world_size=2, batch_size=10_000) as sampler:
         ids = sampler.ids()
@@ -107,7 +106,7 @@ def test_frequencies_are_the_probabilities_of_a_rank(store: Store) -> None:
         assert (abs(counts - len(drawn) * probability) < 5 * spread).all()
 
 
-def test_weights_over_two_ranks_are_those_of_one_sampler(store: Store) -> None:
+def test_weights_over_two_ranks_are_those_of_one_sampler(store: dr.Store) -> None:
     ranks = [
         sampler_of(store, dr.Transitions(), prioritized(), rank=rank, world_size=2, batch_size=20) for rank in range(2)
     ]
@@ -128,7 +127,7 @@ def test_weights_over_two_ranks_are_those_of_one_sampler(store: Store) -> None:
     assert mixed.population.tolist() == [batch["population"][0] for batch in batches for _ in range(10)]
 
 
-def test_of_what_cannot_be_drawn_the_probability_is_0(store: Store) -> None:
+def test_of_what_cannot_be_drawn_the_probability_is_0(store: dr.Store) -> None:
     first = store.episodes[0].ids
 
     def is_other(episode: dr.Episode) -> bool:
@@ -145,7 +144,7 @@ def test_of_what_cannot_be_drawn_the_probability_is_0(store: Store) -> None:
         assert sampler.gather(ids).probability.tolist() == [1 / len(mine) if i in mine else 0 for i in ids.tolist()]
 
 
-def test_ids_that_were_sampled_often_enough_do_not_change_them(store: Store) -> None:
+def test_ids_that_were_sampled_often_enough_do_not_change_them(store: dr.Store) -> None:
     with sampler_of(store, dr.Transitions(), prioritized(), max_times_sampled=1) as sampler:
         for _ in range(1):
             batch = sampler.sample()
@@ -154,8 +153,8 @@ def test_ids_that_were_sampled_often_enough_do_not_change_them(store: Store) -> 
         assert sampler.sampleable == 20
 
 
-def test_batches_that_are_refused_or_drawn_ahead_tell_what_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskreplay.loading.prefetcher.LEAST_FOR_A_THREAD", 0)
+@pytest.mark.usefixtures("threads_make_all")
+def test_batches_that_are_refused_or_drawn_ahead_tell_what_was(store: dr.Store) -> None:
     with sampler_of(store, dr.Transitions(), prioritized(), prefetch=2) as sampler:
         first = sampler.sample()
         sampler.update_priorities(first.index, np.full(50, 9.0))
@@ -183,7 +182,7 @@ class Untold(dr.Uniform):
         return super().draw(population, size, rng)
 
 
-def test_a_distribution_that_does_not_tell_chances_is_refused(store: Store) -> None:
+def test_a_distribution_that_does_not_tell_chances_is_refused(store: dr.Store) -> None:
     with pytest.raises(ValueError, match="fields names 'probability', and Uniform.. does not tell"):
         sampler_of(store, dr.Transitions(), Untold())
     with sampler_of(store, dr.Transitions(), dr.Uniform()) as sampler:

@@ -10,19 +10,18 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.loading.batch import Batch
 
 
-def rollout(steps: int, envs: int, seed: int, ends: float = 0.3) -> Batch:
+def rollout(steps: int, envs: int, seed: int, ends: float = 0.3) -> dr.Batch:
     rng = np.random.default_rng(seed)
     index = torch.arange(steps * envs).reshape(steps, envs)
     terminated, truncated = torch.from_numpy(rng.random((2, steps, envs)) < ends)
     obs = {"image": index[..., None].repeat_interleave(3, -1) + 1}
     hidden = torch.stack([index, -index], -1).float()
-    return Batch({"obs": obs, "index": index, "terminated": terminated, "truncated": truncated, "hidden": hidden})
+    return dr.Batch({"obs": obs, "index": index, "terminated": terminated, "truncated": truncated, "hidden": hidden})
 
 
-def plain(batch: Batch, length: int | None) -> list[list[int]]:
+def plain(batch: dr.Batch, length: int | None) -> list[list[int]]:
     """The ids of each sequence, by a loop over the columns."""
     found: list[list[int]] = []
     for env in range(batch.index.shape[1]):
@@ -102,7 +101,7 @@ def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], message: s
 def test_a_batch_that_is_no_rollout_has_none() -> None:
     batch = rollout(6, 2, 0)
     flat = next(batch.minibatches(6))
-    for other in (flat, Batch({name: batch[name] for name in batch if name != "truncated"})):
+    for other in (flat, dr.Batch({name: batch[name] for name in batch if name != "truncated"})):
         with pytest.raises(ValueError, match="^only a batch of Rollouts"):
             other.sequences(2)
 

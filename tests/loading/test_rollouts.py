@@ -15,14 +15,12 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.loading.batch import Batch, torch_values
+from diskreplay.loading.batch import torch_values
 from diskreplay.loading.buffer_pool import BufferPool
 from diskreplay.sampling.base import Draw, RefreshNeeded
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population, Share
-from diskreplay.store.reading.episodes import Episode
 from diskreplay.views.base import nested
-from diskreplay.views.rollouts import Rollouts
 
 FLOAT = dr.Field((), "float32")
 SCHEMA = dr.Schema(
@@ -44,7 +42,7 @@ class Source:
     def __init__(
         self,
         store: Any,
-        view: Rollouts,
+        view: dr.Rollouts,
         rank: int = 0,
         world_size: int = 1,
         where: EpisodeFilter | None = None,
@@ -69,7 +67,7 @@ class Source:
             with suppress(RefreshNeeded):
                 return self.cursor.draw(self.population, 0, np.random.default_rng(0))
 
-    def sample(self) -> Batch:
+    def sample(self) -> dr.Batch:
         draw = self.draw()
         try:
             batch = gathered(self.reader, self.population.snapshot, draw.ids)
@@ -80,10 +78,10 @@ class Source:
         return batch
 
 
-def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> Batch:
+def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> dr.Batch:
     slot = BufferPool(debug=True).acquire(reader.leaves, len(ids))[0]
     reader.fill(snapshot, ids, slot.block)
-    return Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays]), {}))
+    return dr.Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays]), {}))
 
 
 # --- a collector whose every step is remembered ----------------------------------------------------------------------
@@ -218,12 +216,12 @@ class Collector:
             lane.cut(None)
 
 
-def can_be_given(step: Step, view: Rollouts) -> bool:
+def can_be_given(step: Step, view: dr.Rollouts) -> bool:
     """Whether a step is ever part of a rollout: not the last one where a value_fn lacks the observation behind it."""
     return view.value_fn is None or view.next_value is not None or step.terminated or step.next_obs is not None
 
 
-def check(batch: Batch, collectors: list[Collector], view: Rollouts) -> None:
+def check(batch: dr.Batch, collectors: list[Collector], view: dr.Rollouts) -> None:
     """Compare a rollout with what was appended, and mark its steps as given."""
     fields = batch.numpy()
     steps = view.num_steps
@@ -264,11 +262,11 @@ def check(batch: Batch, collectors: list[Collector], view: Rollouts) -> None:
 
 
 VIEWS = {
-    "stored": Rollouts(3, GAMMA, LAMBDA),
-    "field": Rollouts(3, GAMMA, LAMBDA, next_value="following"),
-    "function": Rollouts(3, GAMMA, LAMBDA, value_fn=value_of),
-    "both": Rollouts(3, GAMMA, LAMBDA, value_fn=value_of, next_value="following"),
-    "discounted": Rollouts(3, GAMMA, LAMBDA, value_fn=value_of, next_value="following", discount="bonus"),
+    "stored": dr.Rollouts(3, GAMMA, LAMBDA),
+    "field": dr.Rollouts(3, GAMMA, LAMBDA, next_value="following"),
+    "function": dr.Rollouts(3, GAMMA, LAMBDA, value_fn=value_of),
+    "both": dr.Rollouts(3, GAMMA, LAMBDA, value_fn=value_of, next_value="following"),
+    "discounted": dr.Rollouts(3, GAMMA, LAMBDA, value_fn=value_of, next_value="following", discount="bonus"),
 }
 
 
@@ -354,10 +352,10 @@ def append(writer: Any, first: int, steps: int, end: str = "", known: bool = Tru
 
 
 def asking(store: Any, where: Any) -> EpisodeFilter:
-    return EpisodeFilter(lambda snapshot, first: where(Episode(snapshot, snapshot.find(first))))
+    return EpisodeFilter(lambda snapshot, first: where(dr.Episode(snapshot, snapshot.find(first))))
 
 
-def given(batch: Batch) -> list[list[int]]:
+def given(batch: dr.Batch) -> list[list[int]]:
     return batch.action.T.tolist()
 
 
@@ -380,7 +378,7 @@ def test_the_rollouts_of_a_crowd_of_lanes_are_what_was_appended(tmp_store: Path,
     options = {"segment_steps": 7 * lanes if how == "across segments" else None}
     if how == "with a capacity":
         options["capacity"] = 7 * lanes
-    view = Rollouts(num_steps, GAMMA, LAMBDA, value_fn=value_of)
+    view = dr.Rollouts(num_steps, GAMMA, LAMBDA, value_fn=value_of)
     with dr.create(tmp_store, SCHEMA, chunk_bytes=1 << 16, **options) as store:
         source, grids = (Source(store, view) if how != "sealed" else None), []
         with store.writer(num_envs=lanes) as writer:
@@ -430,7 +428,7 @@ def test_a_batch_of_many_items_has_the_rows_of_small_ones(tmp_store: Path) -> No
 
 def test_a_lane_that_is_too_short_is_named_and_nothing_is_given(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as one, store.writer(2) as two:
-        source = Source(store, Rollouts(4))
+        source = Source(store, dr.Rollouts(4))
         with pytest.raises(dr.NotEnoughData, match="^the store has 0 steps, and no lane has 4 that were not given"):
             source.sample()
         append(one, 0, 9)
@@ -459,15 +457,15 @@ def test_a_truncation_without_a_value_behind_it_is_refused_until_there_is_one(tm
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 3, "truncated")
         append(writer, 3, 3)
-        refused = Source(store, Rollouts(4))
+        refused = Source(store, dr.Rollouts(4))
         message = "^step 2 was truncated, and nothing says the value of what it led to: give Rollouts value_fn, which "
         for _ in range(2):
             with pytest.raises(dr.ReplayError, match=message + "computes it .*, or next_value, the name of a field"):
                 refused.sample()
         behind = [1.0, 2.0, -2.0, 4.0]
-        batch = Source(store, Rollouts(4, 1.0, 0.0, next_value="following")).sample()
+        batch = Source(store, dr.Rollouts(4, 1.0, 0.0, next_value="following")).sample()
         assert (batch.ret.T - 1).tolist() == [[-0.0, -1.0, -2.0, -3.0]]
-        source = Source(store, Rollouts(4, 1.0, 0.0, value_fn=lambda obs: 10 * obs[:, :1]))
+        source = Source(store, dr.Rollouts(4, 1.0, 0.0, value_fn=lambda obs: 10 * obs[:, :1]))
         assert (source.sample().ret.T - 1).tolist() == [[*behind[:2], 30.0, 40.0]]
         assert [call.tolist() for call in source.calls] == [[[3.0, 3.0], [4.0, 4.0]]]
 
@@ -476,10 +474,10 @@ def test_a_truncation_without_a_final_observation_is_refused_or_bootstraps_from_
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 3, "truncated", known=False)
         append(writer, 3, 4)
-        refused = Source(store, Rollouts(4, value_fn=lambda obs: obs[:, 0]))
+        refused = Source(store, dr.Rollouts(4, value_fn=lambda obs: obs[:, 0]))
         with pytest.raises(dr.ReplayError, match="^step 2 was truncated, .* value_fn .* next_value$"):
             refused.sample()
-        both = Source(store, Rollouts(4, 1.0, 0.0, value_fn=lambda obs: obs[:, 0], next_value="following"))
+        both = Source(store, dr.Rollouts(4, 1.0, 0.0, value_fn=lambda obs: obs[:, 0], next_value="following"))
         batch = both.sample()
         assert given(batch) == [[0, 1, 2, 3]]
         assert batch.ret[2].item() - 1 == -2.0
@@ -492,7 +490,7 @@ def test_a_cut_that_nothing_is_known_behind_is_refused_or_left_out_where_the_lan
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 4, known=False)
         writer.end_episode()
-        source = Source(store, Rollouts(3, 1.0, 0.0, **known))
+        source = Source(store, dr.Rollouts(3, 1.0, 0.0, **known))
         assert given(source.sample()) == [[0, 1, 2]]
         with pytest.raises(dr.NotEnoughData):
             source.sample()
@@ -500,7 +498,7 @@ def test_a_cut_that_nothing_is_known_behind_is_refused_or_left_out_where_the_lan
         for _ in range(2):
             with pytest.raises(dr.ReplayError, match="^step 3 was truncated, .* value_fn.* next_value"):
                 source.sample()
-        both = Source(store, Rollouts(5, next_value="following", **known))
+        both = Source(store, dr.Rollouts(5, next_value="following", **known))
         batch = both.sample()
         assert given(batch) == [[0, 1, 2, 3, 4]]
         assert batch.truncated.T.tolist() == [[False, False, False, True, False]]
@@ -509,7 +507,7 @@ def test_a_cut_that_nothing_is_known_behind_is_refused_or_left_out_where_the_lan
 def test_a_terminated_step_has_nothing_behind_it_even_where_it_was_truncated_too(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         writer.append(np.zeros(2), 0, 2.0, True, True, np.ones(2), value=7.0, following=9.0, bonus=0.0)
-        source = Source(store, Rollouts(1, value_fn=lambda obs: obs[:, 0]))
+        source = Source(store, dr.Rollouts(1, value_fn=lambda obs: obs[:, 0]))
         batch = source.sample()
         assert batch.ret.tolist() == [[2.0]]
         assert batch.advantage.tolist() == [[-5.0]]
@@ -521,7 +519,7 @@ def test_a_terminated_step_has_nothing_behind_it_even_where_it_was_truncated_too
 def test_a_value_function_of_the_wrong_shape_is_refused_and_nothing_is_given(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 3)
-        source = Source(store, Rollouts(2, value_fn=lambda obs: obs))
+        source = Source(store, dr.Rollouts(2, value_fn=lambda obs: obs))
         message = "value_fn gave shape (1, 2) for 1 observations; it must be (1,) or (1, 1)"
         for _ in range(2):
             with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -532,7 +530,7 @@ def test_fields_stacks_and_weighted_rewards(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 3, "terminated")
         append(writer, 3, 6)
-        view = Rollouts(6, frame_stack=3, reward={"reward": 2.0, "bonus": 4.0})
+        view = dr.Rollouts(6, frame_stack=3, reward={"reward": 2.0, "bonus": 4.0})
         batch = Source(store, view).sample()
         names = "obs action reward terminated truncated value advantage ret index following bonus"
         assert list(batch.keys()) == names.split()
@@ -542,13 +540,13 @@ def test_fields_stacks_and_weighted_rewards(tmp_store: Path) -> None:
         assert batch.reward.unique().tolist() == [4.0]
         chosen = view.reader(SCHEMA, ("reward", "ret"))
         assert [path for (path,) in chosen.paths] == ["reward", "ret", "index"]
-        stacked = Source(store, Rollouts(6, 1.0, 0.0, frame_stack=3, value_fn=lambda obs: obs.sum((1, 2))))
+        stacked = Source(store, dr.Rollouts(6, 1.0, 0.0, frame_stack=3, value_fn=lambda obs: obs.sum((1, 2))))
         assert (stacked.sample().ret[-1] - 1).item() == 2 * (4 + 5 + 6)
 
 
 def test_what_was_evicted_is_passed_over(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA, capacity=30, segment_steps=10) as store, store.writer() as writer:
-        source = Source(store, Rollouts(4))
+        source = Source(store, dr.Rollouts(4))
         append(writer, 0, 6, "terminated")
         assert given(source.sample()) == [[0, 1, 2, 3]]
         for first in range(6, 96, 6):
@@ -581,13 +579,13 @@ def test_a_state_goes_on_where_the_last_delivered_rollout_ended(tmp_store: Path)
     with dr.create(tmp_store, SCHEMA) as store:
         with store.writer() as writer:
             append(writer, 0, 40, "terminated")
-        whole, source = Source(store, Rollouts(5)), Source(store, Rollouts(5))
+        whole, source = Source(store, dr.Rollouts(5)), Source(store, dr.Rollouts(5))
         whole.sample()
         source.sample()
         ahead = [source.draw() for _ in range(2)]
         state = source.cursor.state_dict()
         source.cursor.delivered(ahead[0])
-        other = Source(store, Rollouts(5))
+        other = Source(store, dr.Rollouts(5))
         other.cursor.load_state_dict(state)
         expected = [given(whole.sample()) for _ in range(7)]
         assert [given(other.sample()) for _ in range(7)] == expected
@@ -604,7 +602,7 @@ def test_only_admitted_episodes_are_given(tmp_store: Path) -> None:
         with store.writer() as writer:
             for first in range(0, 40, 4):
                 append(writer, first, 4, "terminated")
-        source = Source(store, Rollouts(6), where=asking(store, lambda ep: ep.action[0] % 8 == 0))
+        source = Source(store, dr.Rollouts(6), where=asking(store, lambda ep: ep.action[0] % 8 == 0))
         assert given(source.sample()) == [[0, 1, 2, 3, 8, 9]]
 
 
@@ -613,7 +611,7 @@ def test_a_writer_that_died_counts_as_closed(tmp_store: Path) -> None:
         append(writer, 0, 20)
         dead = store.writer()
         append(dead, 20, 7)
-        source = Source(store, Rollouts(5))
+        source = Source(store, dr.Rollouts(5))
         assert given(source.sample()) == [[0, 1, 2, 3, 4], [20, 21, 22, 23, 24]]
         with pytest.raises(dr.NotEnoughData, match="^lane 0 of writer 1 has 1 steps"):
             source.sample()
@@ -626,7 +624,7 @@ def test_ids_that_are_no_grid_are_refused(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 6, "terminated")
         store.refresh()
-        ids, reader = store.episodes[0].ids, Rollouts(2).reader(SCHEMA)
+        ids, reader = store.episodes[0].ids, dr.Rollouts(2).reader(SCHEMA)
         for wrong in (ids[:3], ids[:0]):
             with pytest.raises(dr.InvalidIndex, match=f"^{len(wrong)} ids are no grid of 2 steps a column"):
                 reader.check(store.snapshot, wrong)

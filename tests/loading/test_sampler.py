@@ -12,11 +12,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.errors import SegmentGone
-from diskreplay.loading import prefetcher
-from diskreplay.loading.sampler import Sampler
 from diskreplay.sampling.base import Draw
-from diskreplay.sampling.uniform import Uniform
-from diskreplay.views.transitions import Transitions
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Store, episode
 
 
@@ -61,11 +57,11 @@ def store() -> Store:
 )
 def test_an_argument_that_makes_no_sense_is_refused(store: Store, arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Sampler(**{"store": store, "view": Transitions(), **arguments})
+        dr.Sampler(**{"store": store, "view": dr.Transitions(), **arguments})
 
 
 def test_a_batch_holds_what_the_steps_of_its_index_are(store: Store) -> None:
-    batch = Sampler(store, Transitions(3, gamma=0.5), batch_size=500, seed=0).sample()
+    batch = dr.Sampler(store, dr.Transitions(3, gamma=0.5), batch_size=500, seed=0).sample()
     for i, step_id in enumerate(batch.index.tolist()):
         made, t = store.snapshot.model[step_id]
         k = min(3, len(made.steps) - t)
@@ -81,8 +77,8 @@ def test_a_batch_holds_what_the_steps_of_its_index_are(store: Store) -> None:
 
 
 def test_nested_spaces_give_nested_dicts() -> None:
-    batch = Sampler(
-        Store(snapshot_of([6], SCHEMA)), Transitions(frame_stack={"image": 3}), batch_size=4, seed=0
+    batch = dr.Sampler(
+        Store(snapshot_of([6], SCHEMA)), dr.Transitions(frame_stack={"image": 3}), batch_size=4, seed=0
     ).sample()
     assert batch.obs["image"].shape == batch.next_obs["image"].shape == (4, 3, 2, 3)
     assert batch.obs["state"].shape == (4, 3)
@@ -92,15 +88,15 @@ def test_nested_spaces_give_nested_dicts() -> None:
 
 
 def test_fields_choose_what_a_batch_holds(store: Store) -> None:
-    sampler = Sampler(store, Transitions(), fields=("reward",), batch_size=3)
+    sampler = dr.Sampler(store, dr.Transitions(), fields=("reward",), batch_size=3)
     assert list(sampler.sample().keys()) == ["reward", "index", "weight"]
     with pytest.raises(ValueError, match=r"^fields names 'rewards', and a batch has "):
-        Sampler(store, Transitions(), fields=("rewards",))
+        dr.Sampler(store, dr.Transitions(), fields=("rewards",))
 
 
 def test_the_seed_makes_the_draws(store: Store) -> None:
     def draws(seed: int | None) -> list[int]:
-        sampler = Sampler(store, Transitions(), batch_size=20, seed=seed)
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=20, seed=seed)
         return [i for _ in range(3) for i in sampler.sample().index.tolist()]
 
     assert draws(3) == draws(3)
@@ -109,7 +105,7 @@ def test_the_seed_makes_the_draws(store: Store) -> None:
 
 
 def test_a_batch_of_another_size_may_be_asked_for(store: Store) -> None:
-    sampler = Sampler(store, Transitions(), batch_size=4)
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=4)
     assert [sampler.sample(size).batch_size for size in (None, 1, 700, None)] == [4, 1, 700, 4]
     for size in (0, -3, 1.0, "2", True):
         with pytest.raises(ValueError, match="^batch_size must be an int of at least 1"):
@@ -118,24 +114,24 @@ def test_a_batch_of_another_size_may_be_asked_for(store: Store) -> None:
 
 def test_beta_means_nothing_to_uniform_draws(store: Store) -> None:
     with pytest.raises(ValueError, match=r"^beta means nothing to Uniform\(\), whose weights are all 1: leave it out$"):
-        Sampler(store, Transitions()).sample(beta=0.5)
+        dr.Sampler(store, dr.Transitions()).sample(beta=0.5)
 
 
 def test_weights_are_those_of_the_distribution(store: Store) -> None:
-    class Halves(Uniform):
+    class Halves(dr.Uniform):
         weighted = True
 
         def weigh(self, draw: Draw, beta: float | None, batches: int = 0) -> np.ndarray:
             return np.full(len(draw.ids), 0.5 if beta is None else beta, np.float32)
 
-    sampler = Sampler(store, Transitions(), Halves(), batch_size=3)
+    sampler = dr.Sampler(store, dr.Transitions(), Halves(), batch_size=3)
     assert sampler.sample().weight.tolist() == [0.5] * 3
     assert sampler.sample(beta=0.25).weight.tolist() == [0.25] * 3
 
 
 def test_an_empty_store_is_not_enough_data() -> None:
-    sampler = Sampler(Store(Snapshot(FLAT_SCHEMA, [])), Transitions())
-    message = f"the store has 0 steps, 0 of them sampleable as {Transitions()}; 1 is needed"
+    sampler = dr.Sampler(Store(Snapshot(FLAT_SCHEMA, [])), dr.Transitions())
+    message = f"the store has 0 steps, 0 of them sampleable as {dr.Transitions()}; 1 is needed"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
         sampler.sample()
 
@@ -144,16 +140,16 @@ def test_steps_that_are_not_sampleable_yet_are_counted() -> None:
     rng = np.random.default_rng(0)
     store = Store(Snapshot(FLAT_SCHEMA, [Segment([[episode(FLAT_SCHEMA, 3, "open", True, rng)]])]))
     with pytest.raises(dr.NotEnoughData, match="^the store has 3 steps, 0 of them sampleable as "):
-        Sampler(store, Transitions(4)).sample()
-    assert Sampler(store, Transitions(3), batch_size=2).sample().n_steps.tolist() == [3, 3]
+        dr.Sampler(store, dr.Transitions(4)).sample()
+    assert dr.Sampler(store, dr.Transitions(3), batch_size=2).sample().n_steps.tolist() == [3, 3]
 
 
 def test_one_sampleable_step_is_enough_for_any_batch() -> None:
-    assert Sampler(Store(snapshot_of([1])), Transitions(), batch_size=64).sample().batch_size == 64
+    assert dr.Sampler(Store(snapshot_of([1])), dr.Transitions(), batch_size=64).sample().batch_size == 64
 
 
 def test_gather_gives_exactly_these_ids_in_their_order(store: Store) -> None:
-    sampler = Sampler(store, Transitions(2), batch_size=8, seed=0)
+    sampler = dr.Sampler(store, dr.Transitions(2), batch_size=8, seed=0)
     batch = sampler.sample()
     for ids in (batch.index, batch.index.numpy(), batch.index.tolist(), batch.index.numpy().astype("u8")):
         again = sampler.gather(ids)
@@ -166,19 +162,19 @@ def test_gather_gives_exactly_these_ids_in_their_order(store: Store) -> None:
 @pytest.mark.parametrize("ids", [[5], [-1], [[2 << 35]], [0.5], np.array([2**64 - 1], np.uint64), ["a"]])
 def test_gather_refuses_what_is_no_id(store: Store, ids: Any) -> None:
     with pytest.raises(dr.InvalidIndex):
-        Sampler(store, Transitions()).gather(ids)
+        dr.Sampler(store, dr.Transitions()).gather(ids)
 
 
 def test_the_view_is_changed_at_run_time(store: Store) -> None:
-    sampler = Sampler(store, Transitions(1), batch_size=64, seed=0)
+    sampler = dr.Sampler(store, dr.Transitions(1), batch_size=64, seed=0)
     assert sampler.sample().n_steps.max() == 1
-    sampler.view = Transitions(5)
-    assert sampler.view == Transitions(5)
+    sampler.view = dr.Transitions(5)
+    assert sampler.view == dr.Transitions(5)
     assert sampler.sample().n_steps.max() == 5
     with pytest.raises(ValueError, match="^frame_stack names 'image'"):
-        sampler.view = Transitions(frame_stack={"image": 2})
-    assert sampler.view == Transitions(5)
-    sampler.distribution = Uniform()
+        sampler.view = dr.Transitions(frame_stack={"image": 2})
+    assert sampler.view == dr.Transitions(5)
+    sampler.distribution = dr.Uniform()
     assert sampler.sample().n_steps.max() == 5
 
 
@@ -186,9 +182,9 @@ def test_each_batch_looks_for_new_steps_unless_told_not_to() -> None:
     def grown() -> Store:
         return Store(snapshot_of([3]), [snapshot_of([3, 40])])
 
-    assert Sampler(grown(), Transitions(), batch_size=500).sample().index.max() > (2 << 35) + 3
+    assert dr.Sampler(grown(), dr.Transitions(), batch_size=500).sample().index.max() > (2 << 35) + 3
     store = grown()
-    sampler = Sampler(store, Transitions(), batch_size=500, refresh=False)
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=500, refresh=False)
     assert sampler.sample().index.max() <= (2 << 35) + 2
     store.refresh()
     assert sampler.sample().index.max() > (2 << 35) + 3
@@ -196,7 +192,7 @@ def test_each_batch_looks_for_new_steps_unless_told_not_to() -> None:
 
 def test_ranks_share_the_steps(store: Store) -> None:
     seen = [
-        set(Sampler(store, Transitions(), batch_size=2000, rank=rank, world_size=3).sample().index.tolist())
+        set(dr.Sampler(store, dr.Transitions(), batch_size=2000, rank=rank, world_size=3).sample().index.tolist())
         for rank in range(3)
     ]
     assert set().union(*seen) == set(store.snapshot.model)
@@ -207,12 +203,13 @@ def test_ranks_share_the_steps(store: Store) -> None:
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("large", [True, False])
 def test_a_batch_is_what_it_was_planned_from(prefetch: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 70_000 if large else 80_000)  # a batch takes 75 kB
+    least = 70_000 if large else 80_000  # a batch takes 75 kB
+    monkeypatch.setattr("diskreplay.loading.prefetcher.LEAST_FOR_A_THREAD", least)
     rng = np.random.default_rng(0)
     growing = [episode(FLAT_SCHEMA, 5 * (i + 1), "open", True, rng) for i in range(12)]
     snapshots = [Snapshot(FLAT_SCHEMA, [Segment([[made]])]) for made in growing]
     store = Store(snapshots[0], snapshots[1:])
-    with Sampler(store, Transitions(), batch_size=1000, prefetch=prefetch, seed=0) as sampler:
+    with dr.Sampler(store, dr.Transitions(), batch_size=1000, prefetch=prefetch, seed=0) as sampler:
         for i in range(8):
             batch = sampler.sample()
             assert store.snapshot is snapshots[1 + i + (prefetch if large else 0)]
@@ -223,20 +220,19 @@ def test_a_batch_is_what_it_was_planned_from(prefetch: int, large: bool, monkeyp
 
 def test_prefetching_changes_no_draw(store: Store) -> None:
     draws = [
-        [i for batch in zip(range(5), Sampler(store, Transitions(), batch_size=9, prefetch=p, seed=1), strict=False)
-         for i in batch[1].index.tolist()]
-        for p in (0, 1, 4)
-    ]  # fmt: skip
+        [i for _ in range(5) for i in sampler.sample().index.tolist()]
+        for sampler in (dr.Sampler(store, dr.Transitions(), batch_size=9, prefetch=p, seed=1) for p in (0, 1, 4))
+    ]
     assert draws[0] == draws[1] == draws[2]
 
 
 def test_changing_the_view_drops_what_was_planned() -> None:
     lane = [episode(FLAT_SCHEMA, 9, "open", True, np.random.default_rng(0))]
-    sampler = Sampler(
-        Store(Snapshot(FLAT_SCHEMA, [Segment([lane])])), Transitions(1), batch_size=64, prefetch=4, seed=0
+    sampler = dr.Sampler(
+        Store(Snapshot(FLAT_SCHEMA, [Segment([lane])])), dr.Transitions(1), batch_size=64, prefetch=4, seed=0
     )
     assert sampler.sample().index.max() == (2 << 35) + 8
-    sampler.view = Transitions(9)
+    sampler.view = dr.Transitions(9)
     # Of what was drawn ahead, only the first step has a window of nine.
     assert set(sampler.sample().index.tolist()) == {2 << 35}
 
@@ -251,13 +247,13 @@ class Vanishing(Snapshot):
 def test_a_batch_whose_segment_is_gone_is_drawn_again() -> None:
     gone, left = Vanishing(FLAT_SCHEMA, snapshot_of([4]).segments), snapshot_of([9])
     store = Store(gone, [gone, gone, left])
-    assert Sampler(store, Transitions(), batch_size=5, refresh=False).sample().batch_size == 5
+    assert dr.Sampler(store, dr.Transitions(), batch_size=5, refresh=False).sample().batch_size == 5
     assert store.snapshot is left
 
 
 def test_a_batch_that_is_drawn_again_counts_the_steps_that_it_has() -> None:
     store = Store(snapshot_of([4]), [snapshot_of([9])])
-    sampler = Sampler(store, dr.Episodes(), batch_size=3, refresh=False)
+    sampler = dr.Sampler(store, dr.Episodes(), batch_size=3, refresh=False)
     reader: Any = sampler._gatherer.reader
     fill = reader.fill
 
@@ -270,11 +266,11 @@ def test_a_batch_that_is_drawn_again_counts_the_steps_that_it_has() -> None:
     assert sampler.stats()["steps"] == 27
 
 
-@pytest.mark.parametrize("view", [dr.Episodes(), Transitions()])
+@pytest.mark.parametrize("view", [dr.Episodes(), dr.Transitions()])
 def test_a_sweep_that_has_nothing_left_after_an_eviction_ends(view: Any) -> None:
     segments = snapshot_of([4]).segments
     store = Store(Vanishing(FLAT_SCHEMA, segments), [Snapshot(FLAT_SCHEMA, [None, *snapshot_of([1]).segments])])
-    sampler = Sampler(store, view, dr.Sweep(passes=1), batch_size=50, refresh=False)
+    sampler = dr.Sampler(store, view, dr.Sweep(passes=1), batch_size=50, refresh=False)
     with pytest.raises(StopIteration):
         sampler.sample()
     assert sampler.stats()["batches"] == 0
@@ -286,7 +282,9 @@ def test_a_sweep_gives_what_is_left_of_a_batch_whose_segment_is_gone(prefetch: i
     two = [*snapshot_of([5]).segments, *snapshot_of([6]).segments]
     left = Snapshot(FLAT_SCHEMA, [None, two[1]])
     store = Store(Vanishing(FLAT_SCHEMA, two), [left] * 9)
-    sampler = Sampler(store, Transitions(), dr.Sweep(passes=1), batch_size=3, refresh=False, prefetch=prefetch, seed=1)
+    sampler = dr.Sampler(
+        store, dr.Transitions(), dr.Sweep(passes=1), batch_size=3, refresh=False, prefetch=prefetch, seed=1
+    )
     given = []
     with suppress(StopIteration):
         while True:
@@ -302,8 +300,8 @@ def test_a_sweep_gives_what_is_left_of_a_batch_whose_segment_is_gone(prefetch: i
 @pytest.mark.parametrize("size", [None, 4])
 def test_an_interrupt_loses_no_id_of_a_sweep(at: str, prefetch: int, size: int | None) -> None:
     snapshot = snapshot_of([3] * 11)
-    view = dr.Episodes() if at == "count_steps" else Transitions()
-    sampler = Sampler(Store(snapshot), view, dr.Sweep(passes=1), batch_size=2, prefetch=prefetch, seed=0)
+    view = dr.Episodes() if at == "count_steps" else dr.Transitions()
+    sampler = dr.Sampler(Store(snapshot), view, dr.Sweep(passes=1), batch_size=2, prefetch=prefetch, seed=0)
     reader, method = sampler._gatherer.reader, getattr(sampler._gatherer.reader, at)
     calls = []
 
@@ -331,11 +329,11 @@ def test_gather_of_an_id_whose_segment_is_gone_is_an_invalid_index() -> None:
     gone = Vanishing(FLAT_SCHEMA, snapshot_of([4]).segments)
     store = Store(gone, [gone, Snapshot(FLAT_SCHEMA, [None])])
     with pytest.raises(dr.InvalidIndex, match=f"^id {2 << 35} is not in the store: it was evicted, or never existed$"):
-        Sampler(store, Transitions()).gather([2 << 35])
+        dr.Sampler(store, dr.Transitions()).gather([2 << 35])
 
 
 def test_batches_stay_valid_while_any_tensor_of_them_is_held(store: Store) -> None:
-    sampler = Sampler(store, Transitions(2), batch_size=16, seed=0, debug=True)
+    sampler = dr.Sampler(store, dr.Transitions(2), batch_size=16, seed=0, debug=True)
     held, copies = [], []
     for i in range(60):
         batch = sampler.sample()
@@ -352,7 +350,7 @@ def test_batches_stay_valid_while_any_tensor_of_them_is_held(store: Store) -> No
 
 
 def test_threads_may_share_a_sampler(store: Store) -> None:
-    sampler = Sampler(store, Transitions(3), batch_size=32, seed=0)
+    sampler = dr.Sampler(store, dr.Transitions(3), batch_size=32, seed=0)
     wrong: list[int] = []
 
     def work() -> None:
@@ -373,7 +371,7 @@ def test_threads_may_share_a_sampler(store: Store) -> None:
 
 
 def test_stats_count_batches_and_steps(store: Store) -> None:
-    sampler = Sampler(store, Transitions(), batch_size=10)
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=10)
     assert sampler.stats()["steps_per_second"] == 0.0
     for _ in range(4):
         sampler.sample()
@@ -386,10 +384,10 @@ def test_stats_count_batches_and_steps(store: Store) -> None:
 
 
 def test_a_device_gets_copies(store: Store) -> None:
-    for view in (Transitions(), Transitions(frame_stack=3)):
+    for view in (dr.Transitions(), dr.Transitions(frame_stack=3)):
         with (
-            Sampler(store, view, batch_size=4, seed=0, device="meta") as elsewhere,
-            Sampler(store, view, batch_size=4, seed=0) as here,
+            dr.Sampler(store, view, batch_size=4, seed=0, device="meta") as elsewhere,
+            dr.Sampler(store, view, batch_size=4, seed=0) as here,
         ):
             batch, like = elsewhere.sample(), here.sample()
             assert list(batch) == list(like)
@@ -413,18 +411,18 @@ class Weighing(dr.Uniform):
 
 @pytest.mark.parametrize("weights", [np.arange(4.0), [0, 1, 2, 3], np.arange(4, dtype=np.float32)], ids=repr)
 def test_weights_of_any_sort_become_float32(store: Any, weights: Any) -> None:
-    batch = Sampler(store, Transitions(), Weighing(weights), batch_size=4).sample()
+    batch = dr.Sampler(store, dr.Transitions(), Weighing(weights), batch_size=4).sample()
     assert batch.weight.dtype == torch.float32
     assert batch.weight.tolist() == [0, 1, 2, 3]
 
 
 def test_weights_that_are_too_few_are_refused(store: Any) -> None:
     with pytest.raises(ValueError, match="could not broadcast"):
-        Sampler(store, Transitions(), Weighing(np.ones(3, np.float32)), batch_size=4).sample()
+        dr.Sampler(store, dr.Transitions(), Weighing(np.ones(3, np.float32)), batch_size=4).sample()
 
 
 def test_a_closed_sampler_refuses_and_its_batches_stay(store: Store) -> None:
-    with Sampler(store, Transitions(), batch_size=4, seed=0) as sampler:
+    with dr.Sampler(store, dr.Transitions(), batch_size=4, seed=0) as sampler:
         batch = sampler.sample()
         was = batch.obs.clone()
     for call in (sampler.sample, lambda: sampler.gather([2 << 35])):

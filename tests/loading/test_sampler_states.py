@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
-from diskreplay.sampling import population, priorities
 from diskreplay.testing.nested import flat
 from tests.testing.support import run_python
 from tests.tiers import whole_or_part
+
+pytestmark = pytest.mark.usefixtures("threads_make_all")
 
 GOAL = dr.Field((2,), "float32")
 SCHEMA = dr.Schema(
@@ -27,11 +27,6 @@ SCHEMA = dr.Schema(
     episode={"task": dr.Field((), "int64")},
 )
 LANES = 3
-
-
-@pytest.fixture(autouse=True)
-def small_batches_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
 
 
 def reached(achieved: np.ndarray, desired: np.ndarray, *_: Any) -> np.ndarray:
@@ -147,10 +142,8 @@ def through_torch(state: Any) -> Any:
 def map_all(store: Any) -> None:
     """Read every step: a segment that is evicted before its first use makes a sampler draw again."""
     store.refresh()
-    everything = population.Population(dr.Transitions())
-    everything.refresh(store.snapshot)
     with dr.Sampler(store, dr.Transitions()) as sampler:
-        sampler.gather(everything.take(np.arange(everything.size)))
+        sampler.gather(sampler.ids())
 
 
 def check(
@@ -267,18 +260,16 @@ def test_many_batches_are_the_same_while_old_steps_leave(tmp_store: Path, distri
 def test_many_episodes_are_sorted_at_the_same_batch(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
 ) -> None:
-    monkeypatch.setattr(population, "SMALL", 3)
-    monkeypatch.setattr(priorities, "FIRST_PAGES", 1)
+    monkeypatch.setattr("diskreplay.sampling.population.SMALL", 3)
+    monkeypatch.setattr("diskreplay.sampling.priorities.FIRST_PAGES", 1)
     check(tmp_store, "transitions", "prioritized", 2, before=30, after=20, every=1, capacity=capacity)
 
 
 FRESH = """
 import hashlib, sys
 import diskreplay as dr
-from diskreplay.loading import prefetcher
 from tests.loading import test_sampler_states as t
 
-prefetcher.LEAST_FOR_A_THREAD = 0
 with dr.open(sys.argv[1]) as store:
     view, distribution = t.VIEWS[sys.argv[2]](), t.DISTRIBUTIONS[sys.argv[3]]()
     sampler = dr.Sampler(store, view, distribution, batch_size=16, prefetch=2, seed=7)

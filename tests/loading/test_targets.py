@@ -12,13 +12,6 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.loading.targets import (
-    lambda_returns,
-    nstep_targets,
-    q_lambda_targets,
-    retrace_targets,
-    vtrace_targets,
-)
 
 
 class Chain(NamedTuple):
@@ -163,7 +156,7 @@ def test_nstep_targets_equal_the_loop(
     if not with_truncated:
         batch = batch._replace(truncated=np.zeros_like(batch.truncated))
     tensors = batch.tensors()
-    found = nstep_targets(
+    found = dr.nstep_targets(
         tensors.reward, tensors.terminated, tensors.values, n, tensors.gamma if gamma is None else gamma,
         mask=tensors.mask if with_mask else None, truncated=tensors.truncated if with_truncated else None,
     )  # fmt: skip
@@ -173,21 +166,21 @@ def test_nstep_targets_equal_the_loop(
 @given(batches(), lambdas)
 def test_lambda_returns_are_the_mean_of_nstep_targets(batch: Windows, lambda_: float) -> None:
     x = batch.tensors()
-    found = lambda_returns(x.reward, x.terminated, x.values, lambda_, x.gamma, x.mask, x.truncated)
+    found = dr.lambda_returns(x.reward, x.terminated, x.values, lambda_, x.gamma, x.mask, x.truncated)
     close(found, batch.each(lambda b, t: batch.lambda_return(b, t, lambda_)))
 
 
 @given(batches(), lambdas)
 def test_q_lambda_targets_stop_before_an_action_that_explores(batch: Windows, lambda_: float) -> None:
     x = batch.tensors()
-    found = q_lambda_targets(x.reward, x.terminated, x.values, x.greedy, lambda_, x.gamma, x.mask, x.truncated)
+    found = dr.q_lambda_targets(x.reward, x.terminated, x.values, x.greedy, lambda_, x.gamma, x.mask, x.truncated)
     close(found, batch.each(lambda b, t: batch.q_lambda(b, t, lambda_)))
 
 
 @given(batches(), lambdas)
 def test_retrace_targets_equal_the_sum_of_the_paper(batch: Windows, lambda_: float) -> None:
     x = batch.tensors()
-    found = retrace_targets(x.reward, x.terminated, x.values, x.q, x.log_rho, lambda_, x.gamma, x.mask, x.truncated)
+    found = dr.retrace_targets(x.reward, x.terminated, x.values, x.q, x.log_rho, lambda_, x.gamma, x.mask, x.truncated)
     close(found, batch.each(lambda b, t: batch.retrace(b, t, lambda_)))
 
 
@@ -197,7 +190,7 @@ def test_vtrace_targets_equal_the_sum_of_the_paper(
 ) -> None:
     x = batch.tensors()
     limits = {"lambda_": lambda_, "rho_bar": rho_bar, "c_bar": c_bar}
-    found = vtrace_targets(x.reward, x.terminated, x.values, x.log_rho, x.gamma, x.mask, x.truncated, **limits)
+    found = dr.vtrace_targets(x.reward, x.terminated, x.values, x.log_rho, x.gamma, x.mask, x.truncated, **limits)
     want = batch.each(lambda b, t: batch.vtrace(b, t, **limits))
     for tensor, array in zip(found, np.moveaxis(want, -1, 0) if want.ndim == 3 else (want, want), strict=True):
         close(tensor, array)
@@ -209,12 +202,12 @@ def test_1521_targets_of_each_kind_equal_the_loops() -> None:
     x, count = batch.tensors(), 0
     first = x.reward, x.terminated, x.values
     behind = x.gamma, x.mask, x.truncated
-    vtrace = vtrace_targets(*first, x.log_rho, *behind, rho_bar=1.2, c_bar=0.9)
+    vtrace = dr.vtrace_targets(*first, x.log_rho, *behind, rho_bar=1.2, c_bar=0.9)
     for found, target in (
-        (nstep_targets(*first, 5, *behind), lambda b, t: batch.nstep(b, t, 5)),
-        (lambda_returns(*first, 0.9, *behind), lambda b, t: batch.lambda_return(b, t, 0.9)),
-        (q_lambda_targets(*first, x.greedy, 0.9, *behind), lambda b, t: batch.q_lambda(b, t, 0.9)),
-        (retrace_targets(*first, x.q, x.log_rho, 0.9, *behind), lambda b, t: batch.retrace(b, t, 0.9)),
+        (dr.nstep_targets(*first, 5, *behind), lambda b, t: batch.nstep(b, t, 5)),
+        (dr.lambda_returns(*first, 0.9, *behind), lambda b, t: batch.lambda_return(b, t, 0.9)),
+        (dr.q_lambda_targets(*first, x.greedy, 0.9, *behind), lambda b, t: batch.q_lambda(b, t, 0.9)),
+        (dr.retrace_targets(*first, x.q, x.log_rho, 0.9, *behind), lambda b, t: batch.retrace(b, t, 0.9)),
         (vtrace[0], lambda b, t: batch.vtrace(b, t, 1.0, 1.2, 0.9)[0]),
         (vtrace[1], lambda b, t: batch.vtrace(b, t, 1.0, 1.2, 0.9)[1]),
     ):
@@ -239,14 +232,14 @@ def test_4800_targets_equal_torchrls() -> None:
 
     # The peer keeps some of these in float32, where they are exact.
     gamma, limits = 0.96875, {"rho_bar": 1.25, "c_bar": 0.875}
-    found = lambda_returns(reward, terminated, values, 0.9, gamma, truncated=truncated)
+    found = dr.lambda_returns(reward, terminated, values, 0.9, gamma, truncated=truncated)
     for estimate, atol in ((peer.td_lambda_return_estimate, 1e-12), (peer.vec_td_lambda_return_estimate, 2e-6)):
         want = estimate(gamma, 0.9, *columns(values[:, 1:], reward, done, terminated))[..., 0]
         torch.testing.assert_close(found, want, rtol=0, atol=atol)
     advantages, targets = peer.vtrace_advantage_estimate(
         gamma, *columns(log_pi, log_mu, values[:, :-1], values[:, 1:], reward, done, terminated), *limits.values()
     )
-    found = vtrace_targets(reward, terminated, values, log_pi - log_mu, gamma, truncated=truncated, **limits)
+    found = dr.vtrace_targets(reward, terminated, values, log_pi - log_mu, gamma, truncated=truncated, **limits)
     torch.testing.assert_close(found, (targets[..., 0], advantages[..., 0]), rtol=0, atol=1e-12)
     assert found[0].numel() + want.numel() == 4_800
 
@@ -264,12 +257,12 @@ def test_windows_across_episodes_bootstrap_from_final_observations() -> None:
     batch.next_values[batch.terminated] = np.nan
     x = batch.tensors()
     first, behind = (x.reward, x.terminated, None), (x.gamma, None, x.truncated, x.next_values)
-    vtrace = vtrace_targets(x.reward, x.terminated, x.values[:, :-1], x.log_rho, *behind)
+    vtrace = dr.vtrace_targets(x.reward, x.terminated, x.values[:, :-1], x.log_rho, *behind)
     for found, target in (
-        (nstep_targets(*first, 4, *behind), lambda b, t: batch.nstep(b, t, 4)),
-        (lambda_returns(*first, 0.9, *behind), lambda b, t: batch.lambda_return(b, t, 0.9)),
-        (q_lambda_targets(*first, x.greedy, 0.9, *behind), lambda b, t: batch.q_lambda(b, t, 0.9)),
-        (retrace_targets(*first, x.q, x.log_rho, 0.9, *behind), lambda b, t: batch.retrace(b, t, 0.9)),
+        (dr.nstep_targets(*first, 4, *behind), lambda b, t: batch.nstep(b, t, 4)),
+        (dr.lambda_returns(*first, 0.9, *behind), lambda b, t: batch.lambda_return(b, t, 0.9)),
+        (dr.q_lambda_targets(*first, x.greedy, 0.9, *behind), lambda b, t: batch.q_lambda(b, t, 0.9)),
+        (dr.retrace_targets(*first, x.q, x.log_rho, 0.9, *behind), lambda b, t: batch.retrace(b, t, 0.9)),
         (vtrace[0], lambda b, t: batch.vtrace(b, t, 1.0, 1.0, 1.0)[0]),
         (vtrace[1], lambda b, t: batch.vtrace(b, t, 1.0, 1.0, 1.0)[1]),
     ):
@@ -281,22 +274,22 @@ def test_windows_across_episodes_bootstrap_from_final_observations() -> None:
 def test_with_every_action_greedy_and_on_policy_all_are_lambda_returns() -> None:
     x = drawn(50, 20, True, np.random.default_rng(1)).tensors()
     first, behind = (x.reward, x.terminated, x.values), (x.gamma, x.mask, x.truncated)
-    want = lambda_returns(*first, 0.8, *behind)
+    want = dr.lambda_returns(*first, 0.8, *behind)
     every, none = torch.ones_like(x.mask), torch.zeros_like(x.reward)
     same = [
-        q_lambda_targets(*first, every, 0.8, *behind),
-        retrace_targets(*first, x.values[:, :-1], none, 0.8, *behind),
-        vtrace_targets(*first, none, *behind, lambda_=0.8)[0],
+        dr.q_lambda_targets(*first, every, 0.8, *behind),
+        dr.retrace_targets(*first, x.values[:, :-1], none, 0.8, *behind),
+        dr.vtrace_targets(*first, none, *behind, lambda_=0.8)[0],
     ]
     for found in same:
         torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(lambda_returns(*first, 0.0, *behind), nstep_targets(*first, 1, *behind))
-    torch.testing.assert_close(lambda_returns(*first, 1.0, *behind), nstep_targets(*first, 20, *behind))
+    torch.testing.assert_close(dr.lambda_returns(*first, 0.0, *behind), dr.nstep_targets(*first, 1, *behind))
+    torch.testing.assert_close(dr.lambda_returns(*first, 1.0, *behind), dr.nstep_targets(*first, 20, *behind))
 
 
 def test_a_window_inside_an_episode_bootstraps_from_its_last_next_obs() -> None:
     values = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]])
-    found = nstep_targets(torch.ones(1, 4), torch.zeros(1, 4, dtype=torch.bool), values, 3, 0.5)
+    found = dr.nstep_targets(torch.ones(1, 4), torch.zeros(1, 4, dtype=torch.bool), values, 3, 0.5)
     assert found.tolist() == [[1.75 + 3 / 8, 1.75 + 4 / 8, 1.5 + 4 / 4, 1 + 4 / 2]]
     assert found.dtype == torch.float32
 
@@ -307,21 +300,21 @@ def test_a_truncated_episode_bootstraps_from_its_final_observation_with_or_witho
     reward = torch.tensor([[1.0, 1.0, float("nan"), float("nan")]])
     none = torch.zeros(1, 4, dtype=torch.bool)
     for truncated in (None, torch.tensor([[False, True, False, False]])):
-        found = nstep_targets(reward, none, values, 3, 0.5, mask=mask, truncated=truncated)
+        found = dr.nstep_targets(reward, none, values, 3, 0.5, mask=mask, truncated=truncated)
         assert found.tolist() == [[2.5, 3.0, 0.0, 0.0]]
 
 
 def test_a_step_both_terminated_and_truncated_has_no_bootstrap_even_where_the_value_is_nan() -> None:
     ends = torch.tensor([[0.0, 1.0]])
     values = torch.tensor([[5.0, 5.0, float("nan")]])
-    assert nstep_targets(torch.ones(1, 2), ends, values, 2, 0.5, truncated=ends).tolist() == [[1.5, 1.0]]
+    assert dr.nstep_targets(torch.ones(1, 2), ends, values, 2, 0.5, truncated=ends).tolist() == [[1.5, 1.0]]
 
 
 def test_a_loss_mask_of_burn_in_steps_gives_the_same_targets_behind_it() -> None:
     rng = torch.Generator().manual_seed(0)
     reward, values = torch.randn(3, 8, generator=rng), torch.randn(3, 9, generator=rng)
     none, mask = torch.zeros(3, 8), torch.arange(8).expand(3, 8) >= 3
-    whole, behind = (nstep_targets(reward, none, values, 4, 0.9, mask=m) for m in (None, mask))
+    whole, behind = (dr.nstep_targets(reward, none, values, 4, 0.9, mask=m) for m in (None, mask))
     assert torch.equal(whole[:, 3:], behind[:, 3:])
     assert not behind[:, :3].any()
 
@@ -329,9 +322,9 @@ def test_a_loss_mask_of_burn_in_steps_gives_the_same_targets_behind_it() -> None
 def test_gradients_reach_the_values_that_bootstrap_and_no_others() -> None:
     values = torch.zeros(1, 5, requires_grad=True)
     terminated = torch.tensor([[False, False, False, True]])
-    nstep_targets(torch.ones(1, 4), terminated, values, 2, 0.5).sum().backward()
+    dr.nstep_targets(torch.ones(1, 4), terminated, values, 2, 0.5).sum().backward()
     assert values.grad.tolist() == [[0.0, 0.0, 0.25, 0.25, 0.0]]
-    assert not nstep_targets(torch.ones(1, 4), terminated, values.detach(), 2, 0.5).requires_grad
+    assert not dr.nstep_targets(torch.ones(1, 4), terminated, values.detach(), 2, 0.5).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -367,7 +360,7 @@ def test_an_argument_that_makes_no_sense_is_refused(changed: Any, message: str) 
         "reward": torch.ones(2, 3), "terminated": torch.zeros(2, 3), "values": torch.ones(2, 4), "n": 2, "gamma": 0.9
     }  # fmt: skip
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        nstep_targets(**{**arguments, **changed})
+        dr.nstep_targets(**{**arguments, **changed})
 
 
 ARGUMENTS = {
@@ -381,7 +374,7 @@ ARGUMENTS = {
     [
         *(
             (function, changed, message)
-            for function in (lambda_returns, q_lambda_targets, retrace_targets, vtrace_targets)
+            for function in (dr.lambda_returns, dr.q_lambda_targets, dr.retrace_targets, dr.vtrace_targets)
             for changed, message in (
                 ({"lambda_": 1.5}, "lambda_ must be a number from 0 to 1, not 1.5"),
                 ({"gamma": -0.1}, "gamma must be a number from 0 to 1, not -0.1"),
@@ -390,25 +383,25 @@ ARGUMENTS = {
             )
         ),
         (
-            q_lambda_targets,
+            dr.q_lambda_targets,
             {"greedy": torch.ones(3, 3)},
             "greedy must have the shape of reward, (2, 3), not (3, 3)",
         ),
-        (retrace_targets, {"q": torch.ones(2, 4)}, "q must have the shape of reward, (2, 3), not (2, 4)"),
-        (retrace_targets, {"log_rho": None}, "log_rho must be a tensor, not NoneType"),
+        (dr.retrace_targets, {"q": torch.ones(2, 4)}, "q must have the shape of reward, (2, 3), not (2, 4)"),
+        (dr.retrace_targets, {"log_rho": None}, "log_rho must be a tensor, not NoneType"),
         (
-            vtrace_targets,
+            dr.vtrace_targets,
             {"next_values": torch.ones(2, 3)},
             "values must have the shape of reward, (2, 3), not (2, 4)",
         ),
-        (vtrace_targets, {"log_rho": 0.0}, "log_rho must be a tensor, not float"),
+        (dr.vtrace_targets, {"log_rho": 0.0}, "log_rho must be a tensor, not float"),
         (
-            vtrace_targets,
+            dr.vtrace_targets,
             {"rho_bar": -1.0},
             "rho_bar must be a number of at least 0, or math.inf for no limit, not -1.0",
         ),
         (
-            vtrace_targets,
+            dr.vtrace_targets,
             {"c_bar": math.nan},
             "c_bar must be a number of at least 0, or math.inf for no limit, not nan",
         ),
@@ -426,11 +419,11 @@ def test_what_is_rounded_is_the_float64_sum() -> None:
     reward, none = torch.tensor([[1.0, 2.0**-24, 2.0**-24]]), torch.zeros(1, 3)
     values = torch.zeros(1, 4)
     found = [
-        nstep_targets(reward, none, values, 3, 1.0),
-        lambda_returns(reward, none, values, 1.0, 1.0),
-        q_lambda_targets(reward, none, values, torch.ones(1, 3), 1.0, 1.0),
-        retrace_targets(reward, none, values, none, none, 1.0, 1.0),
-        *vtrace_targets(reward, none, values, none, 1.0),
+        dr.nstep_targets(reward, none, values, 3, 1.0),
+        dr.lambda_returns(reward, none, values, 1.0, 1.0),
+        dr.q_lambda_targets(reward, none, values, torch.ones(1, 3), 1.0, 1.0),
+        dr.retrace_targets(reward, none, values, none, none, 1.0, 1.0),
+        *dr.vtrace_targets(reward, none, values, none, 1.0),
     ]
     assert [targets[0, 0].item() for targets in found] == [1 + 2.0**-23] * 6
     assert {targets.dtype for targets in found} == {torch.float32}
@@ -438,10 +431,10 @@ def test_what_is_rounded_is_the_float64_sum() -> None:
 
 def test_gradients_of_lambda_returns_are_those_of_the_weights_of_the_values() -> None:
     values = torch.zeros(1, 4, requires_grad=True)
-    lambda_returns(torch.ones(1, 3), torch.zeros(1, 3), values, 0.5, 0.5)[0, 0].backward()
+    dr.lambda_returns(torch.ones(1, 3), torch.zeros(1, 3), values, 0.5, 0.5)[0, 0].backward()
     assert values.grad.tolist() == [[0.0, 0.25, 0.0625, 0.03125]]
 
 
 def test_they_are_public_names() -> None:
-    for function in (lambda_returns, nstep_targets, q_lambda_targets, retrace_targets, vtrace_targets):
+    for function in (dr.lambda_returns, dr.nstep_targets, dr.q_lambda_targets, dr.retrace_targets, dr.vtrace_targets):
         assert getattr(dr, function.__name__) is function

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
 from tests.loading.test_sampler_states import (
     DISTRIBUTIONS as ALL,
     VIEWS,
@@ -20,15 +19,12 @@ from tests.loading.test_sampler_states import (
     through_torch,
 )
 
+pytestmark = pytest.mark.usefixtures("threads_make_all")
+
 NAMES = ("uniform", "prioritized", "recency", "by episode", "by task")
 DISTRIBUTIONS = {name: ALL[name] for name in NAMES} | {
     "mixture": lambda: dr.Mixture([(dr.Uniform(), 0.5), (dr.Prioritized(), 0.5)])
 }
-
-
-@pytest.fixture(autouse=True)
-def small_batches_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
 
 
 @pytest.mark.slow

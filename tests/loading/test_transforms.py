@@ -11,19 +11,15 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.loading import prefetcher
 from tests.loading.test_sampler_states import bits, compare, through_torch
+
+pytestmark = pytest.mark.usefixtures("threads_make_all")
 
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((16, 16), "uint8"), "state": dr.Field((3,), "float32")},
     action=(dr.Field((), "int64"), dr.Field((2,), "float32")),
 )
 CAPACITY = 150
-
-
-@pytest.fixture(autouse=True)
-def small_batches_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
 
 
 class Collector:

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 
 import diskreplay as dr
 from diskreplay.format.schema import TupleRecord
-from diskreplay.loading import prefetcher
 
 SPACES = gym.spaces.Tuple(
     [
@@ -88,9 +87,9 @@ def test_transitions(store: dr.Store) -> None:
         assert repr(batch).startswith("Batch(obs=(float32[100, 2], {0: int64[100], 1: (int64[100])}), action=(int64")
 
 
+@pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_sequences_and_rollouts(store: dr.Store, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
+def test_sequences_and_rollouts(store: dr.Store, ahead: int) -> None:
     seen = []
 
     def value_fn(obs: Any) -> torch.Tensor:

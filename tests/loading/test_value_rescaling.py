@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.loading.value_rescaling import rescale_value, unscale_value
 
 CONCEPTS = Path(dr.__file__).parents[1] / "docs/concepts.md"
 
@@ -32,19 +31,19 @@ def test_20000_values_of_all_sizes_equal_the_formulas() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(20_000) * 10.0 ** rng.uniform(-6, 8, 20_000)
     for eps in EPS:
-        found = rescale_value(torch.from_numpy(x), eps)
+        found = dr.rescale_value(torch.from_numpy(x), eps)
         np.testing.assert_allclose(found.numpy(), [published(a, eps) for a in x], rtol=1e-9, atol=1e-15)
-        np.testing.assert_allclose(unscale_value(found, eps).numpy(), x, rtol=1e-13)
+        np.testing.assert_allclose(dr.unscale_value(found, eps).numpy(), x, rtol=1e-13)
         if eps:
             # The published form of the inverse cancels near 0.
             want = [published_inverse(a, eps) for a in x]
-            np.testing.assert_allclose(unscale_value(torch.from_numpy(x), eps).numpy(), want, rtol=1e-9, atol=1e-11)
+            np.testing.assert_allclose(dr.unscale_value(torch.from_numpy(x), eps).numpy(), want, rtol=1e-9, atol=1e-11)
 
 
 @given(st.floats(-(2.0**100), 2.0**100, width=32), st.sampled_from(EPS))
 def test_the_inverse_gives_back_float32_values_but_for_their_rounding(x: float, eps: float) -> None:
     values = torch.tensor([x])
-    back = unscale_value(rescale_value(values, eps), eps)
+    back = dr.unscale_value(dr.rescale_value(values, eps), eps)
     assert back.dtype == torch.float32
     torch.testing.assert_close(back, values, rtol=4e-7, atol=1e-44)
 
@@ -52,17 +51,17 @@ def test_the_inverse_gives_back_float32_values_but_for_their_rounding(x: float, 
 def test_shape_and_dtype_stay_and_gradients_are_those_of_h() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         x = torch.linspace(-3, 3, 6, dtype=dtype).reshape(2, 3)
-        for function in (rescale_value, unscale_value):
+        for function in (dr.rescale_value, dr.unscale_value):
             assert (function(x).dtype, function(x).shape) == (dtype, x.shape)
     at = torch.tensor([-3.0, 0.0, 3.0], dtype=torch.float64, requires_grad=True)
-    (h,) = torch.autograd.grad(rescale_value(at, 0.1).sum(), at)
+    (h,) = torch.autograd.grad(dr.rescale_value(at, 0.1).sum(), at)
     assert h.tolist() == pytest.approx([0.35, 0.6, 0.35])
-    y = rescale_value(at.detach(), 0.1).requires_grad_()
-    (inverse,) = torch.autograd.grad(unscale_value(y, 0.1).sum(), y)
+    y = dr.rescale_value(at.detach(), 0.1).requires_grad_()
+    (inverse,) = torch.autograd.grad(dr.unscale_value(y, 0.1).sum(), y)
     assert inverse.tolist() == pytest.approx([1 / 0.35, 1 / 0.6, 1 / 0.35])
 
 
-@pytest.mark.parametrize("function", [rescale_value, unscale_value])
+@pytest.mark.parametrize("function", [dr.rescale_value, dr.unscale_value])
 @pytest.mark.parametrize(
     ("values", "eps", "message"),
     [

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+import diskreplay as dr
 from diskreplay.ids import OPEN, POSITION_MASK
 from diskreplay.kernels import following
 from diskreplay.sampling.population import Population
-from diskreplay.views.transitions import Transitions
 from tests.views.fakes import Columns, frozen_of, without
 
 
@@ -109,7 +109,7 @@ def add_episodes(store: FakeStore, segment: int, episodes: list[list[int]], stil
 
 
 def population_of(store: FakeStore, view: Any = None) -> Population:
-    view = view or Transitions()
+    view = view or dr.Transitions()
     population = Population(view)
     population.refresh(store.snapshot())
     return population

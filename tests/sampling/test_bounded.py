@@ -12,15 +12,8 @@ from scipy import stats
 import diskreplay as dr
 from diskreplay.sampling import population as populations, restricted
 from diskreplay.sampling.bounded import REMOVERS, Bounded, Index
-from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.population import Population, Share
-from diskreplay.sampling.prioritized import Prioritized
-from diskreplay.sampling.recency import Recency
-from diskreplay.sampling.stratified import Stratified
 from diskreplay.sampling.times_sampled import AtMost, TimesSampled
-from diskreplay.sampling.uniform import Uniform
-from diskreplay.views.sequences import Sequences
-from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, Growth, add_episodes, everything, grown, population_of
 
 
@@ -56,14 +49,14 @@ class Model:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("view", [Transitions(), Sequences(4, 2)], ids=str)
+@pytest.mark.parametrize("view", [dr.Transitions(), dr.Sequences(4, 2)], ids=str)
 @pytest.mark.parametrize("remover", ["oldest", "lowest_priority"])
 @pytest.mark.parametrize("most", [1, 9, 25])
 def test_it_holds_what_plain_lists_hold_while_the_store_grows(
     most: int, remover: str, view: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(populations, "SMALL", 5)
-    growth, distribution = Growth(seed, view), Prioritized(eps=0.01)
+    growth, distribution = Growth(seed, view), dr.Prioritized(eps=0.01)
     index, model, rng, full = index_of(most, remover), Model(most, remover != "oldest"), np.random.default_rng(seed), 0
     for number in range(120):
         growth.step()
@@ -86,7 +79,7 @@ def test_it_holds_what_plain_lists_hold_while_the_store_grows(
 
 
 def test_the_lowest_priority_may_be_that_of_the_id_that_comes() -> None:
-    class ByNumber(Prioritized):
+    class ByNumber(dr.Prioritized):
         """Ids have the priorities that their steps were appended with: each less than the one before."""
 
         def priorities(self, population: Population, ids: np.ndarray) -> np.ndarray:
@@ -117,10 +110,10 @@ def snapshots(store: FakeStore, steps: list[int], frontiers: list[int]) -> list[
 
 
 def reservoir(coming: list[Any], most: int, seed: int) -> Index:
-    population, index = Population(Transitions()), index_of(most, "random", seed)
+    population, index = Population(dr.Transitions()), index_of(most, "random", seed)
     for snapshot in coming:
         population.refresh(snapshot)
-        index.follow(population, Uniform())
+        index.follow(population, dr.Uniform())
     return index
 
 
@@ -174,11 +167,11 @@ def test_a_reservoir_of_a_full_store_stays_full_on_average() -> None:
 # --- draws -----------------------------------------------------------------------------------------------------------
 
 DISTRIBUTIONS = {
-    "uniform": Uniform,
-    "prioritized": lambda: Prioritized(alpha=1.0, eps=0.1, stratified=False),
-    "recency": lambda: Recency(20),
-    "stratified": Stratified,
-    "mixture": lambda: Mixture([(Uniform(), 0.5), (Prioritized(), 0.3), (Recency(9), 0.2)]),
+    "uniform": dr.Uniform,
+    "prioritized": lambda: dr.Prioritized(alpha=1.0, eps=0.1, stratified=False),
+    "recency": lambda: dr.Recency(20),
+    "stratified": dr.Stratified,
+    "mixture": lambda: dr.Mixture([(dr.Uniform(), 0.5), (dr.Prioritized(), 0.3), (dr.Recency(9), 0.2)]),
 }
 
 
@@ -224,7 +217,7 @@ def test_what_it_holds_keeps_its_probabilities(
 
 def test_each_id_that_it_holds_is_drawn_at_most_so_many_times() -> None:
     population, rng = population_of(grown(1, [[60]])), np.random.default_rng(0)
-    bounded = Bounded(Uniform(), index_of(20, "oldest"))
+    bounded = Bounded(dr.Uniform(), index_of(20, "oldest"))
     limited, found = AtMost(bounded, TimesSampled(3), ("transitions",)), Counter[int]()
     for _ in range(12):
         found.update(limited.draw(population, 5, rng).ids.tolist())
@@ -236,7 +229,7 @@ def test_each_id_that_it_holds_is_drawn_at_most_so_many_times() -> None:
 
 def test_a_rank_of_which_it_holds_nothing_is_told() -> None:
     population = population_of(grown(1, [[60]]))
-    bounded = Bounded(Uniform(), index_of(1, "oldest"))
+    bounded = Bounded(dr.Uniform(), index_of(1, "oldest"))
     bounded.draw(population, 1, np.random.default_rng(0))
     population.share = Share(1 - int(Share(1, 2).contains(bounded._index.ids)[0]), 2)
     message = "none of the 1 ids that the index holds (max_size) can be drawn of rank"
@@ -247,7 +240,7 @@ def test_a_rank_of_which_it_holds_nothing_is_told() -> None:
 @pytest.mark.parametrize("remover", REMOVERS)
 def test_a_damaged_state_is_refused(remover: str) -> None:
     population, index = population_of(grown(1, [[40]])), index_of(5, remover)
-    index.follow(population, Prioritized())
+    index.follow(population, dr.Prioritized())
     state, rng = index.state_dict(), np.random.default_rng(0)
     for wrong in ({"ids": state["ids"][::-1]}, {"size": -1}, {"came": state["came"][:2]}, {"count": None}):
         with pytest.raises(ValueError, match="^this is no state of an index: "):

@@ -7,14 +7,13 @@ from scipy import stats
 import diskreplay as dr
 from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
 from diskreplay.sampling.population import Population
-from diskreplay.views.transitions import Transitions
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 
 
 def population_of(lengths: list[list[int]]) -> Population:
     rng = np.random.default_rng(0)
     lanes = [[episode(FLAT_SCHEMA, steps, "terminated", True, rng) for steps in lane] for lane in lengths]
-    population = Population(Transitions())
+    population = Population(dr.Transitions())
     population.refresh(Snapshot(FLAT_SCHEMA, [Segment(lanes)]))
     return population
 

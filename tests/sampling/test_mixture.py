@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from diskreplay.sampling.mixture import Mixture
+import diskreplay as dr
 from diskreplay.sampling.population import Share
-from diskreplay.sampling.prioritized import Prioritized
-from diskreplay.sampling.recency import Recency
-from diskreplay.sampling.schedule import Linear
-from diskreplay.sampling.sweep import Sweep
-from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import everything, grown, population_of
 
 
@@ -22,8 +17,8 @@ def test_an_id_is_drawn_with_the_mixed_probability_and_weighed_by_it() -> None:
     population = population_of(grown(2, [[40], [25, 10]]))
     ids, rng = everything(population), np.random.default_rng(0)
     n = len(ids)
-    prioritized = Prioritized(alpha=1.0, beta=Linear(0.5, 1.0, 10), eps=0.01, stratified=False)
-    mixture = Mixture([(prioritized, 3), (Recency(20), 1.5), (Uniform(), 0.5), (Sweep(passes=None), 1.0)])
+    prioritized = dr.Prioritized(alpha=1.0, beta=dr.Linear(0.5, 1.0, 10), eps=0.01, stratified=False)
+    mixture = dr.Mixture([(prioritized, 3), (dr.Recency(20), 1.5), (dr.Uniform(), 0.5), (dr.Sweep(passes=None), 1.0)])
     errors = rng.exponential(1.0, n)
     assert mixture.update(population, np.append(ids, -1), np.append(errors, 1.0)) == 1
     recent = 2.0 ** (-np.arange(n)[::-1] / 20)
@@ -42,7 +37,7 @@ def test_an_id_is_drawn_with_the_mixed_probability_and_weighed_by_it() -> None:
 
 def test_the_parts_take_turns_at_random_places() -> None:
     population = population_of(grown(1, [[400]]))
-    mixture = Mixture([(Recency(0.01), 1), (Uniform(), 1)])
+    mixture = dr.Mixture([(dr.Recency(0.01), 1), (dr.Uniform(), 1)])
     ids = np.array([mixture.draw(population, 8, np.random.default_rng(seed)).ids for seed in range(2_000)])
     newest = (ids == everything(population)[-1]).mean(axis=0)
     assert (np.abs(newest - 0.5) < 0.06).all()
@@ -50,7 +45,7 @@ def test_the_parts_take_turns_at_random_places() -> None:
 
 def test_without_priorities_all_weigh_one() -> None:
     population = population_of(grown(1, [[10]]))
-    mixture = Mixture([(Uniform(), 1), (Recency(3), 1)])
+    mixture = dr.Mixture([(dr.Uniform(), 1), (dr.Recency(3), 1)])
     draw = mixture.draw(population, 4, np.random.default_rng(0))
     assert draw.chances is None
     assert mixture.weigh(draw, None) is None
@@ -63,7 +58,7 @@ def test_a_sweep_inside_a_mixture_misses_no_id_of_a_rank() -> None:
     ids = everything(population)
     mine = ids[Share(1, 2).contains(ids)]
     population.share = Share(1, 2)
-    mixture, rng = Mixture([(Sweep(passes=None), 0.5), (Recency(0.001), 0.5)]), np.random.default_rng(0)
+    mixture, rng = dr.Mixture([(dr.Sweep(passes=None), 0.5), (dr.Recency(0.001), 0.5)]), np.random.default_rng(0)
     drawn = np.concatenate([mixture.draw(population, 10, rng).ids for _ in range(12)])
     assert set(drawn.tolist()) == set(mine.tolist())
 
@@ -71,8 +66,8 @@ def test_a_sweep_inside_a_mixture_misses_no_id_of_a_rank() -> None:
 def test_its_state_is_that_of_its_parts() -> None:
     population = population_of(grown(1, [[30]]))
 
-    def make() -> Mixture:
-        return Mixture([(Uniform(), 1), (Prioritized(), 1), (Sweep(passes=None), 1)])
+    def make() -> dr.Mixture:
+        return dr.Mixture([(dr.Uniform(), 1), (dr.Prioritized(), 1), (dr.Sweep(passes=None), 1)])
 
     mixture, loaded = make(), make()
     mixture.update(population, everything(population), np.arange(30.0))
@@ -83,7 +78,7 @@ def test_its_state_is_that_of_its_parts() -> None:
     np.testing.assert_array_equal(mixture.weigh(one, None), loaded.weigh(other, None))
     with pytest.raises(ValueError, match="no state of"):
         loaded.load_state_dict({"0": {}})
-    owner, other_owner = Recency(1), Recency(1)
+    owner, other_owner = dr.Recency(1), dr.Recency(1)
     mixture.claim(owner)
     with pytest.raises(ValueError, match="another sampler"):
         mixture.claim(other_owner)
@@ -94,24 +89,24 @@ def test_its_state_is_that_of_its_parts() -> None:
     [
         ([], "parts must name at least one distribution"),
         (5, "parts must be (distribution, share) pairs, not 5"),
-        ([(Uniform(), 0)], "the share of parts[0] must be a finite number above 0, not 0"),
-        ([(Uniform(), 1), ("x", 1)], "parts[1] must begin with a distribution such as Uniform(), not 'x'"),
-        ([(Sweep(2), 1)], "parts[0] is Sweep(passes=2), which ends: only Sweep(passes=None) fits"),
+        ([(dr.Uniform(), 0)], "the share of parts[0] must be a finite number above 0, not 0"),
+        ([(dr.Uniform(), 1), ("x", 1)], "parts[1] must begin with a distribution such as Uniform(), not 'x'"),
+        ([(dr.Sweep(2), 1)], "parts[0] is Sweep(passes=2), which ends: only Sweep(passes=None) fits"),
         (
-            [(Prioritized(normalize="store"), 1)],
+            [(dr.Prioritized(normalize="store"), 1)],
             'parts[0] must have normalize="batch": the largest weight of a store is not known',
         ),
     ],
 )
 def test_bad_parts_are_refused(parts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Mixture(parts)
+        dr.Mixture(parts)
 
 
 def test_a_batch_that_lost_ids_keeps_what_is_left_of_it_where_a_sweep_is_a_part() -> None:
     store = grown(1, [[20]], [30])
     population, rng = population_of(store), np.random.default_rng(0)
-    mixture = Mixture([(Sweep(passes=None), 0.8), (Prioritized(), 0.2)])
+    mixture = dr.Mixture([(dr.Sweep(passes=None), 0.8), (dr.Prioritized(), 0.2)])
     ids = everything(population)
     lost = mixture.draw(population, 40, rng)
     store.frontier = int(ids[10])
@@ -129,7 +124,7 @@ def test_a_batch_that_lost_ids_keeps_what_is_left_of_it_where_a_sweep_is_a_part(
 
 def test_a_batch_that_lost_ids_is_drawn_afresh_where_ids_come_again() -> None:
     population = population_of(grown(1, [[50]]))
-    for mixture in (Mixture([(Uniform(), 1), (Recency(5), 1)]), Uniform()):
+    for mixture in (dr.Mixture([(dr.Uniform(), 1), (dr.Recency(5), 1)]), dr.Uniform()):
         lost = mixture.draw(population, 10, np.random.default_rng(0))
         again = mixture.redraw(lost, population, 10, np.random.default_rng(1))
         assert again.ids.tolist() == mixture.draw(population, 10, np.random.default_rng(1)).ids.tolist()

@@ -8,22 +8,21 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+import diskreplay as dr
 from diskreplay.sampling import population as module
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Order, Population, Share
-from diskreplay.views.sequences import Episodes, Sequences
-from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, grown, positions_of
 from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode
 
 SHARE = Share(1, 3)
 VIEWS = [
-    Transitions(2),
-    Sequences(length=3, overlap=1),
-    Sequences(length=4, overlap=1, pad=False),
-    Sequences(length=3, stride=5, pad="drop"),
-    Sequences(length=4, overlap=1, align="end"),
-    Episodes(),
+    dr.Transitions(2),
+    dr.Sequences(length=3, overlap=1),
+    dr.Sequences(length=4, overlap=1, pad=False),
+    dr.Sequences(length=3, stride=5, pad="drop"),
+    dr.Sequences(length=4, overlap=1, align="end"),
+    dr.Episodes(),
 ]
 
 
@@ -37,7 +36,7 @@ class Growth(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = FakeStore()
-        self.population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3), SHARE)
+        self.population = Population(dr.Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3), SHARE)
 
     @rule(lanes=st.integers(1, 3))
     def add_segment(self, lanes: int) -> None:
@@ -109,7 +108,7 @@ def test_a_frontier_that_moves_step_by_step_through_interleaved_lanes_hides_exac
     rng = np.random.default_rng(seed)
     store = FakeStore()
     store.lanes, store.next_row, store.open = [3], [[0, 0, 0]], [[0, 0, 0]]
-    population = Population(Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3), SHARE)
+    population = Population(dr.Transitions(2), EpisodeFilter(lambda _, first: first % 5 != 3), SHARE)
     for _ in range(150):
         for lane in range(3):
             store.open[0][lane] += int(rng.integers(0, 4))
@@ -129,7 +128,7 @@ def test_positions_among_many_runs_are_found_while_these_come_and_are_hidden(see
     rng = np.random.default_rng(seed)
     store, ends = FakeStore(), EpisodeFilter(lambda _, first: first % 5 != 3)
     store.add_segment(2)
-    population, covered = Population(Transitions(2), ends, SHARE), set[int]()
+    population, covered = Population(dr.Transitions(2), ends, SHARE), set[int]()
     for _ in range(12):
         for _ in range(int(rng.integers(0, 60))):
             lane = int(rng.integers(0, 2))
@@ -222,7 +221,7 @@ def test_a_restored_population_has_every_id_where_it_would_be_and_goes_on_alike(
             assert listed(resumed.population.order()) == listed(order)
     assert population.epoch > 2
     assert several > 10
-    assert cut_through > 2 or isinstance(view, Episodes)  # an episode is one id, which no frontier cuts through
+    assert cut_through > 2 or isinstance(view, dr.Episodes)  # an episode is one id, which no frontier cuts through
 
 
 @pytest.mark.parametrize(
@@ -254,7 +253,7 @@ def test_a_predicate_is_asked_once_of_an_ended_episode_and_each_time_of_an_open_
         asked.append(steps)
         return steps != 4
 
-    population = Population(Transitions(), EpisodeFilter(ask))
+    population = Population(dr.Transitions(), EpisodeFilter(ask))
     population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (5, "open")]))
     assert asked == [3, 4, 5]
     assert population.size == 8
@@ -268,7 +267,7 @@ def test_a_predicate_is_asked_once_of_an_ended_episode_and_each_time_of_an_open_
 def test_a_hidden_episode_is_not_asked() -> None:
     asked: list[int] = []
     population = Population(
-        Transitions(), EpisodeFilter(lambda s, first: asked.append(len(s.episode(first).steps)) or True)
+        dr.Transitions(), EpisodeFilter(lambda s, first: asked.append(len(s.episode(first).steps)) or True)
     )
     snapshot = ended_snapshot([(3, "terminated"), (4, "terminated")])
     population.refresh(replace(snapshot, frontier=sorted(snapshot.model)[5]))
@@ -284,7 +283,7 @@ def test_a_predicate_that_raises_changes_nothing() -> None:
             raise RuntimeError("not now")
         return True
 
-    population = Population(Transitions(), EpisodeFilter(ask))
+    population = Population(dr.Transitions(), EpisodeFilter(ask))
     population.refresh(ended_snapshot([(3, "terminated")]))
     grown = ended_snapshot([(3, "terminated"), (4, "terminated")])
     with pytest.raises(RuntimeError, match="not now"):
@@ -297,7 +296,7 @@ def test_a_predicate_that_raises_changes_nothing() -> None:
 
 def test_what_is_hidden_whole_since_counts_for_a_restored_population_as_it_does_for_the_other() -> None:
     store = grown(2, [[4] * 14, []], [0, 10])
-    population = Population(Transitions())
+    population = Population(dr.Transitions())
     population.refresh(store.snapshot())
     store.end(0, 1)  # which began before all others, and is found after them
     for _ in range(5):
@@ -307,7 +306,7 @@ def test_what_is_hidden_whole_since_counts_for_a_restored_population_as_it_does_
     order = population.order()
     assert (len(order.main.first), len(order.ended.first)) == (14, 6)
     store.frontier = 2 * 55  # 11 episodes of lane 0, and that of lane 1
-    restored = Population(Transitions())
+    restored = Population(dr.Transitions())
     restored.restore(order)
     for each in population, restored:
         each.refresh(store.snapshot())
@@ -317,7 +316,7 @@ def test_what_is_hidden_whole_since_counts_for_a_restored_population_as_it_does_
 
 @pytest.mark.parametrize("calls", [0, 1])
 def test_an_interrupted_refresh_loses_nothing(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    population = Population(Transitions())
+    population = Population(dr.Transitions())
     population.refresh(ended_snapshot([(3, "terminated")]))
     find, left = population._find_starts, [calls]
 
@@ -340,7 +339,7 @@ def test_an_interrupted_refresh_loses_nothing(calls: int, monkeypatch: pytest.Mo
 
 
 def test_a_refresh_that_brings_nothing_new_sorts_nothing() -> None:
-    population = Population(Transitions())
+    population = Population(dr.Transitions())
     population.refresh(ended_snapshot([(3, "terminated")] * 40))
     epoch = population.epoch
     for _ in range(5):
@@ -353,7 +352,7 @@ def test_a_refresh_that_brings_nothing_new_sorts_nothing() -> None:
 def test_episodes_are_put_in_order_when_the_first_step_is_hidden_and_not_before() -> None:
     store = FakeStore()
     store.add_segment(2)
-    population = Population(Transitions())
+    population = Population(dr.Transitions())
     for lane in (1, 0, 1):
         for _ in range(6):
             store.open[0][lane] = 2
@@ -379,7 +378,7 @@ def test_runs_that_are_found_together_are_in_order() -> None:
         for _ in range(5):
             store.open[0][lane] = 2
             store.end(0, lane)
-    population = Population(Transitions())
+    population = Population(dr.Transitions())
     population.refresh(store.snapshot())
     found = population.runs()
     assert len(found.first) == 20

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+import diskreplay as dr
 from diskreplay.sampling import population as population_module
 from diskreplay.sampling.cursor import Cursor
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population, Share
 from diskreplay.sampling.priorities import PriorityTable
-from diskreplay.views.sequences import Sequences
-from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, everything as every_id
 
 ALPHA = 0.7
@@ -78,7 +77,7 @@ class Model:
 class Prioritizing(RuleBasedStateMachine):
     """Grow a fake store, update, switch views, save and load; compare the table with a dict after every change."""
 
-    views: tuple[Any, ...] = (Transitions(2), Transitions(1), Transitions(None), Transitions(4))
+    views: tuple[Any, ...] = (dr.Transitions(2), dr.Transitions(1), dr.Transitions(None), dr.Transitions(4))
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,14 +145,14 @@ class Prioritizing(RuleBasedStateMachine):
 class PrioritizingWindows(Prioritizing):
     """The same over windows."""
 
-    views = (Sequences(length=4, overlap=1, pad=False),) * 4
+    views = (dr.Sequences(length=4, overlap=1, pad=False),) * 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "view",
-    [Transitions(3), Sequences(length=5, overlap=3, pad=False), Sequences(length=5, overlap=3, align="end")],
+    [dr.Transitions(3), dr.Sequences(length=5, overlap=3, pad=False), dr.Sequences(length=5, overlap=3, align="end")],
     ids=repr,
 )
 def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
@@ -187,7 +186,7 @@ def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
 
 
 def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
-    model = Model(Transitions(1))
+    model = Model(dr.Transitions(1))
     for segment in range(2):
         model.store.add_segment(1)
         for _ in range(6):
@@ -205,7 +204,7 @@ def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
 
 
 def test_steps_that_came_and_went_between_two_looks_are_not_drawn() -> None:
-    model = Model(Transitions(1))
+    model = Model(dr.Transitions(1))
     model.store.add_segment(1)
 
     def grow(episodes: int) -> None:

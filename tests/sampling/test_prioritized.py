@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import diskreplay as dr
 from diskreplay.sampling.population import Population, Share
 from diskreplay.sampling.priorities import PriorityTable
-from diskreplay.sampling.prioritized import Prioritized, sequence_error
-from diskreplay.sampling.schedule import Linear
-from diskreplay.views.sequences import Sequences
-from diskreplay.views.transitions import Transitions
+from diskreplay.sampling.prioritized import sequence_error
 from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of
 
 
@@ -38,7 +36,7 @@ def test_a_million_draws_follow_the_priorities_after_updates_growth_and_eviction
     rng = np.random.default_rng(0)
     store = grown(3, [[40, 30], [60], [25, 25]], [10, 0, 7])
     population = population_of(store)
-    distribution = Prioritized(alpha=0.6, eps=1e-3, stratified=False)
+    distribution = dr.Prioritized(alpha=0.6, eps=1e-3, stratified=False)
     raw: dict[int, float] = {}
     given: set[int] = set()
 
@@ -73,7 +71,7 @@ def test_stratified_draws_follow_the_priorities_and_vary_less() -> None:
     errors = np.random.default_rng(1).exponential(1.0, population.size)
     spread = {}
     for stratified in (False, True):
-        distribution = Prioritized(alpha=1.0, stratified=stratified)
+        distribution = dr.Prioritized(alpha=1.0, stratified=stratified)
         distribution.update(population, everything(population), errors)
         rng = np.random.default_rng(2)
         ids = everything(population)
@@ -93,7 +91,7 @@ def test_stratified_draws_follow_the_priorities_and_vary_less() -> None:
 
 def test_the_batch_is_drawn_from_equal_parts_of_the_total() -> None:
     population = population_of(grown(1, [[64]]))
-    distribution = Prioritized()
+    distribution = dr.Prioritized()
     for seed in range(20):
         drawn = distribution.draw(population, 64, np.random.default_rng(seed)).ids
         assert sorted(drawn.tolist()) == everything(population).tolist()
@@ -104,7 +102,7 @@ def test_the_batch_is_drawn_from_equal_parts_of_the_total() -> None:
 def test_weights_are_those_of_the_formula(normalize: str, beta: float) -> None:
     population = population_of(grown(1, [[200]]))
     rng = np.random.default_rng(0)
-    distribution = Prioritized(alpha=0.7, beta=beta, eps=0.01, normalize=normalize)
+    distribution = dr.Prioritized(alpha=0.7, beta=beta, eps=0.01, normalize=normalize)
     ids, errors = everything(population), rng.normal(0, 1, 200)
     distribution.update(population, ids, errors)
     p = (np.abs(errors) + 0.01) ** 0.7
@@ -117,13 +115,13 @@ def test_weights_are_those_of_the_formula(normalize: str, beta: float) -> None:
     found = distribution.weigh(draw, None)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, weights / largest, rtol=1e-6)
-    np.testing.assert_allclose(distribution.weigh(draw, 0.5), distribution.weigh(draw, Linear(0.5, 1, 10)), rtol=0)
+    np.testing.assert_allclose(distribution.weigh(draw, 0.5), distribution.weigh(draw, dr.Linear(0.5, 1, 10)), rtol=0)
     np.testing.assert_allclose(distribution.chances(population, draw.ids), chance, rtol=1e-12)
 
 
 def test_a_schedule_counts_delivered_batches() -> None:
     population = population_of(grown(1, [[50]]))
-    distribution = Prioritized(beta=Linear(0.4, 1.0, 100))
+    distribution = dr.Prioritized(beta=dr.Linear(0.4, 1.0, 100))
     distribution.update(population, everything(population), np.arange(50.0))
     draw = distribution.draw(population, 8, np.random.default_rng(0))
     for batches, beta in ((0, 0.4), (50, 0.7), (100, 1.0), (1_000, 1.0)):
@@ -133,7 +131,7 @@ def test_a_schedule_counts_delivered_batches() -> None:
 def test_new_ids_enter_with_the_largest_priority_that_was_given() -> None:
     store = grown(1, [[4]])
     population = population_of(store)
-    distribution = Prioritized(alpha=1.0, eps=0.5)
+    distribution = dr.Prioritized(alpha=1.0, eps=0.5)
     assert distribution.chances(population, everything(population)).tolist() == [0.25] * 4
     first = everything(population)
     distribution.update(population, first[:3], np.array([0.0, -2.5, 0.25]))
@@ -143,7 +141,7 @@ def test_new_ids_enter_with_the_largest_priority_that_was_given() -> None:
     np.testing.assert_allclose(chances * (0.5 + 3.0 + 0.75 + 1.0 + 3.0 + 3.0), [0.5, 3.0, 0.75, 1.0, 3.0, 3.0])
 
 
-def entered(distribution: Prioritized, store: FakeStore, population: Population) -> float:
+def entered(distribution: dr.Prioritized, store: FakeStore, population: Population) -> float:
     """Add a step to a store of one lane, and return the priority with which it enters."""
     add_episodes(store, len(store.lanes) - 1, [[1]], [0])
     population.refresh(store.snapshot())
@@ -153,7 +151,7 @@ def entered(distribution: Prioritized, store: FakeStore, population: Population)
 def test_small_errors_count_however_many_ids_entered_with_one_and_were_never_drawn() -> None:
     store = grown(1, [[10_000]])
     population = population_of(store)
-    distribution = Prioritized(eps=1 / 1024)
+    distribution = dr.Prioritized(eps=1 / 1024)
     assert distribution.priorities(population, everything(population)).tolist() == [1.0] * 10_000
     assert entered(distribution, store, population) == 1.0
     distribution.update(population, everything(population)[::500].copy(), np.arange(21) / 1024)
@@ -164,7 +162,7 @@ def test_small_errors_count_however_many_ids_entered_with_one_and_were_never_dra
 def test_the_largest_falls_when_its_id_is_updated_or_goes() -> None:
     store = grown(1, [[300]])
     population = population_of(store)
-    distribution = Prioritized(eps=0.5)
+    distribution = dr.Prioritized(eps=0.5)
     ids = everything(population)
     distribution.update(population, ids[:4], np.array([7.0, 5.0, 3.0, 2.0]))
     assert entered(distribution, store, population) == 7.5
@@ -182,8 +180,8 @@ def test_the_largest_falls_when_its_id_is_updated_or_goes() -> None:
 
 def test_ids_that_a_view_does_not_offer_count_when_it_does_again() -> None:
     store = grown(1, [[5]], [3])
-    short, long = population_of(store), population_of(store, Transitions(3))
-    distribution = Prioritized(eps=0.5)
+    short, long = population_of(store), population_of(store, dr.Transitions(3))
+    distribution = dr.Prioritized(eps=0.5)
     distribution.update(short, everything(short), np.arange(7.0))
     assert long.size == 5
     store.open[0][0] = 6
@@ -197,7 +195,7 @@ def test_ids_that_a_view_does_not_offer_count_when_it_does_again() -> None:
 def test_a_loaded_table_knows_which_priorities_were_given(saved_before: bool) -> None:
     store = grown(1, [[100]])
     population = population_of(store)
-    distribution, other = Prioritized(eps=0.125), Prioritized(eps=0.125)
+    distribution, other = dr.Prioritized(eps=0.125), dr.Prioritized(eps=0.125)
     distribution.update(population, everything(population)[:50], np.full(50, 0.25))
     state = distribution.state_dict()
     if saved_before:  # by a version that did not know it, and saved the largest so far
@@ -212,7 +210,7 @@ def test_a_loaded_table_knows_which_priorities_were_given(saved_before: bool) ->
 
 def test_alpha_may_change_through_zero_and_back() -> None:
     population = population_of(grown(1, [[30]]))
-    distribution = Prioritized(alpha=0.6, eps=0.1)
+    distribution = dr.Prioritized(alpha=0.6, eps=0.1)
     ids, errors = everything(population), np.linspace(0, 3, 30)
     distribution.update(population, ids, errors)
     for alpha in (0.0, 1.0, 0.6):
@@ -224,11 +222,11 @@ def test_alpha_may_change_through_zero_and_back() -> None:
 
 def test_an_update_of_ids_that_are_gone_is_skipped_and_counted_and_the_last_duplicate_counts() -> None:
     store = grown(1, [[10]], [6])
-    population = population_of(store, Transitions(3))
+    population = population_of(store, dr.Transitions(3))
     ids = everything(population)
     store.frontier = int(ids[4])
     population.refresh(store.snapshot())
-    distribution = Prioritized(alpha=1.0, eps=1.0)
+    distribution = dr.Prioritized(alpha=1.0, eps=1.0)
     given = np.array([ids[0], ids[5], ids[6], ids[5], -1, ids[-1] + 1, 1 << 61])
     assert distribution.update(population, given, np.array([9.0, 9, 2, 4, 9, 9, 9])) == 4
     want = np.ones(len(ids) - 4)
@@ -239,7 +237,7 @@ def test_an_update_of_ids_that_are_gone_is_skipped_and_counted_and_the_last_dupl
 
 def test_an_update_that_is_refused_changes_nothing() -> None:
     population = population_of(grown(1, [[10]]))
-    distribution, ids = Prioritized(), everything(population)
+    distribution, ids = dr.Prioritized(), everything(population)
     before = distribution.chances(population, ids)
     for bad, message in (
         (np.array([1.0, np.nan]), "td_error[1] is nan: nothing was updated"),
@@ -261,9 +259,9 @@ def test_the_error_of_a_sequence_counts_what_the_mask_counts() -> None:
         sequence_error(errors[1:2], ~mask[1:2], 0.9)
     with pytest.raises(ValueError, match=re.escape("td_error must be (batch, length) as loss_mask, [3, 3]")):
         sequence_error(errors[:, :2], mask, 0.9)
-    view = Sequences(length=3, overlap=1)
+    view = dr.Sequences(length=3, overlap=1)
     population = population_of(grown(1, [[7]]), view)
-    distribution, ids = Prioritized(alpha=1.0, eps=1.0, eta=0.5), everything(population)
+    distribution, ids = dr.Prioritized(alpha=1.0, eps=1.0, eta=0.5), everything(population)
     assert len(ids) == 3
     distribution.update(population, ids, sequence_error(errors, mask, distribution.eta))
     np.testing.assert_allclose(distribution.chances(population, ids) * (4.25 + 2 + 1), [4.25, 2.0, 1.0])
@@ -271,31 +269,31 @@ def test_the_error_of_a_sequence_counts_what_the_mask_counts() -> None:
 
 def test_each_kind_of_id_keeps_its_priorities_while_the_view_is_switched() -> None:
     store = grown(1, [[20]], [8])
-    distribution = Prioritized(alpha=1.0, eps=0.1)
-    one = population_of(store, Transitions(1))
+    distribution = dr.Prioritized(alpha=1.0, eps=0.1)
+    one = population_of(store, dr.Transitions(1))
     ids = everything(one)
     errors = np.arange(len(ids), dtype=float)
     distribution.update(one, ids, errors)
-    windows = population_of(store, Sequences(length=4, overlap=0))
+    windows = population_of(store, dr.Sequences(length=4, overlap=0))
     np.testing.assert_allclose(distribution.chances(windows, everything(windows)), 1 / windows.size)
-    five = population_of(store, Transitions(5))
+    five = population_of(store, dr.Transitions(5))
     few = everything(five)
     assert len(few) == len(ids) - 4
     p = errors[:-4] + 0.1
     np.testing.assert_allclose(distribution.chances(five, few), p / p.sum())
-    again = population_of(store, Transitions(1))
+    again = population_of(store, dr.Transitions(1))
     np.testing.assert_allclose(distribution.chances(again, ids), (errors + 0.1) / (errors + 0.1).sum())
 
 
-def updated(store: FakeStore, seed: int = 0, **kwargs: Any) -> tuple[Prioritized, Population]:
+def updated(store: FakeStore, seed: int = 0, **kwargs: Any) -> tuple[dr.Prioritized, Population]:
     population = population_of(store)
-    distribution = Prioritized(**kwargs)
+    distribution = dr.Prioritized(**kwargs)
     rng = np.random.default_rng(seed)
     distribution.update(population, everything(population), rng.exponential(1.0, population.size))
     return distribution, population
 
 
-def go_on(distribution: Prioritized, store: FakeStore, seed: int) -> list[int]:
+def go_on(distribution: dr.Prioritized, store: FakeStore, seed: int) -> list[int]:
     """Draw and update while the store grows and forgets; return all that was drawn."""
     rng, found = np.random.default_rng(seed), []
     population = population_of(store)
@@ -321,7 +319,7 @@ def test_a_loaded_distribution_draws_on_bit_by_bit() -> None:
     copy = grown(1, [[1]])
     copy.__dict__ |= pickle.loads(pickle.dumps(vars(growing)))
     state = pickle.loads(pickle.dumps(distribution.state_dict()))
-    loaded = Prioritized()
+    loaded = dr.Prioritized()
     loaded.load_state_dict(state)
     assert go_on(loaded, copy, 2) == go_on(distribution, growing, 2)
 
@@ -371,7 +369,7 @@ def test_loading_drops_what_is_gone_and_takes_the_rest_for_new() -> None:
     add_episodes(store, 0, [[5]], [0])
     store.frontier = int(ids[3])
     population = population_of(store)
-    loaded = Prioritized(alpha=1.0, eps=0.1)
+    loaded = dr.Prioritized(alpha=1.0, eps=0.1)
     loaded.load_state_dict(state)
     chances = loaded.chances(population, everything(population))
     assert len(chances) == 22
@@ -416,7 +414,7 @@ def test_a_state_gets_no_memory_for_the_empty_pages_that_it_claims(pages: int) -
     distribution, population = updated(grown(1, [[10, 10]]))
     state = distribution.state_dict()
     state['["transitions"]'] |= {"pages": pages, "page": np.array([(1 << 40) - 1])}
-    loaded = Prioritized()
+    loaded = dr.Prioritized()
     loaded.load_state_dict(state)
     everyone = everything(population)
     np.testing.assert_array_equal(loaded.chances(population, everyone), distribution.chances(population, everyone))
@@ -441,7 +439,7 @@ def test_ranks_share_the_ids_in_proportion(world_size: int) -> None:
 
 def test_extreme_errors_keep_the_tree_in_order() -> None:
     population = population_of(grown(1, [[40]]))
-    distribution, ids = Prioritized(alpha=3.0, eps=1e-300), everything(population)
+    distribution, ids = dr.Prioritized(alpha=3.0, eps=1e-300), everything(population)
     errors = np.zeros(40)
     errors[::3] = 1e308
     distribution.update(population, ids, errors)
@@ -456,7 +454,7 @@ def test_it_belongs_to_one_sampler() -> None:
     class Owner:
         pass
 
-    distribution, one, other = Prioritized(), Owner(), Owner()
+    distribution, one, other = dr.Prioritized(), Owner(), Owner()
     distribution.claim(one)
     distribution.claim(one)
     message = "this Prioritized holds the state of another sampler: make a new Prioritized for each sampler"
@@ -465,8 +463,8 @@ def test_it_belongs_to_one_sampler() -> None:
 
 
 def test_it_says_what_it_is() -> None:
-    assert repr(Prioritized()) == "Prioritized(alpha=0.6, beta=0.4)"
-    assert repr(Prioritized(alpha=0.6, beta=Linear(0.4, 1.0, 10))) == "Prioritized(alpha=0.6, beta=0.4→1.0)"
+    assert repr(dr.Prioritized()) == "Prioritized(alpha=0.6, beta=0.4)"
+    assert repr(dr.Prioritized(alpha=0.6, beta=dr.Linear(0.4, 1.0, 10))) == "Prioritized(alpha=0.6, beta=0.4→1.0)"
 
 
 @pytest.mark.parametrize(
@@ -475,11 +473,11 @@ def test_it_says_what_it_is() -> None:
         ({"alpha": -0.1}, "alpha must be a finite number of at least 0, not -0.1"),
         ({"alpha": True}, "alpha must be a finite number of at least 0, not True"),
         (
-            {"alpha": Linear(0, 1, 2)},
+            {"alpha": dr.Linear(0, 1, 2)},
             "alpha must be a finite number of at least 0, not Linear(start=0.0, end=1.0, steps=2)",
         ),
         ({"beta": -1}, "beta must be a finite number of at least 0, not -1"),
-        ({"beta": Linear(0.4, -1.0, 5)}, "beta.end must be a finite number of at least 0, not -1.0"),
+        ({"beta": dr.Linear(0.4, -1.0, 5)}, "beta.end must be a finite number of at least 0, not -1.0"),
         ({"beta": "0.4"}, "beta must be a finite number of at least 0, not '0.4'"),
         ({"eps": 0}, "eps must be a finite number above 0, not 0"),
         ({"eps": float("nan")}, "eps must be a finite number above 0, not nan"),
@@ -490,7 +488,7 @@ def test_it_says_what_it_is() -> None:
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Prioritized(**arguments)
+        dr.Prioritized(**arguments)
 
 
 def test_a_bad_beta_of_one_batch_is_refused() -> None:

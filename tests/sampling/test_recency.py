@@ -11,9 +11,7 @@ from scipy import stats
 
 import diskreplay as dr
 from diskreplay.sampling.population import Population
-from diskreplay.sampling.recency import Arrivals, Recency
-from diskreplay.views.sequences import Episodes, Sequences
-from diskreplay.views.transitions import Transitions
+from diskreplay.sampling.recency import Arrivals
 from tests.sampling.growing import FakeStore, add_episodes, everything, grown, population_of
 
 
@@ -30,7 +28,7 @@ def pvalue(counts: np.ndarray, want: np.ndarray) -> float:
     return float(stats.chisquare(counts, want).pvalue)
 
 
-def counted(distribution: Recency, population: Population, draws: int = 200_000) -> tuple[np.ndarray, np.ndarray]:
+def counted(distribution: dr.Recency, population: Population, draws: int = 200_000) -> tuple[np.ndarray, np.ndarray]:
     """Return all ids in their order, and how often each was drawn."""
     ids = everything(population)
     drawn = distribution.draw(population, draws, np.random.default_rng(0)).ids
@@ -53,7 +51,7 @@ def interleaved() -> FakeStore:
 
 @pytest.mark.parametrize("half_life", [0.7, 5, 15.0])
 def test_what_is_found_together_is_drawn_by_its_time(half_life: float) -> None:
-    ids, counts = counted(Recency(half_life), population_of(interleaved()))
+    ids, counts = counted(dr.Recency(half_life), population_of(interleaved()))
     assert pvalue(counts, by_age(np.arange(len(ids))[::-1], half_life)) > 1e-4
 
 
@@ -61,11 +59,11 @@ def test_what_is_found_together_is_drawn_by_its_time(half_life: float) -> None:
 def test_with_a_long_half_life_it_is_nearly_so(half_life: float) -> None:
     population = population_of(interleaved())
     ids = everything(population)
-    chances = Recency(half_life).chances(population, ids)
+    chances = dr.Recency(half_life).chances(population, ids)
     assert chances.sum() == pytest.approx(1.0)
     want = by_age(np.arange(len(ids))[::-1], half_life)
     np.testing.assert_allclose(chances, want / want.sum(), rtol=1.5 / 32)
-    _, counts = counted(Recency(half_life), population)
+    _, counts = counted(dr.Recency(half_life), population)
     assert pvalue(counts, chances) > 1e-4
 
 
@@ -90,7 +88,7 @@ class Growing:
 def test_what_is_found_one_after_the_other_is_drawn_in_that_order(lanes: int, many: int) -> None:
     growing = Growing(lanes, lanes)
     growing.add(50)
-    population, distribution = population_of(growing.store), Recency(20)
+    population, distribution = population_of(growing.store), dr.Recency(20)
     came = everything(population)
     for _ in range(80):
         growing.add(int(growing.rng.integers(0, many + 1)))
@@ -113,7 +111,7 @@ def test_what_is_found_one_after_the_other_is_drawn_in_that_order(lanes: int, ma
 @settings(max_examples=40)
 def test_it_draws_what_can_be_drawn_whatever_came_and_went(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    store, distribution = interleaved(), Recency(float(rng.choice([3.0, 50.0, 1000.0])))
+    store, distribution = interleaved(), dr.Recency(float(rng.choice([3.0, 50.0, 1000.0])))
     population = population_of(store)
     for _ in range(12):
         for segment in range(len(store.lanes)):
@@ -147,7 +145,7 @@ def test_it_draws_what_can_be_drawn_whatever_came_and_went(seed: int) -> None:
 def test_what_was_saved_goes_on_alike(seed: int) -> None:
     growing = Growing(3, seed)
     growing.add(400)
-    population, distribution = population_of(growing.store), Recency(30)
+    population, distribution = population_of(growing.store), dr.Recency(30)
     later = other = None
     for number in range(120):
         growing.add(int(growing.rng.integers(0, 3)))
@@ -160,7 +158,7 @@ def test_what_was_saved_goes_on_alike(seed: int) -> None:
             assert other.draw(later, 20, np.random.default_rng(number)).ids.tolist() == drawn.tolist()
         if number % 20 == 10:
             order, state = population.order(), distribution.state_dict()
-            later, other = Population(Transitions()), Recency(30)
+            later, other = Population(dr.Transitions()), dr.Recency(30)
             later.restore(order)
             other.load_state_dict(state)
 
@@ -170,7 +168,7 @@ def test_its_state_is_of_what_torch_loads_without_unpickling(tmp_path: Any) -> N
     with (
         dr.create(tmp_path / "store", schema) as store,
         store.writer() as writer,
-        dr.Sampler(store, Transitions(), Recency(200), batch_size=4, seed=0) as sampler,
+        dr.Sampler(store, dr.Transitions(), dr.Recency(200), batch_size=4, seed=0) as sampler,
     ):
         for _ in range(5):
             writer.append_episode(np.zeros(4, "f4"), np.zeros(3, int), np.zeros(3), terminated=True)
@@ -180,16 +178,16 @@ def test_its_state_is_of_what_torch_loads_without_unpickling(tmp_path: Any) -> N
 
 
 def test_windows_are_as_old_as_the_steps_behind_them() -> None:
-    population = population_of(grown(1, [[400]]), Sequences(8, 4, pad=False))
+    population = population_of(grown(1, [[400]]), dr.Sequences(8, 4, pad=False))
     ids = everything(population)
-    chances = Recency(40.0).chances(population, ids)
+    chances = dr.Recency(40.0).chances(population, ids)
     want = by_age(4.0 * np.arange(len(ids))[::-1], 40.0)
     np.testing.assert_allclose(chances, want / want.sum(), rtol=0.05)
 
 
 def test_episodes_are_as_old_as_the_steps_of_those_behind_them() -> None:
-    population = population_of(grown(1, [[5, 80, 20, 40]]), Episodes())
-    chances = Recency(50.0).chances(population, everything(population))
+    population = population_of(grown(1, [[5, 80, 20, 40]]), dr.Episodes())
+    chances = dr.Recency(50.0).chances(population, everything(population))
     want = by_age(np.array([140, 60, 40, 0.0]), 50.0)
     assert chances.argsort().tolist() == [0, 1, 2, 3]
     # An episode is taken at its middle, as if its id had come while its steps did.
@@ -199,7 +197,7 @@ def test_episodes_are_as_old_as_the_steps_of_those_behind_them() -> None:
 def test_one_id_is_always_drawn() -> None:
     population = population_of(grown(1, [[1]]))
     for half_life in (1e-9, 1.0, 1e300):
-        distribution = Recency(half_life)
+        distribution = dr.Recency(half_life)
         drawn = distribution.draw(population, 5, np.random.default_rng(0))
         assert drawn.ids.tolist() == everything(population).tolist() * 5
         assert distribution.weigh(drawn, None) is None
@@ -210,7 +208,7 @@ def test_one_id_is_always_drawn() -> None:
 def test_bad_half_lives_are_refused(half_life: Any) -> None:
     message = f"half_life must be a finite number above 0, not {half_life!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Recency(half_life)
+        dr.Recency(half_life)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +270,7 @@ def test_ages_fit_the_closed_form_with_several_collectors(tmp_path: Any, writers
 
 def test_where_all_that_could_be_drawn_was_evicted_older_steps_are_drawn() -> None:
     store = grown(1, [[400, 300]])
-    population, distribution = population_of(store), Recency(0.5)
+    population, distribution = population_of(store), dr.Recency(0.5)
     assert (distribution.draw(population, 20, np.random.default_rng(0)).ids >= 400).all()
     store.generation += 1
     del store.log[1:]

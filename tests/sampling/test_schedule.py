@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from diskreplay.sampling.schedule import Linear
+import diskreplay as dr
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.integers(1, 1_000), st.integers(0, 3_000))
 def test_it_is_a_straight_line_and_then_flat(start: float, end: float, steps: int, batches: int) -> None:
-    schedule = Linear(start, end, steps)
+    schedule = dr.Linear(start, end, steps)
     assert schedule(0) == start
     assert schedule(steps + batches) == end
     done = min(batches, steps)
@@ -30,4 +30,4 @@ def test_it_is_a_straight_line_and_then_flat(start: float, end: float, steps: in
 )
 def test_bad_arguments_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Linear(*arguments)
+        dr.Linear(*arguments)

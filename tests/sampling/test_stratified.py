@@ -10,22 +10,17 @@ from scipy import stats
 
 import diskreplay as dr
 from diskreplay.sampling import population as populations, stratified as module
-from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.population import Population, Share
-from diskreplay.sampling.prioritized import Prioritized
-from diskreplay.sampling.stratified import Stratified
-from diskreplay.views.sequences import Episodes, Sequences
-from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import FakeStore, Growth, add_episodes, everything, grown, population_of
 
 VIEWS = [
-    Transitions(),
-    Transitions(3),
-    Sequences(4, 1),
-    Sequences(4, 1, pad=False),
-    Sequences(4, 1, pad=False, align="end"),
-    Sequences(3, stride=5, pad=False),
-    Episodes(),
+    dr.Transitions(),
+    dr.Transitions(3),
+    dr.Sequences(4, 1),
+    dr.Sequences(4, 1, pad=False),
+    dr.Sequences(4, 1, pad=False, align="end"),
+    dr.Sequences(3, stride=5, pad=False),
+    dr.Episodes(),
 ]
 
 
@@ -64,12 +59,12 @@ def check_draws(distribution: Any, store: FakeStore, population: Population, by:
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_episodes_are_drawn_equally_often_and_then_their_ids(view: Any) -> None:
     store = grown(3, [[30, 4, 9], [1, 5, 17], [12, 40]], [4, 0, 7])
-    population, distribution = population_of(store, view), Stratified()
+    population, distribution = population_of(store, view), dr.Stratified()
     check_chances(distribution, store, population, "episode")
     check_draws(distribution, store, population, "episode")
     want = expected(store, population, "episode")
     assert sum(want.values()) == pytest.approx(1.0)
-    if not isinstance(view, Episodes):
+    if not isinstance(view, dr.Episodes):
         assert len(set(want.values())) > 3
 
 
@@ -77,7 +72,7 @@ def test_episodes_are_drawn_equally_often_and_then_their_ids(view: Any) -> None:
 def test_values_of_a_field_are_drawn_equally_often_and_then_their_ids(view: Any) -> None:
     store = grown(3, [[30, 4, 9], [5, 17, 8], [12, 40]], [4, 0, 7])
     store.values = {f: (7, -3, 7, 250)[i % 4] for i, (f, *_) in enumerate(store.log) if i != 5}
-    population, distribution = population_of(store, view), Stratified(by="episode/task")
+    population, distribution = population_of(store, view), dr.Stratified(by="episode/task")
     check_chances(distribution, store, population, "episode/task")
     check_draws(distribution, store, population, "episode/task")
     want = expected(store, population, "episode/task")
@@ -87,12 +82,12 @@ def test_values_of_a_field_are_drawn_equally_often_and_then_their_ids(view: Any)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("view", [Transitions(), Sequences(4, 1, pad=False), Episodes()], ids=str)
+@pytest.mark.parametrize("view", [dr.Transitions(), dr.Sequences(4, 1, pad=False), dr.Episodes()], ids=str)
 @pytest.mark.parametrize("by", ["episode", "episode/task"])
 def test_while_the_store_grows_and_loses_steps(by: str, view: Any, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(populations, "SMALL", 5)
     monkeypatch.setattr(module, "_FEW", 2)
-    growth, distribution, compared = Growth(seed, view), Stratified(by), 0
+    growth, distribution, compared = Growth(seed, view), dr.Stratified(by), 0
     for _ in range(120):
         growth.step()
         population, store = growth.population, growth.store
@@ -103,7 +98,7 @@ def test_while_the_store_grows_and_loses_steps(by: str, view: Any, seed: int, mo
         other = Population(view)
         other.restore(population.order())
         other.refresh(store.snapshot())
-        fresh = Stratified(by).draw(other, 50, np.random.default_rng(1)).ids
+        fresh = dr.Stratified(by).draw(other, 50, np.random.default_rng(1)).ids
         assert distribution.draw(population, 50, np.random.default_rng(1)).ids.tolist() == fresh.tolist()
         compared += population.size
     assert compared > 500
@@ -114,8 +109,12 @@ def test_a_mixture_holds_it_and_weighs_by_its_chances() -> None:
     store = grown(2, [[40, 3], [25, 10]])
     store.values = {f: i % 2 for i, (f, *_) in enumerate(store.log)}
     population, rng = population_of(store), np.random.default_rng(0)
-    parts = [(Stratified(), 1.0), (Stratified("episode/task"), 2.0), (Prioritized(alpha=1.0, beta=0.5, eps=0.01), 1.0)]
-    mixture, ids = Mixture(parts), everything(population)
+    parts = [
+        (dr.Stratified(), 1.0),
+        (dr.Stratified("episode/task"), 2.0),
+        (dr.Prioritized(alpha=1.0, beta=0.5, eps=0.01), 1.0),
+    ]
+    mixture, ids = dr.Mixture(parts), everything(population)
     errors = rng.exponential(1.0, len(ids))
     mixture.update(population, ids, errors)
     forms = [expected(store, population, by) for by in ("episode", "episode/task")]
@@ -136,7 +135,7 @@ def test_ranks_draw_their_own_ids_in_the_same_proportions(by: str) -> None:
     for rank in range(2):
         population.share = Share(rank, 2)
         mine = np.array([i for i in want if Share(rank, 2).contains(np.array([i]))[0]])
-        drawn = Stratified(by).draw_share(population, 20_000, np.random.default_rng(rank)).ids
+        drawn = dr.Stratified(by).draw_share(population, 20_000, np.random.default_rng(rank)).ids
         ids, counts = np.unique(drawn, return_counts=True)
         chances = np.array([want[i] for i in ids.tolist()])
         assert ids.tolist() == sorted(mine.tolist())
@@ -145,7 +144,7 @@ def test_ranks_draw_their_own_ids_in_the_same_proportions(by: str) -> None:
 
 def test_without_a_value_there_is_nothing_to_draw() -> None:
     store = grown(1, [[20]], [10])
-    population, distribution = population_of(store), Stratified("episode/task")
+    population, distribution = population_of(store), dr.Stratified("episode/task")
     message = (
         "none of the 29 sampleable steps is of an ended episode with a value of episode/task; 1 is needed, append more"
     )
@@ -162,4 +161,4 @@ def test_without_a_value_there_is_nothing_to_draw() -> None:
 def test_a_bad_group_is_refused(by: Any) -> None:
     message = f'by must be "episode" or an episode field such as "episode/task", not {by!r}'
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Stratified(by)
+        dr.Stratified(by)

@@ -11,9 +11,6 @@ from scipy import stats
 import diskreplay as dr
 from diskreplay.sampling.passes import permuted
 from diskreplay.sampling.population import Share
-from diskreplay.sampling.sweep import Sweep
-from diskreplay.views.sequences import Sequences
-from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import add_episodes, everything, grown, population_of
 
 
@@ -40,7 +37,7 @@ def test_neighbours_and_places_are_independent_of_the_order() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 50, 300])
 def test_each_pass_gives_each_id_once_and_batches_stay_full(size: int) -> None:
-    population, sweep, rng = population_of(grown(2, [[30, 11], [9]])), Sweep(passes=None), np.random.default_rng(0)
+    population, sweep, rng = population_of(grown(2, [[30, 11], [9]])), dr.Sweep(passes=None), np.random.default_rng(0)
     ids = everything(population).tolist()
     drawn: list[int] = []
     while len(drawn) < 6 * len(ids):
@@ -53,14 +50,14 @@ def test_each_pass_gives_each_id_once_and_batches_stay_full(size: int) -> None:
 
 
 def test_the_last_pass_ends_in_a_short_batch_and_then_nothing() -> None:
-    population, sweep, rng = population_of(grown(1, [[10]])), Sweep(passes=2), np.random.default_rng(0)
+    population, sweep, rng = population_of(grown(1, [[10]])), dr.Sweep(passes=2), np.random.default_rng(0)
     lengths = [len(sweep.draw(population, 8, rng).ids) for _ in range(5)]
     assert lengths == [8, 8, 4, 0, 0]
 
 
 def test_a_pass_is_over_what_was_there_when_it_began_less_what_was_evicted() -> None:
     store = grown(1, [[20]], [10])
-    population, sweep, rng = population_of(store), Sweep(passes=None), np.random.default_rng(0)
+    population, sweep, rng = population_of(store), dr.Sweep(passes=None), np.random.default_rng(0)
     before = everything(population).tolist()
     drawn = sweep.draw(population, 10, rng).ids.tolist()
     add_episodes(store, 0, [[]], [25])
@@ -79,7 +76,7 @@ def test_ranks_sweep_their_own_ids_once_a_pass(world_size: int) -> None:
     population = population_of(grown(2, [[30], [9, 14]]))
     ids = everything(population)
     for rank in range(world_size):
-        sweep, rng = Sweep(passes=None), np.random.default_rng(rank)
+        sweep, rng = dr.Sweep(passes=None), np.random.default_rng(rank)
         mine = ids[Share(rank, world_size).contains(ids)].tolist()
         population.share = Share(rank, world_size)
         drawn = [sweep.draw(population, 1, rng).ids[0] for _ in range(3 * len(mine))]
@@ -92,8 +89,8 @@ def test_a_rank_without_any_id_is_not_enough_data_or_the_end() -> None:
     population.share = Share(5, 6)
     message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        Sweep(passes=None).draw(population, 4, np.random.default_rng(0))
-    assert len(Sweep(passes=3).draw(population, 4, np.random.default_rng(0)).ids) == 0
+        dr.Sweep(passes=None).draw(population, 4, np.random.default_rng(0))
+    assert len(dr.Sweep(passes=3).draw(population, 4, np.random.default_rng(0)).ids) == 0
 
 
 @pytest.mark.parametrize("done", [0, 1, 17, 40, 41, 95])
@@ -102,23 +99,23 @@ def test_a_saved_sweep_goes_on_where_it_was(done: int) -> None:
         return population_of(grown(1, [[40]])), np.random.default_rng(1)
 
     population, rng = start()
-    whole, sweep = Sweep(passes=3), Sweep(passes=3)
+    whole, sweep = dr.Sweep(passes=3), dr.Sweep(passes=3)
     want = whole.draw(population, 200, rng).ids.tolist()
     assert len(want) == 120
     population, rng = start()
     drawn = sweep.draw(population, done, rng).ids.tolist()
-    loaded = Sweep(passes=3)
+    loaded = dr.Sweep(passes=3)
     loaded.load_state_dict(sweep.state_dict())
     drawn += loaded.draw(population, 200, rng).ids.tolist()
     assert drawn == want
 
 
 def test_another_kind_of_id_begins_a_pass_anew_and_another_view_of_the_same_kind_does_not() -> None:
-    store, sweep, rng = grown(1, [[20]]), Sweep(passes=1), np.random.default_rng(0)
-    one, five, windows = (population_of(store, v) for v in (Transitions(1), Transitions(5), Sequences(4, 0)))
+    store, sweep, rng = grown(1, [[20]]), dr.Sweep(passes=1), np.random.default_rng(0)
+    one, five, windows = (population_of(store, v) for v in (dr.Transitions(1), dr.Transitions(5), dr.Sequences(4, 0)))
     drawn = [*sweep.draw(one, 6, rng).ids, *sweep.draw(five, 30, rng).ids]
     assert sorted(drawn) == everything(one).tolist()
-    sweep = Sweep(passes=1)
+    sweep = dr.Sweep(passes=1)
     sweep.draw(one, 6, rng)
     assert sorted(sweep.draw(windows, 30, rng).ids) == everything(windows).tolist()
 
@@ -127,17 +124,17 @@ def test_another_kind_of_id_begins_a_pass_anew_and_another_view_of_the_same_kind
 def test_bad_passes_are_refused(passes: Any) -> None:
     message = f"passes must be an int of at least 1, or None for no end, not {passes!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Sweep(passes)
+        dr.Sweep(passes)
 
 
 @pytest.mark.parametrize(
     "change", [{"cursor": 40}, {"cursor": -1}, {"count": np.zeros(1)}, {"key": -2}, {"kind": "x"}, {"finished": None}]
 )
 def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
-    sweep = Sweep()
+    sweep = dr.Sweep()
     sweep.draw(population_of(grown(1, [[40]])), 3, np.random.default_rng(0))
     with pytest.raises(ValueError, match="^this is no state of a sweep: "):
-        Sweep().load_state_dict({**sweep.state_dict(), **change})
+        dr.Sweep().load_state_dict({**sweep.state_dict(), **change})
 
 
 # --- oldest first ----------------------------------------------------------------------------------------------------
@@ -172,7 +169,7 @@ def random_times(store: Any, rng: np.random.Generator) -> dict[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("block", "piece"), [(1 << 16, 1 << 12), (7, 3), (1, 1)])
-@pytest.mark.parametrize("view", [Transitions(), Sequences(4, 1), Sequences(4, 1, pad=False)], ids=str)
+@pytest.mark.parametrize("view", [dr.Transitions(), dr.Sequences(4, 1), dr.Sequences(4, 1, pad=False)], ids=str)
 def test_a_pass_in_order_of_time_goes_oldest_first_over_all_lanes(
     monkeypatch: pytest.MonkeyPatch, view: Any, block: int, piece: int, seed: int
 ) -> None:
@@ -185,7 +182,7 @@ def test_a_pass_in_order_of_time_goes_oldest_first_over_all_lanes(
     times = random_times(store, rng)
     population = timed_population(store, times, view)
     want = in_order(everything(population), times)
-    sweep = Sweep(passes=2, order="time")
+    sweep = dr.Sweep(passes=2, order="time")
     drawn = [sweep.draw(population, int(size), rng).ids.tolist() for size in rng.integers(1, 30, 200)]
     assert [i for ids in drawn for i in ids] == want + want
     assert drawn[-1] == []
@@ -195,7 +192,7 @@ def test_a_pass_in_order_of_time_passes_over_what_was_evicted_and_leaves_new_ids
     rng = np.random.default_rng(0)
     store = grown(2, [[20, 15], [30]], [10, 0])
     times = random_times(store, rng)
-    population, sweep = timed_population(store, times), Sweep(passes=2, order="time")
+    population, sweep = timed_population(store, times), dr.Sweep(passes=2, order="time")
     before = in_order(everything(population), times)
     assert sweep.draw(population, 9, rng).ids.tolist() == before[:9]
     add_episodes(store, 0, [[], [7]], [25, 0])
@@ -217,7 +214,7 @@ def test_a_saved_sweep_in_order_of_time_goes_on_where_it_was_also_if_ids_left(do
     times = random_times(store, rng)
     population = timed_population(store, times)
     population.share = Share(world_size - 1, world_size)
-    sweep, loaded = Sweep(passes=3, order="time"), Sweep(passes=3, order="time")
+    sweep, loaded = dr.Sweep(passes=3, order="time"), dr.Sweep(passes=3, order="time")
     sweep.draw(population, done, rng)
     loaded.load_state_dict(sweep.state_dict())
     left, state = sweep.count_left(population), sweep.state_dict()
@@ -234,16 +231,16 @@ def test_a_saved_sweep_in_order_of_time_goes_on_where_it_was_also_if_ids_left(do
 
 @pytest.mark.parametrize("state", [{}, {"last": [1]}, {"last": [1, 2], "stride": np.zeros(1)}])
 def test_a_state_of_another_order_is_refused(state: dict[str, Any]) -> None:
-    population, sweep = population_of(grown(1, [[40]])), Sweep()
+    population, sweep = population_of(grown(1, [[40]])), dr.Sweep()
     sweep.draw(population, 3, np.random.default_rng(0))
     with pytest.raises(ValueError, match="^this is no state of a sweep: "):
-        Sweep(order="time").load_state_dict({**sweep.state_dict(), **state})
+        dr.Sweep(order="time").load_state_dict({**sweep.state_dict(), **state})
 
 
 @pytest.mark.parametrize("order", ["oldest", None, 1])
 def test_a_bad_order_is_refused(order: Any) -> None:
     with pytest.raises(ValueError, match=f'^order must be "random" or "time", not {re.escape(repr(order))}$'):
-        Sweep(order=order)
+        dr.Sweep(order=order)
 
 
 # --- how many are left -----------------------------------------------------------------------------------------------
@@ -252,7 +249,7 @@ def test_a_bad_order_is_refused(order: Any) -> None:
 @pytest.mark.parametrize("order", ["random", "time"])
 @pytest.mark.parametrize("share", [Share(), Share(1, 3)])
 def test_what_is_left_is_what_is_drawn_until_the_end(share: Share, order: str) -> None:
-    population, sweep = population_of(grown(2, [[30], [9, 14]])), Sweep(passes=3, order=order)
+    population, sweep = population_of(grown(2, [[30], [9, 14]])), dr.Sweep(passes=3, order=order)
     population.share = share
     rng, left = np.random.default_rng(0), []
     sizes = []

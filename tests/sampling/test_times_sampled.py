@@ -12,20 +12,16 @@ import diskreplay as dr
 from diskreplay.kernels import runs
 from diskreplay.sampling import restricted, times_sampled as module
 from diskreplay.sampling.base import Distribution, Draw
-from diskreplay.sampling.mixture import Mixture
 from diskreplay.sampling.population import Share
-from diskreplay.sampling.prioritized import Prioritized
-from diskreplay.sampling.recency import Recency
 from diskreplay.sampling.times_sampled import AtMost, Counts, TimesSampled
-from diskreplay.sampling.uniform import Uniform
 from tests.sampling.growing import add_episodes, everything, grown, population_of
 
 DISTRIBUTIONS = {
-    "uniform": Uniform,
-    "prioritized": Prioritized,
-    "independent": lambda: Prioritized(stratified=False, normalize="store"),
-    "recency": lambda: Recency(40),
-    "mixture": lambda: Mixture([(Uniform(), 0.5), (Prioritized(), 0.3), (Recency(9), 0.2)]),
+    "uniform": dr.Uniform,
+    "prioritized": dr.Prioritized,
+    "independent": lambda: dr.Prioritized(stratified=False, normalize="store"),
+    "recency": lambda: dr.Recency(40),
+    "mixture": lambda: dr.Mixture([(dr.Uniform(), 0.5), (dr.Prioritized(), 0.3), (dr.Recency(9), 0.2)]),
 }
 
 
@@ -108,7 +104,7 @@ def test_what_is_left_keeps_its_probabilities(overdraws: Any, monkeypatch: pytes
     ids, errors = everything(population), np.arange(1.0, 13.0)
     counts = np.zeros(12)
     for _ in range(4000):
-        prioritized = Prioritized(alpha=1.0, eps=1e-9, stratified=False)
+        prioritized = dr.Prioritized(alpha=1.0, eps=1e-9, stratified=False)
         prioritized.update(population, ids, errors)
         limited = at_most(prioritized, 1)
         assert limited.accept(population, Draw(ids[6:]))  # these were drawn
@@ -121,7 +117,7 @@ def test_what_is_left_keeps_its_probabilities(overdraws: Any, monkeypatch: pytes
 
 def test_a_draw_that_is_not_delivered_does_not_count() -> None:
     population, rng = population_of(grown(1, [[20]])), np.random.default_rng(0)
-    limited = at_most(Uniform(), 1)
+    limited = at_most(dr.Uniform(), 1)
     first, second = limited.draw(population, 8, rng), limited.draw(population, 8, rng)
     assert limited.state_dict()['["transitions"]']["ids"].tolist() == []
     limited.delivered(first)
@@ -139,7 +135,7 @@ def test_a_draw_that_is_not_delivered_does_not_count() -> None:
 
 def test_what_is_left_is_told_when_it_is_too_little() -> None:
     population, rng = population_of(grown(1, [[10]])), np.random.default_rng(0)
-    limited = at_most(Uniform(), 2)
+    limited = at_most(dr.Uniform(), 2)
     limited.draw(population, 17, rng)
     for size, found in ((4, "can be drawn only 3 times more"), (3, None), (1, "cannot be drawn any more")):
         if found is None:

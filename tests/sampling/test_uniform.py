@@ -10,9 +10,6 @@ from scipy import stats
 import diskreplay as dr
 from diskreplay.ids import POSITION_MASK
 from diskreplay.sampling.population import Population, Share
-from diskreplay.sampling.uniform import Uniform
-from diskreplay.views.sequences import Episodes, Sequences
-from diskreplay.views.transitions import Transitions
 from tests.sampling.growing import everything, grown, population_of as growing_population
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 
@@ -20,14 +17,14 @@ from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
 def population_of(lengths: list[list[int]]) -> Population:
     rng = np.random.default_rng(0)
     lanes = [[episode(FLAT_SCHEMA, steps, "terminated", True, rng) for steps in lane] for lane in lengths]
-    population = Population(Transitions())
+    population = Population(dr.Transitions())
     population.refresh(Snapshot(FLAT_SCHEMA, [Segment(lanes)]))
     return population
 
 
 def test_every_id_is_drawn_equally_often() -> None:
     population = population_of([[1, 9, 3], [40], [7, 7]])
-    drawn = Uniform().draw(population, 67_000, np.random.default_rng(0)).ids
+    drawn = dr.Uniform().draw(population, 67_000, np.random.default_rng(0)).ids
     ids, counts = np.unique(drawn, return_counts=True)
     assert sorted(ids) == sorted(population.take(np.arange(population.size)))
     assert stats.chisquare(counts).pvalue > 0.001
@@ -35,7 +32,7 @@ def test_every_id_is_drawn_equally_often() -> None:
 
 def test_a_seed_makes_the_draws() -> None:
     population = population_of([[20]])
-    one, same, other = (Uniform().draw(population, 50, np.random.default_rng(seed)).ids for seed in (1, 1, 2))
+    one, same, other = (dr.Uniform().draw(population, 50, np.random.default_rng(seed)).ids for seed in (1, 1, 2))
     assert one.tolist() == same.tolist() != other.tolist()
 
 
@@ -46,7 +43,7 @@ def test_ranks_share_the_ids_without_overlap_and_each_draws_its_own_equally_ofte
     for rank in range(world_size):
         rng = np.random.default_rng(rank)
         population.share = Share(rank, world_size)
-        draw = Uniform().draw_share(population, 20_000, rng)
+        draw = dr.Uniform().draw_share(population, 20_000, rng)
         assert len(draw.ids) == 20_000
         assert Share(rank, world_size).contains(draw.ids).all()
         ids, counts = np.unique(draw.ids, return_counts=True)
@@ -60,7 +57,7 @@ def test_a_rank_without_any_id_is_not_enough_data() -> None:
     population.share = Share(5, 6)
     message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        Uniform().draw_share(population, 4, np.random.default_rng(0))
+        dr.Uniform().draw_share(population, 4, np.random.default_rng(0))
 
 
 def test_a_rank_with_one_id_of_many_gets_it() -> None:
@@ -70,12 +67,12 @@ def test_a_rank_with_one_id_of_many_gets_it() -> None:
         mine = every[Share(rank, 2000).contains(every)].tolist()
         if mine:
             population.share = Share(rank, 2000)
-            draw = Uniform().draw_share(population, 3, np.random.default_rng(0))
+            draw = dr.Uniform().draw_share(population, 3, np.random.default_rng(0))
             assert set(draw.ids.tolist()) <= set(mine)
             break
 
 
-@pytest.mark.parametrize("view", [Transitions(), Sequences(80, 40), Sequences(5, 4), Episodes()], ids=str)
+@pytest.mark.parametrize("view", [dr.Transitions(), dr.Sequences(80, 40), dr.Sequences(5, 4), dr.Episodes()], ids=str)
 @pytest.mark.parametrize(("lanes", "world_size"), [(1, 8), (8, 8), (6, 4)])
 def test_shares_are_as_even_as_a_hash_makes_them_and_each_rank_sees_each_lane(
     view: Any, lanes: int, world_size: int

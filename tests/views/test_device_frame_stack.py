@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.transitions import DeviceFrameStack, Transitions
+from diskreplay.views.transitions import DeviceFrameStack
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
 
@@ -29,7 +29,7 @@ def shown(reader: Any, snapshot: Snapshot, ids: np.ndarray) -> dict[Any, np.ndar
 def test_batches_are_those_of_the_plain_reader(
     snapshot: Snapshot, n_step: int, stack: Any, fields: Any, seed: int
 ) -> None:
-    view = Transitions(n_step=n_step, frame_stack=stack, gamma=0.9)
+    view = dr.Transitions(n_step=n_step, frame_stack=stack, gamma=0.9)
     plain = view.reader(snapshot.schema, fields)
     later = plain.for_device()
     there = sorted(snapshot.sampleable(n_step))
@@ -49,7 +49,7 @@ DEPTHS = dr.Schema(obs=dr.Field((3,), "uint16"), action=dr.Field((), "int64"))
 @pytest.mark.slow
 @given(snapshots(DEPTHS))
 def test_frames_of_a_dtype_with_few_operations(snapshot: Snapshot) -> None:
-    view = Transitions(n_step=1, frame_stack=2)
+    view = dr.Transitions(n_step=1, frame_stack=2)
     plain = view.reader(DEPTHS)
     later = plain.for_device()
     there = sorted(snapshot.sampleable(1))
@@ -69,7 +69,7 @@ def nbytes(reader: Any) -> int:
 
 @pytest.mark.parametrize(("n_step", "frames"), [(1, 5), (3, 7)])
 def test_fewer_bytes_travel(n_step: int, frames: int) -> None:
-    view = Transitions(n_step=n_step, frame_stack=4)
+    view = dr.Transitions(n_step=n_step, frame_stack=4)
     later = view.reader(SCHEMA).for_device()
     assert isinstance(later, DeviceFrameStack)
     assert frames * 7056 < nbytes(later) < (frames + 0.1) * 7056
@@ -78,10 +78,10 @@ def test_fewer_bytes_travel(n_step: int, frames: int) -> None:
 @pytest.mark.parametrize(
     ("view", "fields"),
     [
-        (Transitions(n_step=4, frame_stack=4), None),
-        (Transitions(n_step=None, frame_stack=4), None),
-        (Transitions(n_step=1), None),
-        (Transitions(n_step=1, frame_stack=4), ("obs", "action")),
+        (dr.Transitions(n_step=4, frame_stack=4), None),
+        (dr.Transitions(n_step=None, frame_stack=4), None),
+        (dr.Transitions(n_step=1), None),
+        (dr.Transitions(n_step=1, frame_stack=4), ("obs", "action")),
         (dr.Sequences(length=4, overlap=2, frame_stack=4), None),
     ],
     ids=str,
@@ -93,7 +93,7 @@ def test_where_no_frame_would_be_saved_stacks_are_made_before(view: Any, fields:
 
 @pytest.mark.slow
 def test_an_id_that_cannot_be_sampled_is_refused() -> None:
-    view = Transitions(n_step=1, frame_stack=2)
+    view = dr.Transitions(n_step=1, frame_stack=2)
 
     @given(snapshots())
     def check(snapshot: Snapshot) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.views.experiences import NStepExperience, nstep_experiences
+from diskreplay.views.experiences import NStepExperience
 
 Step = tuple[Any, ...]
 seeds = st.integers(0, 2**32 - 1)
@@ -106,7 +106,7 @@ def test_they_are_those_of_published_formulations(
     other: Any, lengths: list[int], n: int, gamma: float, tail: int, seed: int
 ) -> None:
     steps = stream(lengths, seed, tail)
-    ours = {e.obs: e for e in nstep_experiences(steps, n, gamma)}
+    ours = {e.obs: e for e in dr.nstep_experiences(steps, n, gamma)}
     theirs = list(other(steps, n, gamma))
     assert by_step(theirs).items() <= by_step(ours.values()).items()
     full = max(0, tail - n + 1)
@@ -127,7 +127,7 @@ def test_next_obs_is_the_observation_behind_the_window(
     steps = stream(lengths, seed, tail)
     if told:
         steps = [(*step, (step[0][0], step[0][1] + 1)) for step in steps]
-    for e in nstep_experiences(steps, n, gamma):
+    for e in dr.nstep_experiences(steps, n, gamma):
         behind = (e.obs[0], e.obs[1] + e.steps)
         is_told = told or any(step[0] == behind for step in steps)
         assert e.next_obs == (behind if is_told else None)
@@ -145,7 +145,7 @@ def test_steps_are_taken_one_by_one_as_they_are_needed() -> None:
 
     for with_next, needed in ((True, 3), (False, 4)):
         taken.clear()
-        experiences = nstep_experiences(endless(with_next), 3, 0.5)
+        experiences = dr.nstep_experiences(endless(with_next), 3, 0.5)
         assert taken == []
         first = next(experiences)
         assert (first, first.next_obs, len(taken)) == ((0, 0, 1.75, False, 3), 3, needed)
@@ -153,13 +153,13 @@ def test_steps_are_taken_one_by_one_as_they_are_needed() -> None:
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
     steps = [(0, 1, np.float32(1), np.bool_(False)), (1, 1, np.array([2.0]).sum(), 1.0)]
-    out = list(nstep_experiences(steps, 5, 0.5))
+    out = list(dr.nstep_experiences(steps, 5, 0.5))
     assert out == [(0, 1, 2.0, True, 2), (1, 1, 2.0, True, 1)]
     assert all(type(e.ret) is float and type(e.done) is bool for e in out)
 
 
 def test_an_experience_is_a_tuple_of_five_that_pickles_with_its_next_obs() -> None:
-    (made,) = nstep_experiences([(0, 1, 2.0, True, 3)], 1, 1.0)
+    (made,) = dr.nstep_experiences([(0, 1, 2.0, True, 3)], 1, 1.0)
     assert isinstance(made, NStepExperience)
     obs, action, ret, done, steps = made
     assert (obs, action, ret, done, steps) == (0, 1, 2.0, True, 1)
@@ -176,25 +176,25 @@ def test_an_experience_is_a_tuple_of_five_that_pickles_with_its_next_obs() -> No
 )
 def test_bad_arguments_are_refused_at_once(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        nstep_experiences(*arguments)
+        dr.nstep_experiences(*arguments)
 
 
 def test_a_step_of_other_values_is_refused() -> None:
     message = "a step is (obs, action, reward, done) or these and next_obs; one of 3 values came"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        list(nstep_experiences([(0, 0, 0.0)], 1, 1.0))
+        list(dr.nstep_experiences([(0, 0, 0.0)], 1, 1.0))
 
 
 @pytest.mark.parametrize("done", [0.5, 2, np.nan, -3.7, "yes", None], ids=repr)
 def test_a_step_whose_done_is_no_truth_value_is_refused(done: Any) -> None:
     said = re.escape(f"got reward=1.0 and done={done!r}")
     with pytest.raises(ValueError, match=f"^done is one truth value a step, a bool or 0 or 1; {said}$"):
-        list(nstep_experiences([(0, 0, 1.0, done)], 1, 1.0))
+        list(dr.nstep_experiences([(0, 0, 1.0, done)], 1, 1.0))
 
 
 @pytest.mark.parametrize("done", [True, 1, 1.0, np.float32(1), np.ones(1)], ids=repr)
 def test_done_may_be_a_float_of_1_or_0(done: Any) -> None:
-    assert [step.done for step in nstep_experiences([(0, 0, 1.0, 0.0), (1, 0, 1.0, done)], 1, 1.0)] == [False, True]
+    assert [step.done for step in dr.nstep_experiences([(0, 0, 1.0, 0.0), (1, 0, 1.0, done)], 1, 1.0)] == [False, True]
 
 
 SCHEMA = dr.Schema(obs={"a": dr.Field((2,), "float64")}, action=(dr.Field((), "int64"), dr.Field((1,), "float32")))
@@ -217,7 +217,7 @@ def test_those_of_a_store_are_its_transitions(tmp_store: Path, n: int) -> None:
         store.refresh()
         sampler = dr.Sampler(store, dr.Transitions(n, gamma=0.9))
         for episode in store.episodes:
-            made = list(nstep_experiences(episode, n, 0.9))
+            made = list(dr.nstep_experiences(episode, n, 0.9))
             assert len(made) == (max(0, len(episode) - n + 1) if episode.ended == "open" else len(episode))
             if not made:
                 continue

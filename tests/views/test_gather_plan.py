@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import diskreplay as dr
 from diskreplay.kernels.table import chosen
 from diskreplay.views import gather_plan, parallel_copy
 from diskreplay.views.base import Block, offsets
 from diskreplay.views.parallel_copy import CopyThreads
-from diskreplay.views.transitions import Transitions
 from tests.kernels.pairs import KERNELS
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
@@ -21,7 +21,9 @@ FIELDS = (None, ("obs", "terminated"), ("reward",), ("action", "n_steps", "disco
 WAYS = ("compiled", "plain", "in parts")
 
 
-def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any, way: str) -> tuple[list[int], Block]:
+def gathered(
+    view: dr.Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any, way: str
+) -> tuple[list[int], Block]:
     """Gather in one of the ways; return what each call of the kernel returned."""
     reader = view.reader(snapshot.schema, fields)
     block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], RUBBISH, np.uint8))
@@ -57,7 +59,7 @@ def gathered(view: Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any
 def test_all_ways_gather_the_same_bytes(
     snapshot: Snapshot, n_step: Any, gamma: float, stack: int, reward: Any, fields: Any, discount: Any, seed: int
 ) -> None:
-    view = Transitions(n_step=n_step, gamma=gamma, frame_stack=stack, reward=reward, discount=discount)
+    view = dr.Transitions(n_step=n_step, gamma=gamma, frame_stack=stack, reward=reward, discount=discount)
     there = sorted(snapshot.sampleable(view.most_steps))
     if not there:
         return
@@ -72,7 +74,7 @@ def test_all_ways_gather_the_same_bytes(
 @pytest.mark.slow
 @given(snapshots(), st.integers(1, 5))
 def test_what_is_not_mapped_is_mapped_first_and_what_is_not_sampleable_refused(snapshot: Snapshot, n_step: int) -> None:
-    view = Transitions(n_step=n_step)
+    view = dr.Transitions(n_step=n_step)
     there = sorted(snapshot.sampleable(n_step))
     if not there:
         return

@@ -19,8 +19,6 @@ from scipy.stats import chi2_contingency, chisquare
 import diskreplay as dr
 from diskreplay.testing.model import ModelEpisode
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.hindsight import Hindsight
-from diskreplay.views.transitions import Transitions
 from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots
 
@@ -47,7 +45,7 @@ def reached(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
 
 
 def filled(
-    view: Transitions, snapshot: Snapshot, ids: Any, entropy: int | None = 0, fields: Any = None
+    view: dr.Transitions, snapshot: Snapshot, ids: Any, entropy: int | None = 0, fields: Any = None
 ) -> dict[tuple[str, ...], np.ndarray]:
     reader = view.reader(snapshot.schema, fields)
     block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
@@ -69,7 +67,7 @@ def achieved(model: ModelEpisode, row: int) -> np.ndarray:
     return model.frame(row)["obs/achieved_goal"]
 
 
-def plain(view: Transitions, snapshot: Snapshot, ids: Any) -> dict[tuple[str, ...], np.ndarray]:
+def plain(view: dr.Transitions, snapshot: Snapshot, ids: Any) -> dict[tuple[str, ...], np.ndarray]:
     """Gather with the same view, but without relabelling."""
     reader = replace(view, relabel=None).reader(snapshot.schema)
     block = Block(reader.leaves, len(ids), np.zeros(offsets(reader.leaves, len(ids))[1], np.uint8))
@@ -77,7 +75,7 @@ def plain(view: Transitions, snapshot: Snapshot, ids: Any) -> dict[tuple[str, ..
     return {leaf.path: array for leaf, array in zip(reader.leaves, block.arrays, strict=True) if leaf.path != WEIGHT}
 
 
-def return_of(view: Transitions, model: ModelEpisode, t: int, k: int, goal: np.ndarray) -> float:
+def return_of(view: dr.Transitions, model: ModelEpisode, t: int, k: int, goal: np.ndarray) -> float:
     """Sum the rewards of k steps under a goal, one after the other."""
     total, power = 0.0, 1.0
     for i in range(k):
@@ -104,8 +102,8 @@ def test_goals_and_returns_equal_the_rule_and_nothing_else_changes(
     snapshot: Snapshot, strategy: str, n: Any, stack: Any, reward: Any, gamma: float, discount: Any, ends: Any,
     entropy: int,
 ) -> None:  # fmt: skip
-    relabel = Hindsight(strategy, 1.0, distance, terminated_fn=ends)
-    view = Transitions(n, gamma, stack, reward, relabel=relabel, discount=discount)
+    relabel = dr.Hindsight(strategy, 1.0, distance, terminated_fn=ends)
+    view = dr.Transitions(n, gamma, stack, reward, relabel=relabel, discount=discount)
     ids = sorted(snapshot.sampleable(None))
     batch, want = filled(view, snapshot, ids, entropy), plain(view, snapshot, ids)
     for i, step_id in enumerate(ids):
@@ -140,9 +138,9 @@ def test_without_a_seed_and_with_ratio_0_a_batch_is_what_is_stored(
     snapshot: Snapshot, strategy: str, n: Any, seeded: bool
 ) -> None:
     ids = sorted(snapshot.sampleable(None))
-    relabel = Hindsight(strategy, 0.0 if seeded else 1.0, distance)
-    batch = filled(Transitions(n, relabel=relabel), snapshot, ids, entropy=1 if seeded else None)
-    for path, array in plain(Transitions(n), snapshot, ids).items():
+    relabel = dr.Hindsight(strategy, 0.0 if seeded else 1.0, distance)
+    batch = filled(dr.Transitions(n, relabel=relabel), snapshot, ids, entropy=1 if seeded else None)
+    for path, array in plain(dr.Transitions(n), snapshot, ids).items():
         np.testing.assert_array_equal(batch[path], array)
 
 
@@ -150,7 +148,7 @@ def test_without_a_seed_and_with_ratio_0_a_batch_is_what_is_stored(
 @settings(max_examples=40)
 @given(snapshots(SCHEMA), st.sampled_from((1, 3, None)), st.booleans())
 def test_the_steps_of_ended_episodes_are_offered_and_no_others(snapshot: Snapshot, n: Any, whole: bool) -> None:
-    view = Transitions(n, next_fields=("action",) if whole else (), relabel=Hindsight(reward_fn=distance))
+    view = dr.Transitions(n, next_fields=("action",) if whole else (), relabel=dr.Hindsight(reward_fn=distance))
     want = snapshot.sampleable(None)
     offered = [
         run
@@ -213,7 +211,7 @@ def test_every_goal_that_the_rule_allows_is_as_frequent_as_the_others(
     snapshot = ended(7, end, final)
     snapshot = ended(7, end, final, frontier=ids_of(snapshot, 7)[hidden])
     model, _ = snapshot.model[ids_of(snapshot, 7)[0]]
-    view = Transitions(relabel=Hindsight(strategy, 1.0, distance))
+    view = dr.Transitions(relabel=dr.Hindsight(strategy, 1.0, distance))
     draws = 2000
     for t in model.sampleable(None):
         allowed = goal_rows(model, t, 1, strategy) or [-1]
@@ -227,7 +225,7 @@ def test_items_are_relabelled_with_the_probability_of_the_ratio() -> None:
     snapshot = ended()
     ids = ids_of(snapshot, 6) * 2000
     for ratio in (0.2, 0.8):
-        batch = filled(Transitions(relabel=Hindsight("future", ratio, distance)), snapshot, ids, entropy=3)
+        batch = filled(dr.Transitions(relabel=dr.Hindsight("future", ratio, distance)), snapshot, ids, entropy=3)
         relabelled = np.array(rows_of(batch, snapshot)).reshape(-1, 6) >= 0
         counts = relabelled.sum(0)
         assert chi2_contingency([counts, 2000 - counts]).pvalue > 1e-4
@@ -247,7 +245,7 @@ def test_the_reward_function_is_called_once_for_all_steps_of_all_relabelled_item
         achieved[:], desired[:] = 7, 8  # its arrays are its own
         return np.zeros(len(achieved))
 
-    view = Transitions(3, relabel=Hindsight("final", 1.0, reward_fn))
+    view = dr.Transitions(3, relabel=dr.Hindsight("final", 1.0, reward_fn))
     ids = ids_of(snapshot, 6)
     batch = filled(view, snapshot, ids)
     ((got, wanted),) = calls
@@ -268,10 +266,10 @@ def test_a_reward_that_is_not_summed_is_not_computed() -> None:
         raise AssertionError("nobody wants it")
 
     snapshot = ended()
-    relabel = Hindsight("future", 1.0, reward_fn)
-    batch = filled(Transitions(reward={"bonus": 1.0}, relabel=relabel), snapshot, ids_of(snapshot, 6))
+    relabel = dr.Hindsight("future", 1.0, reward_fn)
+    batch = filled(dr.Transitions(reward={"bonus": 1.0}, relabel=relabel), snapshot, ids_of(snapshot, 6))
     assert min(rows_of(batch, snapshot)) >= 1
-    batch = filled(Transitions(relabel=relabel), snapshot, ids_of(snapshot, 6), fields=("obs",))
+    batch = filled(dr.Transitions(relabel=relabel), snapshot, ids_of(snapshot, 6), fields=("obs",))
     assert min(rows_of(batch, snapshot)) >= 1
 
 
@@ -279,7 +277,7 @@ def test_a_reward_that_is_not_summed_is_not_computed() -> None:
 @pytest.mark.parametrize("name", ["reward", "obs", "obs/desired_goal", "next_obs", "action", "n_steps", "discount"])
 def test_chosen_fields_hold_what_the_whole_batch_holds(name: str, n: Any) -> None:
     snapshot = ended()
-    view = Transitions(n, frame_stack=2, relabel=Hindsight("episode", 0.5, distance))
+    view = dr.Transitions(n, frame_stack=2, relabel=dr.Hindsight("episode", 0.5, distance))
     ids = ids_of(snapshot, 6) * 3
     whole, part = filled(view, snapshot, ids), filled(view, snapshot, ids, fields=(name,))
     assert {path[: len(name.split("/"))] for path in part} == {tuple(name.split("/")), ("index",)} - {()} or len(
@@ -304,7 +302,9 @@ def test_goals_of_every_dtype_and_without_an_axis_are_relabelled(dtype: str) -> 
         return achieved == desired
 
     batch = filled(
-        Transitions(None, 1.0, 2, relabel=Hindsight("final", 1.0, reward_fn)), snapshot, sorted(snapshot.model)[1:]
+        dr.Transitions(None, 1.0, 2, relabel=dr.Hindsight("final", 1.0, reward_fn)),
+        snapshot,
+        sorted(snapshot.model)[1:],
     )
     model = snapshot.model[min(snapshot.model)][0]
     assert model.final is not None
@@ -349,8 +349,8 @@ class Task:
 def test_a_reward_function_gets_as_many_arguments_as_it_needs(reward_fn: Callable[..., Any]) -> None:
     snapshot = ended()
     ids = ids_of(snapshot, 6)
-    want = filled(Transitions(3, relabel=Hindsight(reward_fn=distance)), snapshot, ids)
-    got = filled(Transitions(3, relabel=Hindsight(reward_fn=reward_fn)), snapshot, ids)
+    want = filled(dr.Transitions(3, relabel=dr.Hindsight(reward_fn=distance)), snapshot, ids)
+    got = filled(dr.Transitions(3, relabel=dr.Hindsight(reward_fn=reward_fn)), snapshot, ids)
     for path, array in want.items():
         np.testing.assert_array_equal(got[path], array)
 
@@ -364,7 +364,7 @@ def test_a_reward_function_without_a_signature_gets_two_goals() -> None:
             return 1.5
 
     snapshot = ended()
-    batch = filled(Transitions(relabel=Hindsight("final", 1.0, Odd())), snapshot, ids_of(snapshot, 6))
+    batch = filled(dr.Transitions(relabel=dr.Hindsight("final", 1.0, Odd())), snapshot, ids_of(snapshot, 6))
     assert batch[REWARD].tolist() == [1.5] * 6
 
 
@@ -385,7 +385,7 @@ WANTED = "reward_fn must return one finite number for each of the 6 steps that i
 )
 def test_rewards_that_are_no_finite_numbers_are_refused(returned: Any, message: str) -> None:
     snapshot = ended()
-    view = Transitions(relabel=Hindsight("future", 1.0, lambda achieved, desired: returned))
+    view = dr.Transitions(relabel=dr.Hindsight("future", 1.0, lambda achieved, desired: returned))
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         filled(view, snapshot, ids_of(snapshot, 6))
 
@@ -412,7 +412,7 @@ def keyword(achieved: np.ndarray, desired: np.ndarray, *, info: Any) -> None: ..
 )
 def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Hindsight(**{"reward_fn": distance, **arguments})
+        dr.Hindsight(**{"reward_fn": distance, **arguments})
 
 
 @pytest.mark.parametrize("reward_fn", [only_one, four, keyword])
@@ -421,12 +421,12 @@ def test_a_reward_function_of_other_arguments_is_refused(reward_fn: Callable[...
         r"reward_fn must take \(achieved_goal, desired_goal\), or these and info, and <function .* takes \(achieved"
     )
     with pytest.raises(ValueError, match=f"^{message}"):
-        Hindsight(reward_fn=reward_fn)
+        dr.Hindsight(reward_fn=reward_fn)
 
 
 def test_relabel_takes_a_hindsight_and_nothing_else() -> None:
     with pytest.raises(ValueError, match=r"^relabel must be None or Hindsight\(\.\.\.\), not 'future'$"):
-        Transitions(relabel="future")
+        dr.Transitions(relabel="future")
 
 
 def goal_schema(**obs: Any) -> dr.Schema:
@@ -466,17 +466,17 @@ NEEDS = 'relabel needs observations that are a dict with "observation", "achieve
 )
 def test_observations_that_are_not_goal_conditioned_are_refused(schema: dr.Schema, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Transitions(relabel=Hindsight(reward_fn=distance)).reader(schema)
+        dr.Transitions(relabel=dr.Hindsight(reward_fn=distance)).reader(schema)
 
 
 def test_hindsights_are_equal_by_their_arguments_and_print_short() -> None:
-    assert Hindsight(reward_fn=distance) == Hindsight("future", 0.8, distance)
-    assert Hindsight("final", reward_fn=distance) != Hindsight("future", 0.8, distance)
-    assert repr(Hindsight(reward_fn=distance)) == "Hindsight(strategy='future', ratio=0.8, reward_fn=distance)"
-    assert repr(Hindsight(reward_fn=Task())) == "Hindsight(strategy='future', ratio=0.8, reward_fn=Task)"
-    assert repr(Hindsight(reward_fn=distance, terminated_fn=reached)).endswith(", terminated_fn=reached)")
-    assert repr(Transitions(relabel=Hindsight(reward_fn=distance))).endswith(
-        "relabel=" + repr(Hindsight(reward_fn=distance)) + ")"
+    assert dr.Hindsight(reward_fn=distance) == dr.Hindsight("future", 0.8, distance)
+    assert dr.Hindsight("final", reward_fn=distance) != dr.Hindsight("future", 0.8, distance)
+    assert repr(dr.Hindsight(reward_fn=distance)) == "Hindsight(strategy='future', ratio=0.8, reward_fn=distance)"
+    assert repr(dr.Hindsight(reward_fn=Task())) == "Hindsight(strategy='future', ratio=0.8, reward_fn=Task)"
+    assert repr(dr.Hindsight(reward_fn=distance, terminated_fn=reached)).endswith(", terminated_fn=reached)")
+    assert repr(dr.Transitions(relabel=dr.Hindsight(reward_fn=distance))).endswith(
+        "relabel=" + repr(dr.Hindsight(reward_fn=distance)) + ")"
     )
 
 
@@ -549,7 +549,7 @@ def by_the_rule(strategy: str, draws: int, rng: np.random.Generator) -> Counter[
 
 
 def by_the_sampler(store: dr.Store, strategy: str, draws: int) -> Counter[Outcome]:
-    view = Transitions(relabel=Hindsight(strategy, 0.8, sparse))
+    view = dr.Transitions(relabel=dr.Hindsight(strategy, 0.8, sparse))
     with dr.Sampler(store, view, batch_size=draws, seed=1) as sampler:
         batch = sampler.sample()
     assert torch.equal(batch.obs["desired_goal"], batch.next_obs["desired_goal"])
@@ -616,7 +616,7 @@ def same(one: dr.Batch, other: dr.Batch) -> bool:
 
 def test_a_seed_decides_the_goals_whatever_is_drawn_ahead(goal_store: dr.Store) -> None:
     def batches(prefetch: int, seed: int) -> list[dr.Batch]:
-        view = Transitions(2, relabel=Hindsight("future", 0.8, sparse))
+        view = dr.Transitions(2, relabel=dr.Hindsight("future", 0.8, sparse))
         with dr.Sampler(goal_store, view, batch_size=16, seed=seed, prefetch=prefetch) as sampler:
             return [sampler.sample() for _ in range(8)]
 
@@ -629,8 +629,8 @@ def test_a_seed_decides_the_goals_whatever_is_drawn_ahead(goal_store: dr.Store) 
 
 
 def test_ids_are_gathered_as_they_are_stored(goal_store: dr.Store) -> None:
-    view = Transitions(2, relabel=Hindsight("future", 1.0, sparse))
-    with dr.Sampler(goal_store, view, seed=0) as sampler, dr.Sampler(goal_store, Transitions(2)) as stored:
+    view = dr.Transitions(2, relabel=dr.Hindsight("future", 1.0, sparse))
+    with dr.Sampler(goal_store, view, seed=0) as sampler, dr.Sampler(goal_store, dr.Transitions(2)) as stored:
         ids = [int(i) for episode in goal_store.episodes for i in episode.ids]
         assert len(ids) == sum(LENGTHS)
         assert -1.0 not in sampler.sample().obs["desired_goal"]
@@ -639,7 +639,7 @@ def test_ids_are_gathered_as_they_are_stored(goal_store: dr.Store) -> None:
 
 
 def test_an_open_episode_is_neither_sampled_nor_gathered(goal_store: dr.Store) -> None:
-    view = Transitions(relabel=Hindsight("future", 1.0, sparse))
+    view = dr.Transitions(relabel=dr.Hindsight("future", 1.0, sparse))
     writer = goal_store.writer()
     for serial in range(50, 53):
         writer.append(observation(serial), serial, 0.0, False, next_obs=observation(serial + 1))
@@ -653,11 +653,11 @@ def test_an_open_episode_is_neither_sampled_nor_gathered(goal_store: dr.Store) -
 
 
 def test_relabelling_is_switched_on_and_off_between_batches(goal_store: dr.Store) -> None:
-    with dr.Sampler(goal_store, Transitions(), batch_size=100, seed=0, prefetch=2) as sampler:
+    with dr.Sampler(goal_store, dr.Transitions(), batch_size=100, seed=0, prefetch=2) as sampler:
         assert sampler.sample().reward.unique().tolist() == [-5.0]
-        sampler.view = Transitions(relabel=Hindsight("episode", 1.0, sparse))
+        sampler.view = dr.Transitions(relabel=dr.Hindsight("episode", 1.0, sparse))
         assert set(sampler.sample().reward.tolist()) == {-1.0, 0.0}
-        sampler.view = Transitions()
+        sampler.view = dr.Transitions()
         assert sampler.sample().reward.unique().tolist() == [-5.0]
 
 
@@ -673,7 +673,7 @@ def test_nothing_on_disk_changes(goal_store: dr.Store) -> None:
     assert len(before) > 8
     with dr.open(path) as store:
         for strategy in STRATEGIES:
-            with dr.Sampler(store, Transitions(3, relabel=Hindsight(strategy, 1.0, sparse)), seed=0) as sampler:
+            with dr.Sampler(store, dr.Transitions(3, relabel=dr.Hindsight(strategy, 1.0, sparse)), seed=0) as sampler:
                 batch = sampler.sample()
                 batch.obs["desired_goal"].zero_()
     assert digest(path) == before

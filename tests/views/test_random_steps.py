@@ -15,8 +15,7 @@ from scipy.stats import chisquare
 
 import diskreplay as dr
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.hindsight import Hindsight
-from diskreplay.views.transitions import DeviceFrameStack, Transitions
+from diskreplay.views.transitions import DeviceFrameStack
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots
 from tests.views.test_hindsight import SCHEMA as GOAL_SCHEMA, distance
@@ -64,7 +63,7 @@ def same(found: dict[str, np.ndarray], views: list[Any], snapshot: Snapshot, ids
 def test_each_item_is_that_of_the_number_drawn_for_it(
     snapshot: Snapshot, n: Any, stack: Any, next_fields: Any, discount: Any, entropy: int
 ) -> None:
-    view = Transitions(n, 0.9, stack, next_fields=next_fields, discount=discount)
+    view = dr.Transitions(n, 0.9, stack, next_fields=next_fields, discount=discount)
     ids = sorted(snapshot.sampleable(n[1], bool(next_fields)))
     views = [replace(view, n_step=number) for number in range(n[0], n[1] + 1)]
     found = filled(view, snapshot, ids, entropy)
@@ -81,7 +80,7 @@ def test_each_item_is_that_of_the_number_drawn_for_it(
 @pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), ranges)
 def test_the_steps_that_can_be_sampled_are_those_of_the_largest_number(snapshot: Snapshot, n: Any) -> None:
-    view = Transitions(n)
+    view = dr.Transitions(n)
     runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
     ids = [first + stride * j for run in runs for first, stride, count in zip(*run, strict=True) for j in range(count)]
     assert sorted(ids) == sorted(snapshot.sampleable(n[1]))
@@ -100,7 +99,7 @@ def long_episodes(schema: dr.Schema, rng: np.random.Generator, *lengths: int) ->
 
 def test_5000_items_equal_the_views_of_their_numbers_which_are_drawn_evenly() -> None:
     snapshot = long_episodes(SCHEMA, np.random.default_rng(0), 300, 200, 7)
-    view = Transitions((2, 6), 0.97, frame_stack=3)
+    view = dr.Transitions((2, 6), 0.97, frame_stack=3)
     ids = np.random.default_rng(1).choice(sorted(snapshot.model), 5_000)
     found = filled(view, snapshot, ids, 11)
     assert same(found, [replace(view, n_step=n) for n in range(2, 7)], snapshot, ids) == 5_000
@@ -125,7 +124,7 @@ def test_what_lies_behind_a_short_window_is_mapped_too() -> None:
         steps = episode(SCHEMA, 12, "terminated", True, np.random.default_rng(0))
         snapshot = Snapshot(SCHEMA, [Segment([[steps]], chunk_rows=2)])
         ids = sorted(snapshot.model)[:1]
-        view = Transitions((1, 9))
+        view = dr.Transitions((1, 9))
         drawn.add(int(filled(view, snapshot, ids, entropy)["n_steps"][0]))
         same(filled(view, snapshot, ids, entropy), [replace(view, n_step=n) for n in range(1, 10)], snapshot, ids)
     assert len(drawn) > 4
@@ -133,7 +132,7 @@ def test_what_lies_behind_a_short_window_is_mapped_too() -> None:
 
 def test_a_seed_is_for_one_batch() -> None:
     snapshot = long_episodes(FLAT_SCHEMA, np.random.default_rng(0), 40, 40, 40)
-    reader, ids = Transitions((1, 5)).reader(FLAT_SCHEMA), sorted(snapshot.model)[:20]
+    reader, ids = dr.Transitions((1, 5)).reader(FLAT_SCHEMA), sorted(snapshot.model)[:20]
     assert len(set(shown(reader, snapshot, ids, 3)["n_steps"])) > 1
     assert shown(reader, snapshot, ids, None)["n_steps"].tolist() == [5] * 20
 
@@ -144,7 +143,7 @@ def test_relabelled_items_have_the_returns_of_their_numbers(
     snapshot: Snapshot, n: Any, discount: Any, entropy: int
 ) -> None:
     # With the final goal nothing depends on chance but the numbers of steps.
-    view = Transitions(n, 0.9, relabel=Hindsight("final", 1.0, distance), discount=discount)
+    view = dr.Transitions(n, 0.9, relabel=dr.Hindsight("final", 1.0, distance), discount=discount)
     ids = sorted(snapshot.sampleable(None))
     found = filled(view, snapshot, ids, entropy)
     for number in range(n[0], n[1] + 1):
@@ -159,7 +158,7 @@ def test_relabelled_items_have_the_returns_of_their_numbers(
 def test_the_pages_are_those_of_every_number_that_may_be_drawn(
     snapshot: Snapshot, n: Any, stack: int, with_next: bool
 ) -> None:
-    view = Transitions(n, frame_stack=stack, next_fields=("action",) if with_next else ())
+    view = dr.Transitions(n, frame_stack=stack, next_fields=("action",) if with_next else ())
     ids = np.array(sorted(snapshot.sampleable(n[1], with_next)), np.int64)
     if not len(ids):
         return
@@ -208,12 +207,12 @@ def test_a_sampler_draws_them_reproducibly_and_gathers_the_largest(tmp_store: Pa
 )
 def test_a_range_that_makes_no_sense_is_refused(n_step: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Transitions(n_step)
+        dr.Transitions(n_step)
 
 
 def test_views_with_a_range_print_as_a_call_and_one_number_is_that_number() -> None:
-    assert repr(Transitions([1, 5])) == "Transitions(n_step=(1, 5))"
-    assert Transitions((3, 3)) == Transitions(3)
-    assert Transitions((1, 5)).random
-    assert not Transitions((3, 3)).random
-    assert Transitions((1, 5)).kind == Transitions(1).kind
+    assert repr(dr.Transitions([1, 5])) == "Transitions(n_step=(1, 5))"
+    assert dr.Transitions((3, 3)) == dr.Transitions(3)
+    assert dr.Transitions((1, 5)).random
+    assert not dr.Transitions((3, 3)).random
+    assert dr.Transitions((1, 5)).kind == dr.Transitions(1).kind

@@ -11,7 +11,6 @@ import pytest
 import diskreplay as dr
 from diskreplay.ids import POSITION_BITS
 from diskreplay.loading import prefetcher
-from diskreplay.store.store import Store
 from diskreplay.testing.reference import window
 from diskreplay.views import ages, episode_finder, requested
 from tests.testing.collected import SCHEMA, Collected
@@ -45,7 +44,7 @@ def collected(tmp_store: Path, request: Any) -> Iterator[Collected]:
         yield Collected(store, np.random.default_rng(1))
 
 
-def sampler_of(store: Store, view: Any, **kwargs: Any) -> dr.Sampler:
+def sampler_of(store: dr.Store, view: Any, **kwargs: Any) -> dr.Sampler:
     return dr.Sampler(store, view, **{"batch_size": 40, "seed": 0, "fields": ("...", *FIELDS), **kwargs})
 
 
@@ -89,7 +88,7 @@ def compare(batch: dr.Batch, facts: Any, width: Any) -> Counter[str]:
     return compared
 
 
-def widths(store: Store) -> Any:
+def widths(store: dr.Store) -> Any:
     snapshot = store.snapshot
     return lambda step_id: int(snapshot.lanes[(step_id >> 35) - snapshot.origin])
 

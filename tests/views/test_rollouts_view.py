@@ -8,7 +8,6 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.views.rollout_cursor import Positions
-from diskreplay.views.rollouts import Rollouts
 from tests.views.fakes import Columns, runs_of, without
 
 SCHEMA = dr.Schema(
@@ -38,7 +37,7 @@ SCHEMA = dr.Schema(
 )
 def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Rollouts(**{"num_steps": 8, **arguments})
+        dr.Rollouts(**{"num_steps": 8, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -64,11 +63,11 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], m
 )
 def test_what_the_schema_has_not_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Rollouts(8, **arguments).reader(SCHEMA)
+        dr.Rollouts(8, **arguments).reader(SCHEMA)
 
 
 def test_the_value_of_a_batch_is_the_field_that_was_named() -> None:
-    reader = Rollouts(8, value="v/one", frame_stack={"image": 4}).reader(SCHEMA)
+    reader = dr.Rollouts(8, value="v/one", frame_stack={"image": 4}).reader(SCHEMA)
     dtypes = {leaf.path: (leaf.dtype.name, leaf.shape) for leaf in reader.leaves}
     assert dtypes["value",] == ("float32", ())
     assert dtypes["v", "one"] == ("float32", ())
@@ -79,7 +78,7 @@ def test_the_value_of_a_batch_is_the_field_that_was_named() -> None:
 
 def test_every_step_behind_the_frontier_is_one_of_the_view() -> None:
     episodes = Columns.of([(10, 2, 4, 5, 1), (11, 2, 3, 3, 128)])
-    runs = runs_of(Rollouts(3), episodes, without(14, 0, np.array([2])))
+    runs = runs_of(dr.Rollouts(3), episodes, without(14, 0, np.array([2])))
     assert [(int(f), int(c)) for f, c in zip(runs.first, runs.count, strict=True)] == [(14, 2), (15, 1)]
 
 

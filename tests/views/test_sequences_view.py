@@ -15,7 +15,6 @@ from diskreplay.ids import OPEN
 from diskreplay.kernels.runs import ALL_VISIBLE
 from diskreplay.views import parallel_copy
 from diskreplay.views.parallel_copy import CopyThreads
-from diskreplay.views.sequences import Episodes, Sequences
 from tests.parity.test_sequences import gathered, offered, views, windows_of
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode, runs_of
 from tests.views.strategies import snapshots
@@ -53,12 +52,12 @@ def one_episode(steps: int, end: str = "terminated", final: bool = True, schema:
 )
 def test_an_argument_of_sequences_that_makes_no_sense_is_refused(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Sequences(**arguments)
+        dr.Sequences(**arguments)
 
 
 def test_a_length_of_episodes_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^max_length must be an int of at least 1, or None for no limit, not 0$"):
-        Episodes(0)
+        dr.Episodes(0)
 
 
 @pytest.mark.parametrize(
@@ -66,31 +65,31 @@ def test_a_length_of_episodes_that_makes_no_sense_is_refused() -> None:
     [
         (
             SCHEMA,
-            Sequences(start_only=("h",)),
+            dr.Sequences(start_only=("h",)),
             None,
             "start_only names 'h', which is no extra field; those of this store are bonus, hidden",
         ),
         (
             FLAT_SCHEMA,
-            Sequences(start_only=("action",)),
+            dr.Sequences(start_only=("action",)),
             None,
             "start_only names 'action', which is no extra field; those of this store are none",
         ),
         (
             SCHEMA,
-            Sequences(frame_stack={"sound": 2}),
+            dr.Sequences(frame_stack={"sound": 2}),
             None,
             "frame_stack names 'sound'; the observation leaves of this store are 'image', 'state'",
         ),
         (
             FLAT_SCHEMA,
-            Sequences(frame_stack={"image": 2}),
+            dr.Sequences(frame_stack={"image": 2}),
             None,
             "frame_stack names 'image', but the observation is one array: give an int",
         ),
         (
             FLAT_SCHEMA,
-            Episodes(),
+            dr.Episodes(),
             ("discount",),
             "fields names 'discount', and a batch has action, age, discounted_return_to_go, index, is_first, "
             "loss_mask, mask, next_obs, obs, population, priority, priority_sum, probability, return_to_go, reward, "
@@ -105,7 +104,7 @@ def test_a_name_that_the_schema_has_not_is_refused(schema: Any, view: Any, field
 
 def test_a_batch_has_these_fields_in_this_order() -> None:
     snapshot = one_episode(9, schema=SCHEMA)
-    view = Sequences(4, 1, frame_stack={"image": 3}, start_only=("hidden",))
+    view = dr.Sequences(4, 1, frame_stack={"image": 3}, start_only=("hidden",))
     batch = gathered(view, snapshot, offered(view, snapshot))
     assert [(name, str(array.dtype), array.shape) for name, array in batch.items()] == [
         ("obs/image", "uint8", (3, 4, 3, 2, 3)),
@@ -129,7 +128,7 @@ def test_a_batch_has_these_fields_in_this_order() -> None:
 
 def test_observations_and_their_stacks_are_views_of_frames_gathered_once() -> None:
     snapshot = one_episode(20, schema=SCHEMA)
-    view = Sequences(8, 4, frame_stack={"image": 3})
+    view = dr.Sequences(8, 4, frame_stack={"image": 3})
     batch = gathered(view, snapshot, offered(view, snapshot))
     image, following = batch["obs/image"], batch["next_obs/image"]
     frame_bytes = 6
@@ -142,7 +141,7 @@ def test_observations_and_their_stacks_are_views_of_frames_gathered_once() -> No
 
 @pytest.mark.slow
 @given(snapshots(), views())
-def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view: Sequences) -> None:
+def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view: dr.Sequences) -> None:
     ids = offered(view, snapshot)
     whole = gathered(view, snapshot, ids)
     for name in ("obs/image", "next_obs", "action", "hidden", "terminated", "is_first", "loss_mask", "index"):
@@ -155,7 +154,7 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
 
 @pytest.mark.slow
 @given(snapshots(), views())
-def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: Sequences) -> None:
+def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: dr.Sequences) -> None:
     ids = offered(view, snapshot) * 2
     alone = gathered(view, snapshot, ids)
     calls, copy = [], CopyThreads.copy
@@ -186,7 +185,7 @@ def check_every_id(view: Any, snapshot: Snapshot, good: set[int]) -> None:
 
 @pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), views())
-def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapshot, view: Sequences) -> None:
+def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapshot, view: dr.Sequences) -> None:
     view = replace(view, frame_stack=1, start_only=())
     check_every_id(view, snapshot, set(windows_of(view, snapshot)))
 
@@ -194,16 +193,16 @@ def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapsh
 @pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), st.integers(1, 9) | st.none())
 def test_every_id_at_which_no_ended_episode_starts_is_an_invalid_index(snapshot: Snapshot, most: Any) -> None:
-    check_every_id(Episodes(most), snapshot, set(offered(Episodes(most), snapshot)))
+    check_every_id(dr.Episodes(most), snapshot, set(offered(dr.Episodes(most), snapshot)))
 
 
 def test_a_refused_id_says_why() -> None:
     snapshot = one_episode(9)
     first = min(snapshot.model)
-    view = Sequences(4, 1)
+    view = dr.Sequences(4, 1)
     reasons = {
         (view, 2): f"id {first + 2} is step 2 of its episode, and no window of {view} starts there",
-        (Episodes(), 3): f"id {first + 3} is step 3 of its episode; {Episodes()} start at step 0",
+        (dr.Episodes(), 3): f"id {first + 3} is step 3 of its episode; {dr.Episodes()} start at step 0",
     }
     for (of, step), reason in reasons.items():
         with pytest.raises(dr.InvalidIndex, match=f"^{re.escape(reason)}$"):
@@ -213,7 +212,7 @@ def test_a_refused_id_says_why() -> None:
 def test_filling_refuses_an_id_that_is_no_step() -> None:
     snapshot = one_episode(9)
     behind = max(snapshot.model) + 1
-    for view in (Sequences(4, 1), Episodes()):
+    for view in (dr.Sequences(4, 1), dr.Episodes()):
         with pytest.raises(dr.InvalidIndex, match=f"^id {behind} cannot be sampled as {re.escape(str(view))}: "):
             gathered(view, snapshot, [behind])
 
@@ -232,7 +231,7 @@ def starts(view: Any, steps: int, obs_rows: int, end: int) -> list[int]:
 def test_a_window_of_an_open_episode_is_still_there_when_it_grows_and_ends(
     length: int, overlap: int, pad: bool | str
 ) -> None:
-    view = Sequences(length, overlap, pad=pad)
+    view = dr.Sequences(length, overlap, pad=pad)
     known: set[int] = set()
     for steps in range(1, 30):
         # Without the observation behind it, the newest step is in no window yet, and never is if the episode is cut.
@@ -253,30 +252,30 @@ def test_a_window_of_an_open_episode_is_still_there_when_it_grows_and_ends(
 
 @pytest.mark.parametrize("pad", [True, False])
 def test_an_overlap_of_all_but_one_step_gives_every_full_window(pad: bool) -> None:
-    assert starts(Sequences(5, 4, pad=pad), 12, 13, 1 | 8) == list(range(8))
+    assert starts(dr.Sequences(5, 4, pad=pad), 12, 13, 1 | 8) == list(range(8))
 
 
 def test_the_window_that_reaches_the_end_is_the_last_or_is_moved_back_to_it() -> None:
-    assert starts(Sequences(80, 40), 200, 201, 1 | 8) == [0, 40, 80, 120]
-    assert starts(Sequences(80, 40), 201, 202, 1 | 8) == [0, 40, 80, 120, 160]
-    assert starts(Sequences(80, 40, pad=False), 201, 202, 1 | 8) == [0, 40, 80, 120, 121]
+    assert starts(dr.Sequences(80, 40), 200, 201, 1 | 8) == [0, 40, 80, 120]
+    assert starts(dr.Sequences(80, 40), 201, 202, 1 | 8) == [0, 40, 80, 120, 160]
+    assert starts(dr.Sequences(80, 40, pad=False), 201, 202, 1 | 8) == [0, 40, 80, 120, 121]
     for pad in (True, False):
-        assert starts(Sequences(80, 40, pad=pad), 30, 31, 1 | 8) == [0]
+        assert starts(dr.Sequences(80, 40, pad=pad), 30, 31, 1 | 8) == [0]
 
 
 def test_partial_windows_are_padded_moved_back_or_dropped_and_strides_may_leave_gaps() -> None:
-    assert starts(Sequences(80, 40, pad="drop"), 201, 202, 1 | 8) == [0, 40, 80, 120]
-    assert starts(Sequences(80, 40, pad="drop"), 30, 31, 1 | 8) == []
-    assert starts(Sequences(80, stride=60), 201, 202, 1 | 8) == [0, 60, 120, 180]
-    assert starts(Sequences(10, stride=30), 70, 71, 1 | 8) == [0, 30, 60]
+    assert starts(dr.Sequences(80, 40, pad="drop"), 201, 202, 1 | 8) == [0, 40, 80, 120]
+    assert starts(dr.Sequences(80, 40, pad="drop"), 30, 31, 1 | 8) == []
+    assert starts(dr.Sequences(80, stride=60), 201, 202, 1 | 8) == [0, 60, 120, 180]
+    assert starts(dr.Sequences(10, stride=30), 70, 71, 1 | 8) == [0, 30, 60]
     # The next window would start behind the end: there is none that could be padded, or moved back.
-    assert starts(Sequences(10, stride=30), 60, 61, 1 | 8) == [0, 30]
-    assert starts(Sequences(10, stride=30, pad=False), 60, 61, 1 | 8) == [0, 30]
-    assert starts(Sequences(10, stride=30, pad=False), 65, 66, 1 | 8) == [0, 30, 55]
+    assert starts(dr.Sequences(10, stride=30), 60, 61, 1 | 8) == [0, 30]
+    assert starts(dr.Sequences(10, stride=30, pad=False), 60, 61, 1 | 8) == [0, 30]
+    assert starts(dr.Sequences(10, stride=30, pad=False), 65, 66, 1 | 8) == [0, 30, 55]
 
 
 def test_windows_that_are_aligned_to_the_end_are_there_once_the_episode_has_ended() -> None:
-    view = Sequences(80, 40, align="end")
+    view = dr.Sequences(80, 40, align="end")
     assert starts(view, 200, 201, 1 | 8) == [0, 40, 80, 120]
     assert starts(view, 201, 202, 1 | 8) == [0, 1, 41, 81, 121]
     assert starts(view, 201, 202, OPEN) == []
@@ -284,20 +283,20 @@ def test_windows_that_are_aligned_to_the_end_are_there_once_the_episode_has_ende
     assert starts(view, 30, 31, 1 | 8) == [0]
     assert starts(replace(view, pad="drop"), 201, 202, 1 | 8) == [1, 41, 81, 121]
     assert starts(replace(view, pad="drop"), 30, 31, 1 | 8) == []
-    assert starts(Sequences(10, stride=30, align="end"), 65, 66, 1 | 8) == [0, 25, 55]
-    assert starts(Sequences(10, stride=30, align="end"), 60, 61, 1 | 8) == [20, 50]
+    assert starts(dr.Sequences(10, stride=30, align="end"), 65, 66, 1 | 8) == [0, 25, 55]
+    assert starts(dr.Sequences(10, stride=30, align="end"), 60, 61, 1 | 8) == [20, 50]
 
 
 def test_kinds_tell_ids_apart_that_mean_different_things() -> None:
-    assert Sequences(8, 4).kind == Sequences(8, 4, burn_in=2, frame_stack=4).kind == ("sequences", 8, 4, True)
-    assert Sequences(8, 4).kind == Sequences(8, stride=4).kind == Sequences(8, 4, stride=4).kind
-    assert Sequences(8, 4, align="end").kind == Sequences(8, 4, pad=False, align="end").kind
+    assert dr.Sequences(8, 4).kind == dr.Sequences(8, 4, burn_in=2, frame_stack=4).kind == ("sequences", 8, 4, True)
+    assert dr.Sequences(8, 4).kind == dr.Sequences(8, stride=4).kind == dr.Sequences(8, 4, stride=4).kind
+    assert dr.Sequences(8, 4, align="end").kind == dr.Sequences(8, 4, pad=False, align="end").kind
     others = (
-        Sequences(8, 4), Sequences(8, 4, pad=False), Sequences(8, 4, pad="drop"), Sequences(8, 3),
-        Sequences(8, stride=9), Sequences(8, 4, align="end"), Sequences(8, 4, pad="drop", align="end"),
+        dr.Sequences(8, 4), dr.Sequences(8, 4, pad=False), dr.Sequences(8, 4, pad="drop"), dr.Sequences(8, 3),
+        dr.Sequences(8, stride=9), dr.Sequences(8, 4, align="end"), dr.Sequences(8, 4, pad="drop", align="end"),
     )  # fmt: skip
     assert len({view.kind for view in others}) == len(others)
-    assert Episodes().kind == Episodes(5).kind == ("episodes",)
+    assert dr.Episodes().kind == dr.Episodes(5).kind == ("episodes",)
 
 
 # On real stores.
@@ -316,7 +315,7 @@ def test_a_sampler_draws_windows_with_the_recurrent_state_of_their_first_step(tm
     with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
         for first, steps in ((0, 30), (100, 80), (300, 200)):
             append_steps(writer, first, steps)
-        view = Sequences(80, 40, burn_in=40, start_only=("state",))
+        view = dr.Sequences(80, 40, burn_in=40, start_only=("state",))
         with dr.Sampler(store, view, batch_size=64, seed=0) as sampler:
             batch = sampler.sample()
     assert batch.obs.shape == (64, 80, 2)
@@ -336,7 +335,7 @@ def test_a_sampler_draws_windows_with_the_recurrent_state_of_their_first_step(tm
 
 def test_a_window_of_an_open_episode_appears_as_soon_as_it_is_full(tmp_store: Path) -> None:
     with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
-        sampler = dr.Sampler(store, Sequences(4, 2), batch_size=50, seed=0)
+        sampler = dr.Sampler(store, dr.Sequences(4, 2), batch_size=50, seed=0)
         append_steps(writer, 0, 3, end=False)
         with pytest.raises(dr.NotEnoughData, match=r"^the store has 3 steps, 0 of them sampleable as Sequences\("):
             sampler.sample()
@@ -356,7 +355,7 @@ def test_a_continuation_after_a_length_cut_is_no_start(tmp_store: Path) -> None:
         append_steps(writer, 0, 40)
         store.refresh()
         assert store.num_episodes > 1
-        sampler = dr.Sampler(store, Sequences(6, 3, burn_in=3), batch_size=300, seed=0)
+        sampler = dr.Sampler(store, dr.Sequences(6, 3, burn_in=3), batch_size=300, seed=0)
         batch = sampler.sample()
         cuts = {int(piece.action[0]) for piece in store.episodes}
         starts_episode = torch.tensor([a in cuts for a in batch.action[:, 0].tolist()])
@@ -366,7 +365,7 @@ def test_a_continuation_after_a_length_cut_is_no_start(tmp_store: Path) -> None:
         assert torch.equal(batch.is_first[:, 0], first)
         assert not batch.is_first[:, 1:].any()
         assert torch.equal(batch.loss_mask[:, :3].any(1), first)
-        whole = dr.Sampler(store, Episodes(), batch_size=300, seed=0).sample()
+        whole = dr.Sampler(store, dr.Episodes(), batch_size=300, seed=0).sample()
         assert torch.equal(whole.is_first[:, 0], whole.action[:, 0] == 0)
         # A length cut is a truncation with a final observation.
         assert torch.equal(whole.truncated.any(1), ~whole.terminated.any(1))
@@ -377,7 +376,7 @@ def test_windows_that_begin_before_the_frontier_vanish_and_the_others_stay_where
     store = dr.create(tmp_store, SERIAL_SCHEMA, capacity=25)
     with store, store.writer() as writer:
         append_steps(writer, 0, 40)
-        sampler = dr.Sampler(store, Sequences(8, 4, frame_stack=3), batch_size=100, seed=0)
+        sampler = dr.Sampler(store, dr.Sequences(8, 4, frame_stack=3), batch_size=100, seed=0)
         batch = sampler.sample()
         assert len(store) == 25
         assert set(batch.action[:, 0].tolist()) == {16, 20, 24, 28, 32}
@@ -386,7 +385,7 @@ def test_windows_that_begin_before_the_frontier_vanish_and_the_others_stay_where
         item = batch.action[:, 0].tolist().index(16)
         assert batch.obs[item, :3, :, 0].tolist() == [[14, 15, 16], [15, 16, 17], [16, 17, 18]]
         with pytest.raises(dr.NotEnoughData):
-            dr.Sampler(store, Episodes()).sample()
+            dr.Sampler(store, dr.Episodes()).sample()
 
 
 def test_gathering_an_id_at_which_no_window_starts_is_an_invalid_index(tmp_store: Path) -> None:
@@ -394,7 +393,7 @@ def test_gathering_an_id_at_which_no_window_starts_is_an_invalid_index(tmp_store
         append_steps(writer, 0, 20)
         store.refresh()
         ids = store.episodes[0].ids
-        for view in (Sequences(8, 4), Episodes()):
+        for view in (dr.Sequences(8, 4), dr.Episodes()):
             sampler = dr.Sampler(store, view)
             assert sampler.gather(ids[:1]).action[0, 0] == 0
             with pytest.raises(dr.InvalidIndex, match=f"^id {ids[1]} is step 1 of its episode"):
@@ -407,14 +406,14 @@ def test_a_batch_of_episodes_is_as_long_as_its_longest(tmp_store: Path) -> None:
             append_steps(writer, first, steps)
         store.refresh()
         first_ids = [piece.ids[0] for piece in store.episodes]
-        sampler = dr.Sampler(store, Episodes())
+        sampler = dr.Sampler(store, dr.Episodes())
         for chosen, length in (((0, 2), 5), ((0,), 3), ((2, 1, 0), 7)):
             batch = sampler.gather([first_ids[i] for i in chosen])
             assert batch.obs.shape == (len(chosen), length, 2)
             assert batch.mask.sum(1).tolist() == [(3, 7, 5)[i] for i in chosen]
             assert batch.terminated.sum(1).tolist() == [1] * len(chosen)
             assert torch.equal(batch.loss_mask, batch.mask)
-        short = dr.Sampler(store, Episodes(max_length=4)).gather(first_ids)
+        short = dr.Sampler(store, dr.Episodes(max_length=4)).gather(first_ids)
         assert short.mask.sum(1).tolist() == [3, 4, 4]
         assert not short.terminated[1:].any()
         assert short.next_obs[1, -1, 0] == 104
@@ -423,7 +422,7 @@ def test_a_batch_of_episodes_is_as_long_as_its_longest(tmp_store: Path) -> None:
 def test_a_batch_lives_as_long_as_any_view_of_it(tmp_store: Path) -> None:
     with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
         append_steps(writer, 0, 200)
-        sampler = dr.Sampler(store, Sequences(8, 4, frame_stack=2), batch_size=16, seed=0, debug=True)
+        sampler = dr.Sampler(store, dr.Sequences(8, 4, frame_stack=2), batch_size=16, seed=0, debug=True)
         held = []
         for _ in range(6):
             batch = sampler.sample()
@@ -438,9 +437,9 @@ def test_the_view_is_changed_at_run_time(tmp_store: Path) -> None:
         append_steps(writer, 0, 50)
         sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0, prefetch=2)
         assert sampler.sample().obs.shape == (8, 2)
-        sampler.view = Sequences(10, 5)
+        sampler.view = dr.Sequences(10, 5)
         assert sampler.sample().obs.shape == (8, 10, 2)
-        sampler.view = Episodes()
+        sampler.view = dr.Episodes()
         assert sampler.sample().obs.shape == (8, 50, 2)
         sampler.view = dr.Transitions(3)
         assert sampler.sample().n_steps.shape == (8,)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.store import Store
 
 SCHEMA = dr.Schema(
     obs=dr.Field((1,), "float32"), action=dr.Field((), "int64"), extra={"value": dr.Field((), "float32")}
@@ -16,7 +15,7 @@ SCHEMA = dr.Schema(
 
 
 @pytest.fixture
-def collected(tmp_store: Path) -> Iterator[tuple[Store, dict[int, float]]]:
+def collected(tmp_store: Path) -> Iterator[tuple[dr.Store, dict[int, float]]]:
     """A store with sealed and growing segments of two writers, and when each step was published, by its action."""
     with dr.create(tmp_store, SCHEMA, segment_steps=20) as store:
         vector, single, number = store.writer(num_envs=3), store.writer(), 0
@@ -48,7 +47,7 @@ def collected(tmp_store: Path) -> Iterator[tuple[Store, dict[int, float]]]:
     ],
     ids=str,
 )
-def test_every_view_has_times_on_request(collected: tuple[Store, dict[int, float]], view: Any) -> None:
+def test_every_view_has_times_on_request(collected: tuple[dr.Store, dict[int, float]], view: Any) -> None:
     store, at = collected
     with dr.Sampler(store, view, batch_size=64, seed=0, fields=("action", "time", "terminated")) as sampler:
         batch = sampler.sample()

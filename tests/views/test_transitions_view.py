@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.views.base import Block, offsets
-from diskreplay.views.transitions import Transitions
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Table, episode
 from tests.views.strategies import snapshots
 
@@ -23,7 +22,7 @@ def one_episode(
     return Snapshot(schema, [Segment([[episode(schema, steps, end, final, np.random.default_rng(1))]])], **kwargs)
 
 
-def fill(view: Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Block:
+def fill(view: dr.Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Block:
     reader = view.reader(snapshot.schema, fields)
     block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
     reader.fill(snapshot, np.asarray(ids, np.int64), block)
@@ -66,7 +65,7 @@ def fill(view: Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Bloc
 )
 def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Transitions(**arguments)
+        dr.Transitions(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +122,11 @@ def test_a_name_that_the_schema_has_not_is_refused(
     schema: dr.Schema, arguments: Any, fields: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Transitions(**arguments).reader(schema, fields)
+        dr.Transitions(**arguments).reader(schema, fields)
 
 
 def test_a_batch_has_these_fields_in_this_order() -> None:
-    view = Transitions(frame_stack={"image": 4}, next_fields=("action",))
+    view = dr.Transitions(frame_stack={"image": 4}, next_fields=("action",))
     leaves = {"/".join(leaf.path): (str(leaf.dtype), leaf.shape) for leaf in view.reader(SCHEMA).leaves}
     assert list(leaves.items()) == [
         ("obs/image", ("uint8", (4, 2, 3))),
@@ -152,17 +151,17 @@ def test_a_batch_has_these_fields_in_this_order() -> None:
 
 
 def test_fields_choose_leaves_and_keep_index_and_weight() -> None:
-    leaves = Transitions().reader(SCHEMA, ("next_obs/image", "hidden", "n_steps")).leaves
+    leaves = dr.Transitions().reader(SCHEMA, ("next_obs/image", "hidden", "n_steps")).leaves
     assert ["/".join(leaf.path) for leaf in leaves] == ["next_obs/image", "n_steps", "index", "weight", "hidden/h"]
 
 
 def test_chosen_fields_hold_what_the_whole_batch_holds() -> None:
     snapshot = one_episode(SCHEMA)
     ids = sorted(snapshot.sampleable(2))
-    whole = fill(Transitions(2, frame_stack=3), snapshot, ids)
+    whole = fill(dr.Transitions(2, frame_stack=3), snapshot, ids)
     everything = dict(zip((leaf.path for leaf in whole.leaves), whole.arrays, strict=True))
     for name in ("obs/image", "reward", "discount", "terminated", "n_steps", "next_obs"):
-        part = fill(Transitions(2, frame_stack=3), snapshot, ids, (name,))
+        part = fill(dr.Transitions(2, frame_stack=3), snapshot, ids, (name,))
         for leaf, array in zip(part.leaves, part.arrays, strict=True):
             if leaf.path != ("weight",):
                 np.testing.assert_array_equal(array, everything[leaf.path])
@@ -171,7 +170,7 @@ def test_chosen_fields_hold_what_the_whole_batch_holds() -> None:
 @pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), st.integers(1, 9) | st.none(), st.booleans())
 def test_every_id_that_is_not_sampleable_is_an_invalid_index(snapshot: Snapshot, n: Any, whole: bool) -> None:
-    view = Transitions(n, next_fields=("action",) if whole else ())
+    view = dr.Transitions(n, next_fields=("action",) if whole else ())
     reader = view.reader(FLAT_SCHEMA)
     good = snapshot.sampleable(n, whole)
     base = [(slot + snapshot.origin) << 35 for slot in range(-1, len(snapshot.segments) + 1)]
@@ -196,19 +195,20 @@ def test_a_refused_id_says_why() -> None:
         start: f"id {start} is hidden by the capacity or the max_age_s of the store: batches do not show it; read it "
         "from its episode in store.episodes",
         start + 9: f"id {start + 9} never existed, or is newer than this snapshot; call refresh() first",
-        start + 2: f"id {start + 2} cannot be sampled as {Transitions(2)}: its window is not complete yet, the episode "
+        start
+        + 2: f"id {start + 2} cannot be sampled as {dr.Transitions(2)}: its window is not complete yet, the episode "
         "ended without a final observation at this step, or the id is no step's",
     }
     for step_id, reason in reasons.items():
         with pytest.raises(dr.InvalidIndex, match=f"^{re.escape(reason)}$"):
-            Transitions(2).reader(FLAT_SCHEMA).check(snapshot, np.array([step_id]))
+            dr.Transitions(2).reader(FLAT_SCHEMA).check(snapshot, np.array([step_id]))
 
 
 def test_chunks_are_mapped_once_and_then_no_more() -> None:
     snapshot = one_episode(steps=30)
     ids = sorted(snapshot.sampleable(3))
     for _ in range(3):
-        fill(Transitions(3), snapshot, ids)
+        fill(dr.Transitions(3), snapshot, ids)
     assert {leaf: snapshot.leaf(leaf).ensured for leaf in ("done", "action", "reward")} == {
         "done": 1,
         "action": 1,
@@ -222,7 +222,7 @@ def test_chunks_that_another_thread_forgets_meanwhile_are_mapped_again() -> None
     forgetful = Forgetful(snapshot.leaf("obs"))
     snapshot.tables.leaves["obs"] = forgetful
     ids = sorted(snapshot.sampleable(1))
-    block = fill(Transitions(1), snapshot, ids)
+    block = fill(dr.Transitions(1), snapshot, ids)
     assert forgetful.forgot == 3
     want = [snapshot.model[i][0].steps[snapshot.model[i][1]].obs["obs"] for i in ids]
     np.testing.assert_array_equal(block.arrays[0], want)
@@ -248,7 +248,7 @@ def test_a_table_without_the_chunk_is_a_format_error() -> None:
     with pytest.raises(
         dr.FormatError, match=r"^segment 2 has no chunk of action for row 0 of lane 0; run `diskreplay verify`"
     ):
-        fill(Transitions(), snapshot, sorted(snapshot.model))
+        fill(dr.Transitions(), snapshot, sorted(snapshot.model))
 
 
 def test_rewards_of_every_dtype_are_weighed_in_float64() -> None:
@@ -259,7 +259,7 @@ def test_rewards_of_every_dtype_are_weighed_in_float64() -> None:
     snapshot = one_episode(schema, steps=4)
     weights = {"reward": 0.1, "big": 1e-9, "flag": 1.0}
     ids = sorted(snapshot.model)
-    block = fill(Transitions(1, reward=weights), snapshot, ids)
+    block = fill(dr.Transitions(1, reward=weights), snapshot, ids)
     steps = snapshot.model[ids[0]][0].steps
     want = [0.1 * float(np.float16(s.reward)) + 1e-9 * int(s.extra["big"]) + float(s.extra["flag"]) for s in steps]
     reward = next(a for leaf, a in zip(block.leaves, block.arrays, strict=True) if leaf.path == ("reward",))
@@ -267,7 +267,7 @@ def test_rewards_of_every_dtype_are_weighed_in_float64() -> None:
 
 
 def test_views_are_equal_by_their_arguments_and_print_as_a_call() -> None:
-    assert Transitions(3) == Transitions(n_step=3)
-    assert Transitions(3) != Transitions(4)
-    assert repr(Transitions(3)) == "Transitions(n_step=3)"
-    assert repr(Transitions(gamma=0.9, frame_stack=4)) == "Transitions(n_step=1, gamma=0.9, frame_stack=4)"
+    assert dr.Transitions(3) == dr.Transitions(n_step=3)
+    assert dr.Transitions(3) != dr.Transitions(4)
+    assert repr(dr.Transitions(3)) == "Transitions(n_step=3)"
+    assert repr(dr.Transitions(gamma=0.9, frame_stack=4)) == "Transitions(n_step=1, gamma=0.9, frame_stack=4)"
