@@ -1,5 +1,6 @@
 """A table of priorities holds what plain dicts hold, however the store grows and the view changes."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from diskreplay.sampling.cursor import Cursor
 from diskreplay.sampling.episode_filter import EpisodeFilter
 from diskreplay.sampling.population import Population, Share
 from diskreplay.sampling.priorities import PriorityTable
-from tests.sampling.growing import FakeStore, everything as every_id
+from tests.sampling.growing import FakeStore, everything as every_id, grown
 
 ALPHA = 0.7
 
@@ -220,6 +221,40 @@ def test_steps_that_came_and_went_between_two_looks_are_not_drawn() -> None:
     model.store.frontier = 5 * 8 + 2
     grow(1)
     model.compare()
+
+
+def test_a_table_that_uses_its_pages_again_goes_on_bit_by_bit_wherever_it_is_saved() -> None:
+    store, rng = grown(3, [[30], [], []]), np.random.default_rng(0)
+    population = Population(dr.Transitions())
+    population.refresh(store.snapshot())
+    table = PriorityTable(0.6)
+    sizes: list[int] = []
+    seen: set[int] = set()
+    for step in range(150):
+        for segment in range(len(store.lanes)):
+            for lane in range(len(store.open[segment])):
+                store.open[segment][lane] += int(rng.integers(1, 30))
+                if rng.random() < 0.5:
+                    store.end(segment, lane)
+        if step % 20 == 19:
+            store.add_segment(int(rng.integers(1, 4)))
+        store.frontier = max(store.frontier, int(every_id(population)[-3000:][0]))
+        store.drop_hidden_segments()
+        loaded = PriorityTable.loaded(pickle.loads(pickle.dumps(table.state_dict())), 0.6)
+        population.refresh(store.snapshot())
+        key, errors, found = int(rng.integers(1 << 63)), rng.exponential(1.0, 64), []
+        for one in (table, loaded):
+            one.follow(population)
+            ids, chances = one.draw(key, 64, 64)
+            assert one.update(ids, errors, 1e-3) == 0
+            found.append((ids.tolist(), chances.tolist(), one.tree.tree.tolist(), one.tree.sums.tolist()))
+        assert found[0] == found[1], step
+        if rng.random() < 0.5:
+            table = loaded
+        sizes.append(len(table._pages))
+        seen |= set(table._pages[:, 0].tolist())
+    assert len(set(sizes[-60:])) == 1
+    assert len(seen) > 2 * sizes[-1]
 
 
 @pytest.fixture(autouse=True)
