@@ -61,7 +61,12 @@ def test_one_pass_gives_every_id_once_and_its_len_counts_down(store: Any, order:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("view", [dr.Transitions(3), dr.Sequences(5, 2, pad=False), dr.Episodes()], ids=str)
-def test_items_of_any_view_come_oldest_first_and_ranks_keep_to_their_share(store: Any, view: Any) -> None:
+@pytest.mark.parametrize(("block", "piece"), [(1 << 16, 1 << 12), (7, 3), (1, 1)])
+def test_items_of_any_view_come_oldest_first_and_ranks_keep_to_their_share(
+    store: Any, view: Any, block: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diskreplay.sampling.passes._SORTED_AT_ONCE", block)
+    monkeypatch.setattr("diskreplay.sampling.passes._PIECE", piece)
     every: list[int] = []
     for rank in range(2):
         with dr.Sampler(store, view, dr.Sweep(order="time"), batch_size=16, rank=rank, world_size=2) as sampler:

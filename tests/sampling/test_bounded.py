@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,7 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling import population as populations, restricted
-from diskreplay.sampling.bounded import REMOVERS, Bounded, Index
-from diskreplay.sampling.population import Population, Share
-from diskreplay.sampling.times_sampled import AtMost, TimesSampled
-from tests.sampling.growing import FakeStore, Growth, add_episodes, everything, grown, population_of
-
-
-def index_of(most: int, remover: str, seed: int = 0) -> Index:
-    return Index(most, remover, np.random.default_rng(seed))
+from tests.sampling.conftest import chances, ids_of
 
 
 class Model:
@@ -48,123 +39,39 @@ class Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("view", [dr.Transitions(), dr.Sequences(4, 2)], ids=str)
 @pytest.mark.parametrize("remover", ["oldest", "lowest_priority"])
 @pytest.mark.parametrize("most", [1, 9, 25])
 def test_it_holds_what_plain_lists_hold_while_the_store_grows(
-    most: int, remover: str, view: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+    grown: Any, most: int, remover: str, view: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(populations, "SMALL", 5)
-    growth, distribution = Growth(seed, view), dr.Prioritized(eps=0.01)
-    index, model, rng, full = index_of(most, remover), Model(most, remover != "oldest"), np.random.default_rng(seed), 0
+    monkeypatch.setattr("diskreplay.sampling.population.SMALL", 5)
+    rng, store, model, full = np.random.default_rng(most), grown([[]] * 2), Model(most, remover != "oldest"), 0
+    every = store.sampler(view=view)
+
+    def made() -> dr.Sampler:
+        return store.sampler(dr.Prioritized(eps=0.01), view, max_size=most, remover=remover)
+
+    sampler = made()
     for number in range(120):
-        growth.step()
-        population = growth.population
-        if not population.size:
+        store.add(int(rng.integers(2)), int(rng.integers(1, 6)), ends=rng.random() < 0.4)
+        if number > 30 and rng.random() < 0.4:
+            store.hide(int(rng.integers(1, 12)))
+        if not len(visible := ids_of(every)):
             continue
-        visible = everything(population)
-        index.follow(population, distribution)
+        held = ids_of(sampler).tolist()
         model.follow(visible.tolist())
-        assert index.ids.tolist() == sorted(model.ids)
-        full += len(index.ids) == most
-        some, errors = rng.choice(visible, min(len(visible), 9), replace=False), rng.exponential(1.0, 9)
-        errors = errors[: len(some)].round(1)
-        distribution.update(population, some, errors)
+        assert held == sorted(model.ids)
+        full += len(held) == most
+        some = rng.choice(visible, min(len(visible), 9), replace=False)
+        errors = rng.exponential(1.0, len(some)).round(1)
+        sampler.update_priorities(some, errors)
         model.update(some.tolist(), errors.tolist(), 0.01)
         if number % 40 == 20:
-            state = index.state_dict()
-            index = Index.loaded(most, remover, np.random.default_rng(0), state)
+            state, sampler = sampler.state_dict(), made()
+            sampler.load_state_dict(state)
     assert full > 5
 
-
-def test_the_lowest_priority_may_be_that_of_the_id_that_comes() -> None:
-    class ByNumber(dr.Prioritized):
-        """Ids have the priorities that their steps were appended with: each less than the one before."""
-
-        def priorities(self, population: Population, ids: np.ndarray) -> np.ndarray:
-            return 1.0 / (1.0 + ids)
-
-    store = grown(1, [[5]])
-    index, population = index_of(5, "lowest_priority"), population_of(store)
-    index.follow(population, ByNumber())
-    held = index.ids.tolist()
-    for _ in range(3):
-        add_episodes(store, 0, [[1]], [0])
-        population.refresh(store.snapshot())
-        index.follow(population, ByNumber())
-        assert index.ids.tolist() == held
-
-
-# --- the reservoir ---------------------------------------------------------------------------------------------------
-
-
-def snapshots(store: FakeStore, steps: list[int], frontiers: list[int]) -> list[Any]:
-    """A lane with one open episode that grows to these steps; what is below a frontier is hidden."""
-    found = []
-    for more, frontier in zip(steps, frontiers, strict=True):
-        add_episodes(store, 0, [[]], [more])
-        store.frontier = frontier
-        found.append(store.snapshot())
-    return found
-
-
-def reservoir(coming: list[Any], most: int, seed: int) -> Index:
-    population, index = Population(dr.Transitions()), index_of(most, "random", seed)
-    for snapshot in coming:
-        population.refresh(snapshot)
-        index.follow(population, dr.Uniform())
-    return index
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [[5], [1, 2, 3, 4, 5], [2, 5], [4, 5]])
-def test_every_set_of_ids_is_as_probable_as_any_other(steps: list[int]) -> None:
-    coming = snapshots(grown(1, [[]]), [n + 1 for n in steps], [0] * len(steps))
-    counts = Counter(tuple(reservoir(coming, 2, seed).ids.tolist()) for seed in range(1_500))
-    ids = range(5)
-    assert set(counts) == set(combinations(ids, 2))
-    assert stats.chisquare(list(counts.values())).pvalue > 1e-4
-
-
-@pytest.mark.slow(turns=2)
-@pytest.mark.parametrize(
-    ("steps", "frontiers"),
-    [
-        ([61], [0]),
-        ([7, 20, 21, 22, 40, 61], [0] * 6),
-        ([30, 31, 40, 61], [0, 7, 15, 20]),
-        ([20, 40, 61], [0, 25, 50]),
-        ([8, 9, 10, 11, 12, 61], [0, 3, 5, 7, 9, 30]),
-        ([*range(20, 62, 5), 61], [*range(0, 42, 5), 41]),
-    ],
-)
-def test_every_id_that_is_there_is_in_a_reservoir_with_the_same_probability(
-    steps: list[int], frontiers: list[int]
-) -> None:
-    trials, most = 2_000, 12
-    coming = snapshots(grown(1, [[]]), steps, frontiers)
-    held = [reservoir(coming, most, seed).ids for seed in range(trials)]
-    there = np.arange(frontiers[-1], steps[-1] - 1)
-    assert all(len(ids) <= most and np.isin(ids, there).all() for ids in held)
-    counts = np.array([np.concatenate(held).tolist().count(i) for i in there])
-    share = counts.sum() / trials / len(there)
-    # Inclusions of one trial depend on each other: of a fixed size, their variance is p (1 - p), their sum is fixed.
-    statistic = ((counts - trials * share) ** 2 / (trials * share * (1 - share))).sum() * (len(there) - 1) / len(there)
-    assert stats.chi2.sf(statistic, len(there) - 1) > 1e-4
-    if not any(frontiers):
-        assert {len(ids) for ids in held} == {min(most, len(there))}
-
-
-@pytest.mark.slow
-def test_a_reservoir_of_a_full_store_stays_full_on_average() -> None:
-    coming = snapshots(grown(1, [[]]), [41, *range(42, 140)], [0, *range(1, 99)])
-    sizes = np.array([len(reservoir(coming, 10, seed).ids) for seed in range(30)])
-    assert sizes.max() == 10
-    assert sizes.mean() > 9
-
-
-# --- draws -----------------------------------------------------------------------------------------------------------
 
 DISTRIBUTIONS = {
     "uniform": dr.Uniform,
@@ -177,73 +84,74 @@ DISTRIBUTIONS = {
 
 # From a list, a rank's ids are drawn as if all parts of a mixture fell on the ranks alike.
 CASES = [
-    (name, share, overdraws)
+    (name, rank, overdraws)
     for name in DISTRIBUTIONS
-    for share in (Share(), Share(1, 2))
+    for rank in ({}, {"rank": 1, "world_size": 2})
     for overdraws in ((1, 8, 64), (1,))
-    if (name, share.world_size, overdraws) != ("mixture", 2, (1,))
+    if (name, bool(rank), overdraws) != ("mixture", True, (1,))
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "share", "overdraws"), CASES)
+@pytest.mark.parametrize(("name", "rank", "overdraws"), CASES)
 def test_what_it_holds_keeps_its_probabilities(
-    name: str, share: Share, overdraws: Any, monkeypatch: pytest.MonkeyPatch
+    grown: Any, name: str, rank: Any, overdraws: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restricted, "_OVERDRAWS", overdraws)
-    population, distribution = population_of(grown(2, [[40], [25, 10]])), DISTRIBUTIONS[name]()
-    ids, rng = everything(population), np.random.default_rng(0)
-    if distribution.weighted:
-        distribution.update(population, ids, rng.exponential(1.0, len(ids)))
-    population.share = share
-    bounded = Bounded(distribution, index_of(30, "random"))
-    draws = [bounded.draw(population, 500, rng) for _ in range(60)]
-    held = bounded._index.ids
-    mine = held[share.contains(held)]
-    assert bounded.left(population).tolist() == mine.tolist()
-    want = distribution.share_chances(population, mine)
-    counts = np.bincount(np.searchsorted(mine, np.concatenate([d.ids for d in draws])), minlength=len(mine))
-    assert stats.chisquare(counts, want / want.sum() * counts.sum()).pvalue > 1e-4
-    np.testing.assert_allclose(bounded.share_chances(population, mine), want / want.sum())
-    everyone = distribution.chances(population, held).sum()
-    np.testing.assert_allclose(bounded.chances(population, ids), np.where(
-        np.isin(ids, held), distribution.chances(population, ids) / everyone, 0.0))  # fmt: skip
-    assert draws[0].size == 30
-    if distribution.weighted:
-        chance = distribution.chances(population, draws[0].ids)
-        np.testing.assert_allclose(draws[0].chances, chance)
-        assert len(bounded.weigh(draws[0], 0.5)) == 500
+    monkeypatch.setattr("diskreplay.sampling.restricted._OVERDRAWS", overdraws)
+    store = grown([[40], [25, 10]])
+    plain = store.sampler(DISTRIBUTIONS[name](), **rank)
+    sampler = store.sampler(DISTRIBUTIONS[name](), batch_size=500, max_size=30, remover="random", **rank)
+    ids = ids_of(store.sampler())
+    if plain.distribution.weighted:
+        for one in (plain, sampler):
+            one.update_priorities(ids, np.random.default_rng(0).exponential(1.0, len(ids)))
+    held = ids_of(sampler)
+    assert (len(held) < 30) == bool(rank)
+    want = plain.gather(held).probability.numpy()
+    want /= want.sum()
+    np.testing.assert_allclose(chances(sampler), want)
+    others = np.setdiff1d(ids, held)
+    assert not sampler.gather(others).probability.any()
+    batches = [sampler.sample() for _ in range(60)]
+    drawn = np.concatenate([batch.index.numpy() for batch in batches])
+    counts = np.bincount(np.searchsorted(held, drawn), minlength=len(held))
+    assert np.isin(drawn, held).all()
+    assert stats.chisquare(counts, want * counts.sum()).pvalue > 1e-4
+    np.testing.assert_allclose(batches[0].probability.numpy(), want[np.searchsorted(held, batches[0].index.numpy())])
 
 
-def test_each_id_that_it_holds_is_drawn_at_most_so_many_times() -> None:
-    population, rng = population_of(grown(1, [[60]])), np.random.default_rng(0)
-    bounded = Bounded(dr.Uniform(), index_of(20, "oldest"))
-    limited, found = AtMost(bounded, TimesSampled(3), ("transitions",)), Counter[int]()
+def test_each_id_that_it_holds_is_drawn_at_most_so_many_times(grown: Any) -> None:
+    store = grown([[60]])
+    sampler, found = store.sampler(max_size=20, max_times_sampled=3), Counter[int]()
     for _ in range(12):
-        found.update(limited.draw(population, 5, rng).ids.tolist())
-    assert found == dict.fromkeys(everything(population)[-20:].tolist(), 3)
-    assert len(limited.left(population)) == 0
+        found.update(sampler.sample(5).index.tolist())
+    assert found == dict.fromkeys(ids_of(store.sampler())[-20:].tolist(), 3)
+    assert len(sampler.ids()) == 0
     with pytest.raises(dr.NotEnoughData, match="cannot be drawn any more"):
-        limited.draw(population, 1, rng)
+        sampler.sample(1)
 
 
-def test_a_rank_of_which_it_holds_nothing_is_told() -> None:
-    population = population_of(grown(1, [[60]]))
-    bounded = Bounded(dr.Uniform(), index_of(1, "oldest"))
-    bounded.draw(population, 1, np.random.default_rng(0))
-    population.share = Share(1 - int(Share(1, 2).contains(bounded._index.ids)[0]), 2)
+def test_a_rank_of_which_it_holds_nothing_is_told(grown: Any) -> None:
+    store = grown([[60]])
+    samplers = [store.sampler(max_size=1, rank=rank, world_size=2) for rank in range(2)]
+    (empty,) = [sampler for sampler in samplers if not len(sampler.ids())]
     message = "none of the 1 ids that the index holds (max_size) can be drawn of rank"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}"):
-        bounded.draw(population, 4, np.random.default_rng(0))
+        empty.sample(4)
 
 
-@pytest.mark.parametrize("remover", REMOVERS)
-def test_a_damaged_state_is_refused(remover: str) -> None:
-    population, index = population_of(grown(1, [[40]])), index_of(5, remover)
-    index.follow(population, dr.Prioritized())
-    state, rng = index.state_dict(), np.random.default_rng(0)
-    for wrong in ({"ids": state["ids"][::-1]}, {"size": -1}, {"came": state["came"][:2]}, {"count": None}):
-        with pytest.raises(ValueError, match="^this is no state of an index: "):
-            Index.loaded(5, remover, rng, {**state, **wrong})
+@pytest.mark.parametrize("remover", ["oldest", "lowest_priority", "random"])
+def test_a_damaged_state_is_refused(grown: Any, remover: str) -> None:
+    store = grown([[40]])
+    sampler = store.sampler(dr.Prioritized(), max_size=5, remover=remover)
+    sampler.sample()
+    state = sampler.state_dict()
+    indices = state["planner"]["indices"]["indices"]
+    (kind, index), *_ = indices.items()
+    for wrong in ({"ids": index["ids"].flip(0)}, {"size": -1}, {"came": index["came"][:2]}, {"count": None}):
+        indices[kind] = {**index, **wrong}
+        with pytest.raises(ValueError, match="this is no state of an index: "):
+            sampler.load_state_dict(state)
+    indices[kind] = index
     with pytest.raises(ValueError, match="it holds 5 ids, and max_size is 4$"):
-        Index.loaded(4, remover, rng, state)
+        store.sampler(dr.Prioritized(), max_size=4, remover=remover).load_state_dict(state)

@@ -8,80 +8,57 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling.population import Share
-from tests.sampling.growing import everything, grown, population_of
+from tests.sampling.conftest import chances, ids_of
 
 
 @pytest.mark.slow
-def test_an_id_is_drawn_with_the_mixed_probability_and_weighed_by_it() -> None:
-    population = population_of(grown(2, [[40], [25, 10]]))
-    ids, rng = everything(population), np.random.default_rng(0)
-    n = len(ids)
+def test_an_id_is_drawn_with_the_mixed_probability_and_weighed_by_it(grown: Any) -> None:
+    rng, n = np.random.default_rng(0), 75
     prioritized = dr.Prioritized(alpha=1.0, beta=dr.Linear(0.5, 1.0, 10), eps=0.01, stratified=False)
     mixture = dr.Mixture([(prioritized, 3), (dr.Recency(20), 1.5), (dr.Uniform(), 0.5), (dr.Sweep(passes=None), 1.0)])
-    errors = rng.exponential(1.0, n)
-    assert mixture.update(population, np.append(ids, -1), np.append(errors, 1.0)) == 1
+    sampler = grown([[75]]).sampler(mixture, batch_size=500)
+    ids, errors = ids_of(sampler), rng.exponential(1.0, n)
+    assert sampler.update_priorities(np.append(ids, -1), np.append(errors, 1.0)) == 1
     recent = 2.0 ** (-np.arange(n)[::-1] / 20)
     want = (3 * (errors + 0.01) / (errors + 0.01).sum() + 1.5 * recent / recent.sum() + 1.5 / n) / 6
-    np.testing.assert_allclose(mixture.chances(population, ids), want, rtol=1e-9)
-    draws = [mixture.draw(population, 500, rng) for _ in range(400)]
-    counts = np.bincount(np.searchsorted(ids, np.concatenate([d.ids for d in draws])), minlength=n)
+    np.testing.assert_allclose(chances(sampler), want, rtol=1e-9)
+    batches = [sampler.sample() for _ in range(400)]
+    counts = np.bincount(np.searchsorted(ids, np.concatenate([b.index.numpy() for b in batches])), minlength=n)
     # The sweep's part varies less than independent draws do; the test then passes the more easily.
     assert stats.chisquare(counts, want * counts.sum()).pvalue > 1e-4
-    chance = want[np.searchsorted(ids, draws[0].ids)]
-    weights = (n * chance) ** -0.75
-    np.testing.assert_allclose(mixture.weigh(draws[0], None, 5), weights / weights.max(), rtol=1e-6)
-    assert mixture.weighted
-    assert mixture.eta == prioritized.eta == 0.9
+    weights = (n * want[np.searchsorted(ids, batches[5].index.numpy())]) ** -0.75
+    np.testing.assert_allclose(batches[5].weight.numpy(), weights / weights.max(), rtol=1e-6)
 
 
-def test_the_parts_take_turns_at_random_places() -> None:
-    population = population_of(grown(1, [[400]]))
-    mixture = dr.Mixture([(dr.Recency(0.01), 1), (dr.Uniform(), 1)])
-    ids = np.array([mixture.draw(population, 8, np.random.default_rng(seed)).ids for seed in range(2_000)])
-    newest = (ids == everything(population)[-1]).mean(axis=0)
+def test_the_parts_take_turns_at_random_places(grown: Any) -> None:
+    sampler = grown([[400]]).sampler(dr.Mixture([(dr.Recency(0.01), 1), (dr.Uniform(), 1)]), batch_size=8)
+    ids = np.array([sampler.sample().index.numpy() for _ in range(2_000)])
+    newest = (ids == ids_of(sampler)[-1]).mean(axis=0)
     assert (np.abs(newest - 0.5) < 0.06).all()
 
 
-def test_without_priorities_all_weigh_one() -> None:
-    population = population_of(grown(1, [[10]]))
-    mixture = dr.Mixture([(dr.Uniform(), 1), (dr.Recency(3), 1)])
-    draw = mixture.draw(population, 4, np.random.default_rng(0))
-    assert draw.chances is None
-    assert mixture.weigh(draw, None) is None
-    assert not mixture.weighted
-    assert mixture.update(population, draw.ids, np.ones(4)) == 0
+def test_without_priorities_all_weigh_one(grown: Any) -> None:
+    sampler = grown([[10]]).sampler(dr.Mixture([(dr.Uniform(), 1), (dr.Recency(3), 1)]))
+    assert sampler.sample().weight.tolist() == [1.0] * 16
+    assert sampler.update_priorities(sampler.ids(), np.ones(10)) == 0
 
 
-def test_a_sweep_inside_a_mixture_misses_no_id_of_a_rank() -> None:
-    population = population_of(grown(1, [[50]]))
-    ids = everything(population)
-    mine = ids[Share(1, 2).contains(ids)]
-    population.share = Share(1, 2)
-    mixture, rng = dr.Mixture([(dr.Sweep(passes=None), 0.5), (dr.Recency(0.001), 0.5)]), np.random.default_rng(0)
-    drawn = np.concatenate([mixture.draw(population, 10, rng).ids for _ in range(12)])
-    assert set(drawn.tolist()) == set(mine.tolist())
-
-
-def test_its_state_is_that_of_its_parts() -> None:
-    population = population_of(grown(1, [[30]]))
-
-    def make() -> dr.Mixture:
-        return dr.Mixture([(dr.Uniform(), 1), (dr.Prioritized(), 1), (dr.Sweep(passes=None), 1)])
-
-    mixture, loaded = make(), make()
-    mixture.update(population, everything(population), np.arange(30.0))
-    mixture.draw(population, 10, np.random.default_rng(0))
-    loaded.load_state_dict(mixture.state_dict())
-    one, other = (m.draw(population, 40, np.random.default_rng(1)) for m in (mixture, loaded))
-    assert one.ids.tolist() == other.ids.tolist()
-    np.testing.assert_array_equal(mixture.weigh(one, None), loaded.weigh(other, None))
-    with pytest.raises(ValueError, match="no state of"):
-        loaded.load_state_dict({"0": {}})
-    owner, other_owner = dr.Recency(1), dr.Recency(1)
-    mixture.claim(owner)
-    with pytest.raises(ValueError, match="another sampler"):
-        mixture.claim(other_owner)
+@pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
+def test_a_sweep_inside_a_mixture_misses_no_id_also_if_batches_drawn_ahead_lose_some(grown: Any, rank: Any) -> None:
+    store = grown([[80]])
+    mixture = dr.Mixture([(dr.Sweep(passes=None), 0.5), (dr.Recency(0.001), 0.5)])
+    sampler = store.sampler(mixture, batch_size=10, prefetch=3, **rank)
+    drawn = sampler.sample().index.tolist()
+    store.hide(20)
+    with store.sampler(**rank) as other:
+        *mine, newest = ids_of(other).tolist()
+    while len(set(drawn).intersection(mine)) < len(mine):
+        batch = sampler.sample()
+        assert set(batch.index.tolist()) <= {*mine, newest}
+        drawn += batch.index.tolist()
+    # Until each was drawn, none was drawn twice.
+    swept = [i for i in drawn[:-10] if i in mine]
+    assert len(swept) == len(set(swept)) > 10
 
 
 @pytest.mark.parametrize(
@@ -101,30 +78,3 @@ def test_its_state_is_that_of_its_parts() -> None:
 def test_bad_parts_are_refused(parts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         dr.Mixture(parts)
-
-
-def test_a_batch_that_lost_ids_keeps_what_is_left_of_it_where_a_sweep_is_a_part() -> None:
-    store = grown(1, [[20]], [30])
-    population, rng = population_of(store), np.random.default_rng(0)
-    mixture = dr.Mixture([(dr.Sweep(passes=None), 0.8), (dr.Prioritized(), 0.2)])
-    ids = everything(population)
-    lost = mixture.draw(population, 40, rng)
-    store.frontier = int(ids[10])
-    population.refresh(store.snapshot())
-    left = [i for i in lost.ids if i >= store.frontier]
-    again = mixture.redraw(lost, population, 40, rng)
-    assert again.ids[: len(left)].tolist() == left
-    assert len(again.ids) == 40
-    assert population.contains(again.ids).all()
-    assert again.chances is not None
-    np.testing.assert_array_equal(again.chances, mixture.chances(population, again.ids))
-    rest = np.concatenate([again.ids, mixture.draw(population, 60, rng).ids])
-    assert set(rest.tolist()) >= set(ids[10:].tolist())  # no id that a sweep gives once was lost
-
-
-def test_a_batch_that_lost_ids_is_drawn_afresh_where_ids_come_again() -> None:
-    population = population_of(grown(1, [[50]]))
-    for mixture in (dr.Mixture([(dr.Uniform(), 1), (dr.Recency(5), 1)]), dr.Uniform()):
-        lost = mixture.draw(population, 10, np.random.default_rng(0))
-        again = mixture.redraw(lost, population, 10, np.random.default_rng(1))
-        assert again.ids.tolist() == mixture.draw(population, 10, np.random.default_rng(1)).ids.tolist()

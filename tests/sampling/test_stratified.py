@@ -9,9 +9,7 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.sampling import population as populations, stratified as module
-from diskreplay.sampling.population import Population, Share
-from tests.sampling.growing import FakeStore, Growth, add_episodes, everything, grown, population_of
+from tests.sampling.conftest import chances, ids_of
 
 VIEWS = [
     dr.Transitions(),
@@ -22,139 +20,96 @@ VIEWS = [
     dr.Sequences(3, stride=5, pad=False),
     dr.Episodes(),
 ]
+GROUPS = ["episode", "episode/task"]
 
 
-def episodes_of(store: FakeStore, ids: np.ndarray) -> dict[int, int]:
-    """The first id of each id's episode, by plain loops."""
-    lines = [*store.log, *store.snapshot().open.lines.tolist()]
-    first = {f + s * j: f for f, s, steps, *_ in lines for j in range(steps)}
-    return {i: first[i] for i in ids.tolist()}
+def expected(store: Any, view: Any, by: str, **rank: int) -> np.ndarray:
+    """The closed form, 1 / (groups · ids of the group), for each id of a rank."""
+    with store.sampler(view=view) as every, store.sampler(view=view, **rank) as of_rank:
+        ids, mine = ids_of(every), ids_of(of_rank)
+    group: dict[int, int] = {}
+    for number, episode in enumerate(store.store.episodes):
+        value = number if by == "episode" else episode["task"] if episode.terminated else None
+        if value is not None:
+            group |= dict.fromkeys(episode.ids.tolist(), int(value))
+    sizes = Counter(group[i] for i in ids.tolist() if i in group)
+    found = np.array([1 / (len(sizes) * sizes[group[i]]) if i in group else 0.0 for i in mine.tolist()])
+    return found / (found.sum() or 1.0)
 
 
-def expected(store: FakeStore, population: Population, by: str) -> dict[int, float]:
-    """The closed form: 1 / (groups · ids of the group)."""
-    group: dict[int, Any] = episodes_of(store, everything(population))
-    if by != "episode":
-        ended = {f for f, *_ in store.log}
-        group = {i: store.values[f] for i, f in group.items() if f in ended and f in store.values}
-    sizes = Counter(group.values())
-    return {i: 1 / (len(sizes) * sizes[g]) for i, g in group.items()}
+def with_tasks(grown: Any) -> Any:
+    store = grown([[], [], []])
+    for i, steps in enumerate((30, 5, 12, 4, 17, 40, 9, 8)):
+        store.add(i % 3, steps, task=(7, -3, 7, 250)[i % 4] if i != 5 else None)
+    store.add(0, 4, ends=False)
+    store.add(2, 7, ends=False)
+    return store
 
 
-def check_chances(distribution: Any, store: FakeStore, population: Population, by: str) -> None:
-    ids = everything(population)
-    want = expected(store, population, by)
-    chances = distribution.chances(population, np.append(ids, [-1, 1 << 50]))
-    np.testing.assert_allclose(chances, [*(want.get(i, 0.0) for i in ids.tolist()), 0, 0], rtol=1e-12)
-
-
-def check_draws(distribution: Any, store: FakeStore, population: Population, by: str, draws: int = 30_000) -> None:
-    want = expected(store, population, by)
-    drawn = distribution.draw(population, draws, np.random.default_rng(7)).ids
-    ids, counts = np.unique(drawn, return_counts=True)
-    assert set(ids.tolist()) == set(want)
-    assert stats.chisquare(counts, np.array([want[i] for i in ids.tolist()]) * draws).pvalue > 1e-4
-
-
+@pytest.mark.parametrize("by", GROUPS)
+@pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_episodes_are_drawn_equally_often_and_then_their_ids(view: Any) -> None:
-    store = grown(3, [[30, 4, 9], [1, 5, 17], [12, 40]], [4, 0, 7])
-    population, distribution = population_of(store, view), dr.Stratified()
-    check_chances(distribution, store, population, "episode")
-    check_draws(distribution, store, population, "episode")
-    want = expected(store, population, "episode")
-    assert sum(want.values()) == pytest.approx(1.0)
-    if not isinstance(view, dr.Episodes):
-        assert len(set(want.values())) > 3
-
-
-@pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_values_of_a_field_are_drawn_equally_often_and_then_their_ids(view: Any) -> None:
-    store = grown(3, [[30, 4, 9], [5, 17, 8], [12, 40]], [4, 0, 7])
-    store.values = {f: (7, -3, 7, 250)[i % 4] for i, (f, *_) in enumerate(store.log) if i != 5}
-    population, distribution = population_of(store, view), dr.Stratified(by="episode/task")
-    check_chances(distribution, store, population, "episode/task")
-    check_draws(distribution, store, population, "episode/task")
-    want = expected(store, population, "episode/task")
-    assert sorted(distribution.left(population).tolist()) == sorted(want)
-    assert len(want) < population.size
+def test_groups_are_drawn_equally_often_and_then_their_ids(grown: Any, view: Any, rank: Any, by: str) -> None:
+    store = with_tasks(grown)
+    sampler = store.sampler(dr.Stratified(by), view, batch_size=30_000, **rank)
+    want, ids = expected(store, view, by, **rank), ids_of(store.sampler(view=view, **rank))
+    assert ids_of(sampler).tolist() == ids[want > 0].tolist()
+    assert (want > 0).all() == (by == "episode")
+    np.testing.assert_allclose(sampler.gather(ids).probability.numpy(), want, rtol=1e-12)
+    counts = np.bincount(np.searchsorted(ids, sampler.sample().index.numpy()), minlength=len(ids))
+    assert not counts[want == 0].any()
+    assert stats.chisquare(counts[want > 0], 30_000 * want[want > 0]).pvalue > 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("view", [dr.Transitions(), dr.Sequences(4, 1, pad=False), dr.Episodes()], ids=str)
-@pytest.mark.parametrize("by", ["episode", "episode/task"])
-def test_while_the_store_grows_and_loses_steps(by: str, view: Any, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(populations, "SMALL", 5)
-    monkeypatch.setattr(module, "_FEW", 2)
-    growth, distribution, compared = Growth(seed, view), dr.Stratified(by), 0
-    for _ in range(120):
-        growth.step()
-        population, store = growth.population, growth.store
-        if not population.size or not expected(store, population, by):
-            continue
-        check_chances(distribution, store, population, by)
-        # What follows afresh, as after a load, draws the same.
-        other = Population(view)
-        other.restore(population.order())
-        other.refresh(store.snapshot())
-        fresh = dr.Stratified(by).draw(other, 50, np.random.default_rng(1)).ids
-        assert distribution.draw(population, 50, np.random.default_rng(1)).ids.tolist() == fresh.tolist()
-        compared += population.size
+@pytest.mark.parametrize("by", GROUPS)
+def test_while_the_store_grows_and_loses_steps(grown: Any, by: str, view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diskreplay.sampling.population.SMALL", 5)
+    monkeypatch.setattr("diskreplay.sampling.stratified._FEW", 2)
+    rng, store, compared = np.random.default_rng(0), with_tasks(grown), 0
+    sampler = store.sampler(dr.Stratified(by), view)
+    for number in range(60):
+        lane, task = int(rng.integers(3)), int(rng.integers(5)) ** 3 - 4
+        store.add(lane, int(rng.integers(6)), ends=rng.random() < 0.4, task=task if rng.random() < 0.8 else None)
+        if rng.random() < 0.4:
+            store.hide(int(rng.integers(1, 6)))
+        want = expected(store, view, by)
+        np.testing.assert_allclose(chances(sampler), want[want > 0], rtol=1e-12)
+        compared += len(want)
+        if number % 10 == 0:  # what follows afresh, as after a load, draws the same
+            with store.sampler(dr.Stratified(by), view) as other:
+                other.load_state_dict(sampler.state_dict())
+                assert other.sample().index.equal(sampler.sample().index)
     assert compared > 500
-    check_draws(distribution, growth.store, growth.population, by)
 
 
-def test_a_mixture_holds_it_and_weighs_by_its_chances() -> None:
-    store = grown(2, [[40, 3], [25, 10]])
-    store.values = {f: i % 2 for i, (f, *_) in enumerate(store.log)}
-    population, rng = population_of(store), np.random.default_rng(0)
-    parts = [
-        (dr.Stratified(), 1.0),
-        (dr.Stratified("episode/task"), 2.0),
-        (dr.Prioritized(alpha=1.0, beta=0.5, eps=0.01), 1.0),
-    ]
-    mixture, ids = dr.Mixture(parts), everything(population)
-    errors = rng.exponential(1.0, len(ids))
-    mixture.update(population, ids, errors)
-    forms = [expected(store, population, by) for by in ("episode", "episode/task")]
-    want = np.array([0.25 * forms[0][i] + 0.5 * forms[1][i] for i in ids.tolist()])
-    want += 0.25 * (errors + 0.01) / (errors + 0.01).sum()
-    np.testing.assert_allclose(mixture.chances(population, ids), want, rtol=1e-9)
-    draw = mixture.draw(population, 500, rng)
-    weights = (len(ids) * want[np.searchsorted(ids, draw.ids)]) ** -0.5
-    np.testing.assert_allclose(mixture.weigh(draw, None), weights / weights.max(), rtol=1e-6)
+def test_a_mixture_holds_it_and_weighs_by_its_chances(grown: Any) -> None:
+    store = with_tasks(grown)
+    prioritized = dr.Prioritized(alpha=1.0, beta=0.5, eps=0.01)
+    parts = [(dr.Stratified(), 1.0), (dr.Stratified("episode/task"), 2.0), (prioritized, 1.0)]
+    sampler = store.sampler(dr.Mixture(parts), batch_size=500)
+    ids = ids_of(sampler)
+    errors = np.random.default_rng(0).exponential(1.0, len(ids))
+    sampler.update_priorities(ids, errors)
+    forms = [expected(store, dr.Transitions(), by) for by in GROUPS]
+    want = 0.25 * forms[0] + 0.5 * forms[1] + 0.25 * (errors + 0.01) / (errors + 0.01).sum()
+    np.testing.assert_allclose(chances(sampler), want, rtol=1e-9)
+    batch = sampler.sample()
+    weights = (len(ids) * want[np.searchsorted(ids, batch.index.numpy())]) ** -0.5
+    np.testing.assert_allclose(batch.weight.numpy(), weights / weights.max(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("by", ["episode", "episode/task"])
-def test_ranks_draw_their_own_ids_in_the_same_proportions(by: str) -> None:
-    store = grown(2, [[30, 4, 9], [12, 40]])
-    store.values = {f: i % 2 for i, (f, *_) in enumerate(store.log)}
-    population = population_of(store)
-    want = expected(store, population, by)
-    for rank in range(2):
-        population.share = Share(rank, 2)
-        mine = np.array([i for i in want if Share(rank, 2).contains(np.array([i]))[0]])
-        drawn = dr.Stratified(by).draw_share(population, 20_000, np.random.default_rng(rank)).ids
-        ids, counts = np.unique(drawn, return_counts=True)
-        chances = np.array([want[i] for i in ids.tolist()])
-        assert ids.tolist() == sorted(mine.tolist())
-        assert stats.chisquare(counts, 20_000 * chances / chances.sum()).pvalue > 1e-4
-
-
-def test_without_a_value_there_is_nothing_to_draw() -> None:
-    store = grown(1, [[20]], [10])
-    population, distribution = population_of(store), dr.Stratified("episode/task")
+def test_without_a_value_there_is_nothing_to_draw(grown: Any) -> None:
+    store = grown([[20]], [10])
+    sampler = store.sampler(dr.Stratified("episode/task"))
     message = (
-        "none of the 29 sampleable steps is of an ended episode with a value of episode/task; 1 is needed, append more"
+        "none of the 30 sampleable steps is of an ended episode with a value of episode/task; 1 is needed, append more"
     )
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        distribution.draw(population, 4, np.random.default_rng(0))
-    add_episodes(store, 0, [[]], [10])
-    store.end(0, 0)
-    store.values[store.log[1][0]] = 3
-    population.refresh(store.snapshot())
-    check_chances(distribution, store, population, "episode/task")
+        sampler.sample()
+    store.add(0, 1, task=3)
+    assert chances(sampler).tolist() == pytest.approx([1 / 11] * 11)
 
 
 @pytest.mark.parametrize("by", ["task", "", "episode/", "episodes", 3, None])

@@ -8,88 +8,46 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.ids import POSITION_MASK
-from diskreplay.sampling.population import Population, Share
-from tests.sampling.growing import everything, grown, population_of as growing_population
-from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode
+from tests.sampling.conftest import ids_of
 
 
-def population_of(lengths: list[list[int]]) -> Population:
-    rng = np.random.default_rng(0)
-    lanes = [[episode(FLAT_SCHEMA, steps, "terminated", True, rng) for steps in lane] for lane in lengths]
-    population = Population(dr.Transitions())
-    population.refresh(Snapshot(FLAT_SCHEMA, [Segment(lanes)]))
-    return population
-
-
-def test_every_id_is_drawn_equally_often() -> None:
-    population = population_of([[1, 9, 3], [40], [7, 7]])
-    drawn = dr.Uniform().draw(population, 67_000, np.random.default_rng(0)).ids
-    ids, counts = np.unique(drawn, return_counts=True)
-    assert sorted(ids) == sorted(population.take(np.arange(population.size)))
-    assert stats.chisquare(counts).pvalue > 0.001
-
-
-def test_a_seed_makes_the_draws() -> None:
-    population = population_of([[20]])
-    one, same, other = (dr.Uniform().draw(population, 50, np.random.default_rng(seed)).ids for seed in (1, 1, 2))
-    assert one.tolist() == same.tolist() != other.tolist()
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 7])
-def test_ranks_share_the_ids_without_overlap_and_each_draws_its_own_equally_often(world_size: int) -> None:
-    population = population_of([[10, 30], [25], [8, 8]])
-    seen = []
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_ranks_share_the_ids_without_overlap_and_each_draws_its_own_equally_often(grown: Any, world_size: int) -> None:
+    store, seen = grown([[10, 30], [25], [8, 8]]), []
     for rank in range(world_size):
-        rng = np.random.default_rng(rank)
-        population.share = Share(rank, world_size)
-        draw = dr.Uniform().draw_share(population, 20_000, rng)
-        assert len(draw.ids) == 20_000
-        assert Share(rank, world_size).contains(draw.ids).all()
-        ids, counts = np.unique(draw.ids, return_counts=True)
+        sampler = store.sampler(rank=rank, world_size=world_size, seed=rank, batch_size=20_000)
+        ids, counts = np.unique(sampler.sample().index, return_counts=True)
+        assert counts.sum() == 20_000
+        assert ids.tolist() == ids_of(sampler).tolist()
         assert stats.chisquare(counts).pvalue > 0.001
         seen += ids.tolist()
-    assert sorted(seen) == sorted(population.take(np.arange(population.size)).tolist())
+    assert sorted(seen) == ids_of(store.sampler()).tolist()
+    assert len(seen) == 81
 
 
-def test_a_rank_without_any_id_is_not_enough_data() -> None:
-    population = population_of([[3]])
-    population.share = Share(5, 6)
+@pytest.mark.parametrize("distribution", [dr.Uniform(), dr.Sweep(passes=None)], ids=str)
+def test_a_rank_without_any_id_is_not_enough_data(grown: Any, distribution: Any) -> None:
+    sampler = grown([[3]]).sampler(distribution, rank=5, world_size=6)
     message = "none of the 3 sampleable steps belongs to rank 5 of 6; 1 is needed, append more"
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
-        dr.Uniform().draw_share(population, 4, np.random.default_rng(0))
+        sampler.sample(4)
 
 
-def test_a_rank_with_one_id_of_many_gets_it() -> None:
-    population = population_of([[200]])
-    every = everything(population)
+def test_a_rank_with_one_id_of_many_gets_it(grown: Any) -> None:
+    store = grown([[200]])
     for rank in range(2000):
-        mine = every[Share(rank, 2000).contains(every)].tolist()
-        if mine:
-            population.share = Share(rank, 2000)
-            draw = dr.Uniform().draw_share(population, 3, np.random.default_rng(0))
-            assert set(draw.ids.tolist()) <= set(mine)
-            break
+        with store.sampler(rank=rank, world_size=2000) as sampler:
+            if len(mine := sampler.ids().tolist()):
+                assert set(sampler.sample(3).index.tolist()) <= set(mine)
+                return
+    raise AssertionError("no rank has an id")
 
 
-@pytest.mark.parametrize("view", [dr.Transitions(), dr.Sequences(80, 40), dr.Sequences(5, 4), dr.Episodes()], ids=str)
-@pytest.mark.parametrize(("lanes", "world_size"), [(1, 8), (8, 8), (6, 4)])
-def test_shares_are_as_even_as_a_hash_makes_them_and_each_rank_sees_each_lane(
-    view: Any, lanes: int, world_size: int
-) -> None:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 400, (lanes, 2400 // lanes)).tolist()
-    population = growing_population(grown(lanes, lengths), view)
-    every = np.sort(population.take(np.arange(population.size)))
-    rank_of = np.argmax([Share(rank, world_size).contains(every) for rank in range(world_size)], axis=0)
-    counts = np.bincount(rank_of, minlength=world_size)
-    assert counts.sum() == len(every)
+def test_every_pair_of_a_batch_without_repetition_is_drawn_equally_often() -> None:
+    with dr.ReplayBuffer(5, obs_shape=(1,), seed=1) as buffer:
+        for number in range(5):
+            buffer.add([number], number, 0.0, [number + 1], True)
+        pairs = [tuple(sorted(buffer.sample(2).actions.flatten().tolist())) for _ in range(5_000)]
+    found, counts = np.unique(pairs, axis=0, return_counts=True)
+    assert len(found) == 10
     assert stats.chisquare(counts).pvalue > 0.001
-    by_lane = np.zeros((world_size, lanes))
-    np.add.at(by_lane, (rank_of, (every & POSITION_MASK) % lanes), 1)
-    assert (by_lane > 0).all()
-
-
-def test_an_id_stays_in_its_share_while_the_store_grows() -> None:
-    ids = np.arange(1000)
-    assert (Share(1, 3).contains(ids) == Share(1, 3).contains(np.arange(2000))[:1000]).all()
