@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.reading import decompression
 from diskreplay.testing.nested import flat
-from diskreplay.views import parallel_copy
 from tests.crash.injection import is_interrupted
 from tests.testing.support import wait_until
 from tests.tiers import whole_or_part
@@ -28,8 +26,8 @@ SCHEMA = dr.Schema(
 @pytest.fixture(autouse=True)
 def threads_do_all(threads_make_all: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches are made ahead, copied in parts, and decompressed by several threads, as large ones are."""
-    monkeypatch.setattr(parallel_copy, "PART", 1)
-    monkeypatch.setattr(decompression, "_LEAST", 1)
+    monkeypatch.setattr("diskreplay.views.parallel_copy.PART", 1)
+    monkeypatch.setattr("diskreplay.store.reading.decompression._LEAST", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
 
 

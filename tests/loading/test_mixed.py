@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.loading.mixed import SOURCE_SHIFT
 from tests.loading.test_sampler_states import bits, through_torch
 
+SOURCE_SHIFT = 58  # an index is an id of the sampler with this number
 SCHEMA = dr.Schema(obs={"x": dr.Field((2,), "float32")}, action=dr.Field((), "int64"))
 
 

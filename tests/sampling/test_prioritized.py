@@ -127,6 +127,23 @@ def test_ids_that_a_view_does_not_offer_count_when_it_does_again(grown: Any) -> 
     assert priorities(sampler)[-3:].tolist() == pytest.approx([7.5] * 3)
 
 
+def test_each_kind_of_id_keeps_its_priorities_while_the_view_is_switched(grown: Any) -> None:
+    sampler = grown([[20]], [8]).sampler(dr.Prioritized(alpha=1.0, eps=0.1))
+    errors = np.arange(28.0)
+    sampler.update_priorities(ids_of(sampler), errors)
+    windows = dr.Sequences(length=4, overlap=0)
+    sampler.view = windows
+    np.testing.assert_allclose(priorities(sampler), np.ones(7))
+    sampler.update_priorities(ids_of(sampler)[:1], np.full((1, 4), 2.0))
+    for view, want in (
+        (dr.Transitions(5), errors[:24] + 0.1),
+        (dr.Transitions(1), errors + 0.1),
+        (windows, [2.1, *[1.0] * 6]),
+    ):
+        sampler.view = view
+        np.testing.assert_allclose(priorities(sampler), want)
+
+
 def table_of(state: Any) -> dict[str, Any]:
     table: dict[str, Any] = state["planner"]["state"]['["transitions"]']
     return table
