@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,12 +14,6 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.loading.batch import torch_values
-from diskreplay.loading.buffer_pool import BufferPool
-from diskreplay.sampling.base import Draw, RefreshNeeded
-from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import Population, Share
-from diskreplay.views.base import nested
 
 FLOAT = dr.Field((), "float32")
 SCHEMA = dr.Schema(
@@ -37,51 +30,17 @@ def value_of(obs: Any) -> Any:
 
 
 class Source:
-    """A cursor and a reader: what a sampler of rollouts is made of."""
+    """A sampler of rollouts that keeps what its value function was called with."""
 
-    def __init__(
-        self,
-        store: Any,
-        view: dr.Rollouts,
-        rank: int = 0,
-        world_size: int = 1,
-        where: EpisodeFilter | None = None,
-    ) -> None:
-        self.store = store
-        self.view, self.reader = view, view.reader(SCHEMA)
-        self.population = Population(view, where, Share(rank, world_size))
-        self.cursor = view.own_distribution(where or EpisodeFilter())
-        self.calls: list[torch.Tensor] = []
-        if view.value_fn is not None:
-            self.reader.evaluate = torch_values(self._value, torch.device("cpu"))
+    def __init__(self, store: Any, view: dr.Rollouts, **kwargs: Any) -> None:
+        self.view, self.calls = view, list[torch.Tensor]()
+        called = view if view.value_fn is None else replace(view, value_fn=self._value)
+        self.sample = dr.Sampler(store, called, debug=True, **kwargs).sample
 
     def _value(self, obs: torch.Tensor) -> Any:
         assert not torch.is_grad_enabled()
         self.calls.append(obs.clone())
         return self.view.value_fn(obs)
-
-    def draw(self) -> Draw:
-        while True:
-            self.store.refresh()
-            self.population.refresh(self.store.snapshot)
-            with suppress(RefreshNeeded):
-                return self.cursor.draw(self.population, 0, np.random.default_rng(0))
-
-    def sample(self) -> dr.Batch:
-        draw = self.draw()
-        try:
-            batch = gathered(self.reader, self.population.snapshot, draw.ids)
-        except BaseException:
-            self.cursor.rewind()
-            raise
-        self.cursor.delivered(draw)
-        return batch
-
-
-def gathered(reader: Any, snapshot: Any, ids: np.ndarray) -> dr.Batch:
-    slot = BufferPool(debug=True).acquire(reader.leaves, len(ids))[0]
-    reader.fill(snapshot, ids, slot.block)
-    return dr.Batch(nested(reader.paths, reader.present([torch.from_numpy(array) for array in slot.block.arrays]), {}))
 
 
 # --- a collector whose every step is remembered ----------------------------------------------------------------------
@@ -351,10 +310,6 @@ def append(writer: Any, first: int, steps: int, end: str = "", known: bool = Tru
         )  # fmt: skip
 
 
-def asking(store: Any, where: Any) -> EpisodeFilter:
-    return EpisodeFilter(lambda snapshot, first: where(dr.Episode(snapshot, snapshot.find(first))))
-
-
 def given(batch: dr.Batch) -> list[list[int]]:
     return batch.action.T.tolist()
 
@@ -429,7 +384,7 @@ def test_a_batch_of_many_items_has_the_rows_of_small_ones(tmp_store: Path) -> No
 def test_a_lane_that_is_too_short_is_named_and_nothing_is_given(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as one, store.writer(2) as two:
         source = Source(store, dr.Rollouts(4))
-        with pytest.raises(dr.NotEnoughData, match="^the store has 0 steps, and no lane has 4 that were not given"):
+        with pytest.raises(dr.NotEnoughData, match="^the store has 0 steps, 0 of them sampleable as Rollouts"):
             source.sample()
         append(one, 0, 9)
         for t in range(4):
@@ -538,8 +493,7 @@ def test_fields_stacks_and_weighted_rewards(tmp_store: Path) -> None:
         stacks = [[0, 0, 0], [0, 0, 1], [0, 1, 2], [3, 3, 3], [3, 3, 4], [3, 4, 5]]
         assert batch.obs[:, 0, :, 0].tolist() == stacks
         assert batch.reward.unique().tolist() == [4.0]
-        chosen = view.reader(SCHEMA, ("reward", "ret"))
-        assert [path for (path,) in chosen.paths] == ["reward", "ret", "index"]
+        assert list(Source(store, view, fields=("reward", "ret")).sample()) == ["reward", "ret", "index"]
         stacked = Source(store, dr.Rollouts(6, 1.0, 0.0, frame_stack=3, value_fn=lambda obs: obs.sum((1, 2))))
         assert (stacked.sample().ret[-1] - 1).item() == 2 * (4 + 5 + 6)
 
@@ -575,34 +529,12 @@ def test_lanes_are_shared_by_rank(tmp_store: Path) -> None:
         collector.close()
 
 
-def test_a_state_goes_on_where_the_last_delivered_rollout_ended(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA) as store:
-        with store.writer() as writer:
-            append(writer, 0, 40, "terminated")
-        whole, source = Source(store, dr.Rollouts(5)), Source(store, dr.Rollouts(5))
-        whole.sample()
-        source.sample()
-        ahead = [source.draw() for _ in range(2)]
-        state = source.cursor.state_dict()
-        source.cursor.delivered(ahead[0])
-        other = Source(store, dr.Rollouts(5))
-        other.cursor.load_state_dict(state)
-        expected = [given(whole.sample()) for _ in range(7)]
-        assert [given(other.sample()) for _ in range(7)] == expected
-        source.cursor.rewind()
-        assert [given(source.sample()) for _ in range(6)] == expected[1:]
-        with pytest.raises(dr.NotEnoughData):
-            source.sample()
-        with pytest.raises(ValueError, match="^this is no state of rollouts"):
-            other.cursor.load_state_dict({"lanes": [3, 2], "next_ids": [1, 1]})
-
-
 def test_only_admitted_episodes_are_given(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store:
         with store.writer() as writer:
             for first in range(0, 40, 4):
                 append(writer, first, 4, "terminated")
-        source = Source(store, dr.Rollouts(6), where=asking(store, lambda ep: ep.action[0] % 8 == 0))
+        source = Source(store, dr.Rollouts(6), where=lambda ep: ep.action[0] % 8 == 0)
         assert given(source.sample()) == [[0, 1, 2, 3, 8, 9]]
 
 
@@ -624,14 +556,14 @@ def test_ids_that_are_no_grid_are_refused(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         append(writer, 0, 6, "terminated")
         store.refresh()
-        ids, reader = store.episodes[0].ids, dr.Rollouts(2).reader(SCHEMA)
+        ids, sampler = store.episodes[0].ids, dr.Sampler(store, dr.Rollouts(2))
         for wrong in (ids[:3], ids[:0]):
             with pytest.raises(dr.InvalidIndex, match=f"^{len(wrong)} ids are no grid of 2 steps a column"):
-                reader.check(store.snapshot, wrong)
+                sampler.gather(wrong)
         for wrong in (ids[-1] + 1, -1, 1 << 60):
             with pytest.raises(dr.InvalidIndex, match=f"^id {wrong} "):
-                reader.check(store.snapshot, np.array([ids[0], wrong]))
+                sampler.gather([ids[0], wrong])
         # Any grid will do: chains stop where a column does not go on.
-        batch = gathered(reader, store.snapshot, ids[[0, 3, 4, 4]])
+        batch = sampler.gather(ids[[0, 3, 4, 4]])
         assert batch.action.tolist() == [[0, 3], [4, 4]]
         assert batch.truncated.tolist() == [[True, False], [False, False]]
