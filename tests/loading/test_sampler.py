@@ -12,7 +12,6 @@ import torch
 
 import diskreplay as dr
 from diskreplay.errors import SegmentGone
-from diskreplay.sampling.base import Draw
 from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Store, episode
 
 
@@ -121,7 +120,7 @@ def test_weights_are_those_of_the_distribution(store: Store) -> None:
     class Halves(dr.Uniform):
         weighted = True
 
-        def weigh(self, draw: Draw, beta: float | None, batches: int = 0) -> np.ndarray:
+        def weigh(self, draw: Any, beta: float | None, batches: int = 0) -> np.ndarray:
             return np.full(len(draw.ids), 0.5 if beta is None else beta, np.float32)
 
     sampler = dr.Sampler(store, dr.Transitions(), Halves(), batch_size=3)

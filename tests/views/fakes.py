@@ -18,6 +18,7 @@ from diskreplay.kernels.runs import IdRuns, Visible, open_episodes
 from diskreplay.store.reading.chunk_budget import MAPPED
 from diskreplay.store.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
+from diskreplay.views.base import Block, offsets
 from tests.kernels.plain.freeze import freeze_plain
 from tests.kernels.plain.starts import starting_runs
 
@@ -332,6 +333,14 @@ class Snapshot:
             if allowed:
                 found.add(step_id)
         return found
+
+
+def block_of(reader: Any, snapshot: Snapshot, ids: Any) -> Block:
+    """Gather ids into memory that is full of rubbish."""
+    leaves = reader.leaves
+    block = Block(leaves, len(ids), np.full(offsets(leaves, len(ids))[1], 0xAB, np.uint8))
+    reader.fill(snapshot, np.asarray(ids, np.int64), block)
+    return block
 
 
 class Store(dr.Store):

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.views.base import Block, offsets
 from diskreplay.views.transitions import DeviceFrameStack
-from tests.views.fakes import Snapshot
+from tests.views.fakes import Snapshot, block_of
 from tests.views.strategies import snapshots
 
 FIELDS = (None, ("obs", "next_obs"), ("obs/image", "next_obs/image", "reward"), ("obs/state", "next_obs/state"))
@@ -18,9 +17,7 @@ STACKS = (2, 4, {"image": 3}, {"image": 5, "state": 2})
 
 
 def shown(reader: Any, snapshot: Snapshot, ids: np.ndarray) -> dict[Any, np.ndarray]:
-    block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
-    reader.fill(snapshot, ids, block)
-    tensors: list[Any] = [torch.from_numpy(array) for array in block.arrays]
+    tensors: list[Any] = [torch.from_numpy(array) for array in block_of(reader, snapshot, ids).arrays]
     return dict(zip(reader.paths, reader.present(tensors), strict=True))
 
 

@@ -18,8 +18,7 @@ from scipy.stats import chi2_contingency, chisquare
 
 import diskreplay as dr
 from diskreplay.testing.model import ModelEpisode
-from diskreplay.views.base import Block, offsets
-from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, episode, runs_of
+from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, block_of, episode, runs_of
 from tests.views.strategies import snapshots
 
 GOAL = dr.Field((2,), "float32")
@@ -48,10 +47,13 @@ def filled(
     view: dr.Transitions, snapshot: Snapshot, ids: Any, entropy: int | None = 0, fields: Any = None
 ) -> dict[tuple[str, ...], np.ndarray]:
     reader = view.reader(snapshot.schema, fields)
-    block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
     reader.seed(entropy)
-    reader.fill(snapshot, np.array(ids, np.int64), block)
-    return {leaf.path: array for leaf, array in zip(reader.leaves, block.arrays, strict=True) if leaf.path != WEIGHT}
+    return by_path(reader, snapshot, ids)
+
+
+def by_path(reader: Any, snapshot: Snapshot, ids: Any) -> dict[tuple[str, ...], np.ndarray]:
+    arrays = block_of(reader, snapshot, ids).arrays
+    return {leaf.path: array for leaf, array in zip(reader.leaves, arrays, strict=True) if leaf.path != WEIGHT}
 
 
 def goal_rows(model: ModelEpisode, t: int, k: int, strategy: str) -> list[int]:
@@ -69,10 +71,7 @@ def achieved(model: ModelEpisode, row: int) -> np.ndarray:
 
 def plain(view: dr.Transitions, snapshot: Snapshot, ids: Any) -> dict[tuple[str, ...], np.ndarray]:
     """Gather with the same view, but without relabelling."""
-    reader = replace(view, relabel=None).reader(snapshot.schema)
-    block = Block(reader.leaves, len(ids), np.zeros(offsets(reader.leaves, len(ids))[1], np.uint8))
-    reader.fill(snapshot, np.array(ids, np.int64), block)
-    return {leaf.path: array for leaf, array in zip(reader.leaves, block.arrays, strict=True) if leaf.path != WEIGHT}
+    return by_path(replace(view, relabel=None).reader(snapshot.schema), snapshot, ids)
 
 
 def return_of(view: dr.Transitions, model: ModelEpisode, t: int, k: int, goal: np.ndarray) -> float:

@@ -14,9 +14,8 @@ from hypothesis import given, strategies as st
 from scipy.stats import chisquare
 
 import diskreplay as dr
-from diskreplay.views.base import Block, offsets
 from diskreplay.views.transitions import DeviceFrameStack
-from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, episode, runs_of
+from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, block_of, episode, runs_of
 from tests.views.strategies import snapshots
 from tests.views.test_hindsight import SCHEMA as GOAL_SCHEMA, distance
 
@@ -30,10 +29,9 @@ def filled(view: Any, snapshot: Snapshot, ids: Any, entropy: int | None) -> dict
 
 
 def shown(reader: Any, snapshot: Snapshot, ids: Any, entropy: int | None) -> dict[str, np.ndarray]:
-    block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
     if entropy is not None:
         reader.seed(entropy)
-    reader.fill(snapshot, np.asarray(ids, np.int64), block)
+    block = block_of(reader, snapshot, ids)
     fields = reader.present([torch.from_numpy(array) for array in block.arrays])
     return {"/".join(p): x.numpy() for p, x in zip(reader.paths, fields, strict=True) if p != ("weight",)}
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.views.base import Block, offsets
-from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Table, episode
+from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Table, block_of, episode
 from tests.views.strategies import snapshots
 
 N_STEP = "n_step must be an int of at least 1, or None for the return to the end, or (least, most), not"
@@ -22,11 +21,8 @@ def one_episode(
     return Snapshot(schema, [Segment([[episode(schema, steps, end, final, np.random.default_rng(1))]])], **kwargs)
 
 
-def fill(view: dr.Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Block:
-    reader = view.reader(snapshot.schema, fields)
-    block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8))
-    reader.fill(snapshot, np.asarray(ids, np.int64), block)
-    return block
+def fill(view: dr.Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Any:
+    return block_of(view.reader(snapshot.schema, fields), snapshot, ids)
 
 
 @pytest.mark.parametrize(
