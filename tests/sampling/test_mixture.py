@@ -44,14 +44,23 @@ def test_without_priorities_all_weigh_one(grown: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
-def test_a_sweep_inside_a_mixture_misses_no_id_also_if_batches_drawn_ahead_lose_some(grown: Any, rank: Any) -> None:
+def test_a_sweep_inside_a_mixture_misses_no_id_also_if_batches_drawn_ahead_lose_some(
+    grown: Any, rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diskreplay.loading.prefetcher.LEAST_FOR_A_THREAD", 0)
     store = grown([[80]])
-    mixture = dr.Mixture([(dr.Sweep(passes=None), 0.5), (dr.Recency(0.001), 0.5)])
-    sampler = store.sampler(mixture, batch_size=10, prefetch=3, **rank)
-    drawn = sampler.sample().index.tolist()
+
+    def made() -> dr.Sampler:
+        mixture = dr.Mixture([(dr.Sweep(passes=None), 0.5), (dr.Recency(0.001), 0.5)])
+        return store.sampler(mixture, batch_size=10, prefetch=3, **rank)
+
+    sampler = made()
+    drawn, state = sampler.sample().index.tolist(), sampler.state_dict()
     store.hide(20)
     with store.sampler(**rank) as other:
         *mine, newest = ids_of(other).tolist()
+    sampler = made()
+    sampler.load_state_dict(state)
     while len(set(drawn).intersection(mine)) < len(mine):
         batch = sampler.sample()
         assert set(batch.index.tolist()) <= {*mine, newest}
