@@ -47,7 +47,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         [Table(["", "first batch, s", "batches a second, least", "median", "p99 ms, most", "steps a second"], rows)],
         [
             Target("batches a second of each sampler", slowest, 40.0, "", at_least=True),
-            Target("the first batch, compiling included", latest, 12.0, "s"),
+            Target("the first batch, compiling included", latest, 40.0, "s"),
         ],
         [
             f"Processes of their own that start together: {size.collectors} append steps of CartPole's shape at full "
