@@ -554,7 +554,8 @@ def test_steps_in_quarantine_that_cannot_be_read_are_not_counted_in_part(store_p
     repair(store_path)
     (store_path / f"counters/quarantine/{SEGMENT}.record.json").unlink()
     make_unreadable(monkeypatch, "quarantine.*/done/")
-    (problem,) = (problem for problem in verify(store_path) if problem.kind == "quarantine")
+    (problem,) = verify(store_path)
+    assert problem.kind == "quarantine"
     assert "12 steps" not in problem.detail
     assert not problem.detail.startswith("0 steps")
 

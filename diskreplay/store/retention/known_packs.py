@@ -40,20 +40,23 @@ class KnownPacks:
     @property
     def least_member(self) -> int:
         """The lowest number of a segment in a pack, `layout.MAX_SEGMENTS` without any."""
-        return min((min(pack.members) for pack in self._packs.values()), default=layout.MAX_SEGMENTS)
+        return min((min(pack.members) for pack in list(self._packs.values())), default=layout.MAX_SEGMENTS)
 
     def find_merged(self, end: int) -> list[tuple[int, int]]:
         """Return the segments and packs whose rows are in packs below number ``end``, each with the number of its pack.
 
         Packs that are gone or were replaced are forgotten.
         """
-        there = {*listed_numbers(self._root)} if self._packs else set[int]()
-        self._packs = {number: pack for number, pack in self._packs.items() if number in there and self.is_same(number)}
-        merged: dict[int, int] = {}
-        for number, pack in sorted(self._packs.items()):
+        known = list(self._packs)
+        there = {*listed_numbers(self._root)} if known else set[int]()
+        for number in known:
+            if number not in there or not self.is_same(number):
+                self._packs.pop(number, None)
+        packs, merged = dict(self._packs), dict[int, int]()  # a copy: other threads add packs
+        for number, pack in sorted(packs.items()):
             if number >= end:
                 continue  # readers do not know it yet
-            older = {n for n, other in self._packs.items() if n < number and other.members <= pack.members}
+            older = {n for n, other in packs.items() if n < number and other.members <= pack.members}
             merged |= dict.fromkeys((member for member in pack.members & there | older if member < number), number)
         return sorted(merged.items())
 
