@@ -553,7 +553,7 @@ def test_steps_in_quarantine_that_cannot_be_read_are_not_counted_in_part(store_p
         replace_bytes(store_path / SEGMENT / name, 5, b"!")
     repair(store_path)
     (store_path / f"counters/quarantine/{SEGMENT}.record.json").unlink()
-    make_unreadable(monkeypatch, "quarantine.*/done/")
+    make_unreadable(monkeypatch, "counters/quarantine.*/done/")  # the path of the test has the word, too
     (problem,) = verify(store_path)
     assert problem.kind == "quarantine"
     assert "12 steps" not in problem.detail
