@@ -73,7 +73,7 @@ def import_dataset(
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     action : str
-        The key of the actions, or of the folder that they are in.
+        The key of the actions. In a file without this key, the actions are the keys that begin with it and a slash.
     extra : sequence of str
         Further keys that are not observations.
 
@@ -197,14 +197,17 @@ class _Replay:
     def paths(self, action: str, extra: Sequence[str]) -> dict[str, str]:
         """Return the keys of the leaves of steps, by their path."""
         keys = self._open(self.episodes[0][0].file)
-        found = {f"{ACTION}{key.removeprefix(action)}": key for key in keys if is_part(key, action)}
-        if not found:
+        below = [key for key in keys if key.startswith(f"{action}/") and key not in extra]
+        actions = [action] if action in keys else below
+        if not actions:
             raise FormatError(f"{self.episodes[0][0].file} has no {action!r}; it has {', '.join(keys)}")
+        found = {f"{ACTION}{key.removeprefix(action)}": key for key in actions}
         found[REWARD] = REWARD
         if self._has_other_discounts:
             found[_STEP_DISCOUNT] = _DISCOUNT
+        taken = {*found.values(), *_FLAGS}
         for key in keys:
-            if is_part(key, action) or key in (REWARD, *_FLAGS) or (self._takes_actions and key in _BOOKKEEPING):
+            if key in taken or (self._takes_actions and key in _BOOKKEEPING):
                 continue
             if key in extra or key.startswith((_LOG, "log/")):
                 found[f"{EXTRA}/{_extra_name(key)}"] = key

@@ -141,6 +141,45 @@ def test_keys_that_are_taken_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize(("extra", "path"), [((), "obs/action/mask"), (("action/mask",), "extra/action_mask")])
+def test_a_key_below_that_of_the_actions_is_none_of_them(tmp_path: Path, extra: tuple[str, ...], path: str) -> None:
+    values = {**rows(4), "action/mask": np.arange(4)}
+    write(tmp_path / "replay", "20260101T000000-abc-4", values)
+    import_dataset(tmp_path / "replay", tmp_path / "store", extra=extra)
+    with dr.open(tmp_path / "store") as store:
+        episode = store.episodes[0]
+        assert store.schema.step_leaves.keys() == {"obs/image", "action", "reward", path}
+        np.testing.assert_array_equal(episode.action, values["action"][1:])
+        np.testing.assert_array_equal(episode.rows(path), [1, 2, 3] if extra else [0, 1, 2, 3])
+
+
+def test_actions_are_nested_in_a_file_without_their_key(tmp_path: Path) -> None:
+    values = rows(4)
+    values |= {"action/arm/move": values.pop("action"), "action/grip": np.arange(4), "action/mask": np.arange(4)}
+    write(tmp_path / "replay", "20260101T000000-abc-4", values)
+    import_dataset(tmp_path / "replay", tmp_path / "store", extra=["action/mask"])
+    with dr.open(tmp_path / "store") as store:
+        episode = store.episodes[0]
+        assert store.schema.step_leaves.keys() == {
+            *("obs/image", "action/arm/move", "action/grip", "reward", "extra/action_mask")
+        }
+        np.testing.assert_array_equal(episode.action["arm"]["move"], values["action/arm/move"][1:])
+        np.testing.assert_array_equal(episode.action["grip"], [1, 2, 3])
+        np.testing.assert_array_equal(episode["action_mask"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("keys", [("action/x", "action/x/y"), ("action/x/y", "action/x"), ("x", "x/y"), ("x/y", "x")])
+def test_a_key_below_another_field_is_refused(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    values = {key: array for key, array in rows(4).items() if key != "action"}
+    nested = {"action/move": np.zeros(4), **dict.fromkeys(keys, np.zeros(4))}
+    write(tmp_path / "replay", "20260101T000000-abc-4", {**values, **nested})
+    with pytest.raises(
+        dr.SchemaError, match=r"-4.npz: \w+/x is a field, so \w+/x/y cannot be one inside of it; rename"
+    ):
+        import_dataset(tmp_path / "replay", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
 def test_what_is_no_replay_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.StoreNotFound, match="there is no such folder$"):
         import_dataset(tmp_path / "replay", tmp_path / "store")

@@ -1,11 +1,12 @@
 """Schemas of arrays that are told by the paths of their leaves."""
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from numpy.typing import NDArray
 
-from diskreplay import Field, Schema
+from diskreplay import Field, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD
 
 
@@ -31,6 +32,10 @@ def schema_of(steps: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[An
 
 def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
     """Return the schema of leaves by their paths; raises as `schema_of`."""
+    for path in leaves:
+        *above, _ = accumulate(path.split("/"), "{}/{}".format)
+        if fields := [folder for folder in above if folder in leaves]:
+            raise SchemaError(f"{fields[0]} is a field, so {path} cannot be one inside of it; rename one of the two")
     trees = {part: field_tree(leaves, part) for part in (OBS, ACTION, REWARD, EXTRA, FIELDS)}
     return Schema(
         trees[OBS], trees[ACTION], trees[REWARD] or None, extra=trees[EXTRA] or None, episode=trees[FIELDS] or None
