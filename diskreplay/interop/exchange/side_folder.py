@@ -1,5 +1,6 @@
 """Side folders: earlier releases kept in them what a format could not hold. An import names these values, no more."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
         The export was interrupted, or the document of the side folder cannot be read.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
-        if not (side / _DOCUMENT).is_file():
+        if not os.path.isfile(side / _DOCUMENT):  # False also for a name that is too long for the file system
             continue
         with foreign(side):
             document = read_document(side / _DOCUMENT)

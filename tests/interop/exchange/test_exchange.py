@@ -212,9 +212,11 @@ npz.export_dataset(*sys.argv[1:], progress=lambda done, total: done > 10 and os.
 
 
 def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
-    store, target = make_store(tmp_path / "store", "vectors"), tmp_path / ("ü" * 120)
+    store, target = make_store(tmp_path / "store", "vectors"), tmp_path / ("ü" * 127)
     npz.export_dataset(store, target)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "store", target]
+    npz.import_dataset(target, tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)
 
 
 def test_an_export_never_replaces_what_is_there(tmp_path: Path) -> None:
