@@ -4,6 +4,7 @@
 the export does not name as one that the format cannot hold.
 """
 
+import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,14 @@ def as_held(data: EpisodeData, not_held: Collection[str]) -> EpisodeData:
         fields={path: value for path, value in data.fields.items() if path not in not_held},
         priority=None if "priority" in not_held else data.priority,
     )
+
+
+def write_side_folder(side: Path, schema: dr.Schema, **document: Any) -> None:
+    """What an export of release 0.9 has left."""
+    side.mkdir()
+    every = {"version": 1, "format": "npz", "store": "0", "episodes": 5, "complete": True, "metadata": {}}
+    said = {**every, "schema": schema.to_json(), "not_held": ["final_obs", "obs", "priority", "\x1b[2J"], **document}
+    (side / "export.json").write_text(json.dumps(said))
 
 
 def check_round_trip(

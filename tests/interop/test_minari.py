@@ -20,7 +20,17 @@ from diskreplay.interop.minari import (  # noqa: E402
     import_dataset,
     writing as adapter,
 )
-from tests.interop.round_trips import CASES, EPISODES, PLAIN, check_round_trip, content, make_store  # noqa: E402
+from tests.interop.round_trips import (  # noqa: E402
+    CASES,
+    EPISODES,
+    PLAIN,
+    SCHEMAS,
+    StopAt,
+    check_round_trip,
+    content,
+    make_store,
+    write_side_folder,
+)
 
 SPACES = {
     "box": (spaces.Box(-1, 1, (5,), np.float64), spaces.Box(-2, 2, (2,), np.float32)),
@@ -288,6 +298,27 @@ def test_names_are_in_the_folder_of_minari(home: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "back") == content(tmp_path / "store")
     with pytest.raises(dr.StoreExists, match="walk-v3 exists already"):
         export_dataset(tmp_path / "store", "mine/walk-v3")
+
+
+@pytest.mark.parametrize("stops_at", [10, 25])
+def test_an_import_that_an_earlier_release_began_is_repeated(tmp_path: Path, stops_at: int) -> None:
+    store = make_store(tmp_path / "store", "vectors", PLAIN)
+    export_dataset(store, tmp_path / "set")
+    with pytest.raises(KeyboardInterrupt):
+        import_dataset(tmp_path / "set", tmp_path / "back", progress=StopAt(stops_at))
+    with dr.open(tmp_path / "back", "a") as back:
+        back.write_note("import", {**back.read_note("import"), "source": str(tmp_path / "set/data")})
+    import_dataset(tmp_path / "set", tmp_path / "back")
+    assert content(tmp_path / "back") == content(store)
+
+
+@pytest.mark.parametrize("where", ["set/diskreplay", "set.diskreplay"])
+def test_a_side_folder_is_where_the_data_set_was_exported_to(tmp_path: Path, where: str) -> None:
+    store = make_store(tmp_path / "store", "vectors", PLAIN)
+    export_dataset(store, tmp_path / "set")
+    write_side_folder(tmp_path / where, SCHEMAS["vectors"], not_held=["priority"])
+    with pytest.warns(UserWarning, match=f"^{tmp_path / where} is from an export .* the store lacks priority of"):
+        import_dataset(tmp_path / "set", tmp_path / "back")
 
 
 @pytest.mark.parametrize("data_format", ["arrow", "parquet"])

@@ -42,6 +42,8 @@ class Source:
         After how many steps the reader cut an episode, since the next row has another observation than the step led to.
     part : str
         Which part of the data set it is, such as a split; empty: all.
+    export_path : Path, optional
+        The path that an export of the data set has: side folders are looked for there. None: ``place``.
     """
 
     format: str
@@ -53,6 +55,7 @@ class Source:
     metadata: Mapping[str, Json] = field(default_factory=dict)
     cut: int = 0
     part: str = ""
+    export_path: Path | None = None
 
     @property
     def name(self) -> str:
@@ -113,7 +116,7 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
     UserWarning
         An earlier release kept values of the data set in a side folder, which is not read, or many episodes are cut.
     """
-    side, names = ignored_values(source.place, source.format, source.schema, source.metadata)
+    side, names = ignored_values(source.export_path or source.place, source.format, source.schema, source.metadata)
     if names:
         warnings.warn(
             f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "

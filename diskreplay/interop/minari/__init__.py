@@ -86,8 +86,8 @@ def open_source(source: str | PathLike[str]) -> Source:
             for raw in read_episodes(storage, metadata, first, episodes):
                 yield layout.episode(raw)
 
-    place = folder.parent if folder.name == "data" else folder
-    return Source(NAME, place, layout.schema, episodes, steps, read, metadata)
+    export_path = folder.parent if folder.name == "data" else None
+    return Source(NAME, folder, layout.schema, episodes, steps, read, metadata, export_path=export_path)
 
 
 def _count(folder: Path, metadata: Mapping[str, Any], name: str) -> int:

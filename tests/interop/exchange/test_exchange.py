@@ -1,7 +1,6 @@
 """What all formats share: imports that go on, exports that appear whole, refusals, and the names of what is lost."""
 
 import errno
-import json
 import shutil
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from tests.interop.round_trips import (
     content,
     make_store,
     random_episode,
+    write_side_folder,
 )
 
 LACKING = {
@@ -260,14 +260,6 @@ def test_notes_of_an_import_are_named_where_they_have_no_place_and_kept_where_th
 
 
 # --- side folders of earlier releases --------------------------------------------------------------------------------
-
-
-def write_side_folder(side: Path, schema: dr.Schema, **document: Any) -> None:
-    """What an export of release 0.9 has left."""
-    side.mkdir()
-    every = {"version": 1, "format": "npz", "store": "0", "episodes": 5, "complete": True, "metadata": {}}
-    said = {**every, "schema": schema.to_json(), "not_held": ["final_obs", "obs", "priority", "\x1b[2J"], **document}
-    (side / "export.json").write_text(json.dumps(said))
 
 
 @pytest.mark.parametrize("where", ["set/diskreplay", "set.diskreplay"])
