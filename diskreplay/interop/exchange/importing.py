@@ -114,15 +114,10 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
     Warns
     -----
     UserWarning
-        An earlier release kept values of the data set in a side folder, which is not read, or many episodes are cut.
+        Many episodes are cut. Or an earlier release kept values of the data set in a side folder, which is not read; a
+        call that appends nothing does not warn of it.
     """
     side, names = ignored_values(source.export_path or source.place, source.format, source.schema, source.metadata)
-    if names:
-        warnings.warn(
-            f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
-            "exported store. The format npz holds everything",
-            stacklevel=3,  # the caller of an adapter's `import_dataset`
-        )
     if source.cut * _STEPS_A_CUT > source.steps:
         warnings.warn(
             f"{source.name}: {source.cut} of {source.steps} steps lead to another observation than the next row has, "
@@ -134,6 +129,12 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
         origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
         begun = _begin(store, origin, source)
         if begun < source.episodes:
+            if names:
+                warnings.warn(
+                    f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
+                    "exported store. The format npz holds everything",
+                    stacklevel=3,  # the caller of an adapter's `import_dataset`
+                )
             steps = _append(store, source, begun, progress)
         else:
             steps = 0

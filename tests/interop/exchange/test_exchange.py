@@ -270,6 +270,7 @@ def test_an_import_names_the_values_of_a_side_folder_and_reads_none(tmp_path: Pa
     said = f"^{tmp_path / where} is from an export by an earlier .*: the store lacks final_obs, obs, priority of the"
     with pytest.warns(UserWarning, match=said):
         assert import_into(tmp_path / "a", source).episodes == 5
+    assert import_into(tmp_path / "a", source).resumed == 5  # complete already: nothing is said
     shutil.rmtree(tmp_path / where)
     other = {"format": "lerobot", "source": "x", "metadata": {}}
     write_side_folder(tmp_path / where, SCHEMAS["images"], metadata=other, not_held=[])
@@ -279,6 +280,25 @@ def test_an_import_names_the_values_of_a_side_folder_and_reads_none(tmp_path: Pa
     write_side_folder(tmp_path / where, source.schema, not_held=[])
     import_into(tmp_path / "c", source)  # nothing is lost, nothing is said
     assert content(tmp_path / "a") == content(tmp_path / "b") == content(tmp_path / "c")
+
+
+def test_a_resumed_import_warns_again_of_a_side_folder(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    source = replace(noted_source(fails_at=3), place=tmp_path / "set")
+    write_side_folder(tmp_path / "set/diskreplay", source.schema)
+    with pytest.warns(UserWarning, match="the store lacks final_obs"), pytest.raises(OSError, match="the disk is gone"):
+        import_into(tmp_path / "a", source)
+    with pytest.warns(UserWarning, match="the store lacks final_obs"):
+        assert import_into(tmp_path / "a", replace(source, read=noted_source().read)).resumed == 3
+
+
+def test_a_side_folder_is_warned_of_where_the_import_is_called(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "vectors")
+    npz.export_dataset(store, tmp_path / "set")
+    write_side_folder(tmp_path / "set/diskreplay", SCHEMAS["vectors"])
+    with pytest.warns(UserWarning, match="the store lacks final_obs") as warned:
+        npz.import_dataset(tmp_path / "set", tmp_path / "back")
+    assert [each.filename for each in warned] == [__file__]
 
 
 def test_an_export_that_an_earlier_release_did_not_complete_is_refused(tmp_path: Path) -> None:
