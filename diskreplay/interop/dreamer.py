@@ -137,7 +137,7 @@ def export_dataset(
     SchemaError
         Two fields would have the same key.
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     """
 
     def make_format(schema: Schema, *_: object) -> Format:

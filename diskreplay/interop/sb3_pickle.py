@@ -139,7 +139,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The file.
+        The file; nothing is there.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
     progress : callable, optional
@@ -158,7 +158,7 @@ def export_dataset(
     SchemaError
         Stable-Baselines3 has no buffer for such steps, or the environments would have unequally many.
     StoreExists
-        Something else is at ``path``.
+        Something is at ``path``.
     MissingExtra
         Stable-Baselines3 is not installed.
     """

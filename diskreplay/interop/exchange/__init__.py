@@ -1,1 +1,1 @@
-"""What every format of data sets shares: episodes as arrays, imports and exports that resume, the side folder."""
+"""What every format of data sets shares: episodes as arrays, imports that resume, exports that appear whole."""
