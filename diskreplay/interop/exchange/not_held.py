@@ -1,12 +1,12 @@
 """What a format cannot hold of the episodes of a store, found before the first of them is written."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 
 from diskreplay import Episode, Schema
-from diskreplay.interop.exchange.episode_data import FIELDS, HIDDEN, PRIORITY, Json, is_part
+from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, Json
 
 FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
 ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
@@ -32,7 +32,9 @@ def find_not_held(
     noted: Mapping[str, Json],
     lacking: Mapping[str, str],
 ) -> list[NotHeld]:
-    """Return what a format lacks and some episode has. Of the arrays of steps, only priorities are read.
+    """Return what a format lacks and some episode has.
+
+    Episodes are read until all of it is found. Of the arrays of their steps, only priorities are read.
 
     Parameters
     ----------
@@ -51,21 +53,24 @@ def find_not_held(
     # A format lacks marks of hidden steps only if some are hidden.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
     for episode in episodes:
-        found |= _names_of(episode, schema)
+        missing = lacking.keys() - found
+        if not missing:
+            break
+        found |= _names_of(episode, schema, missing)
         if notes.get(int(episode.ids[0])) is not None:
             found.add(NOTES)
     return [NotHeld(name, reason) for name, reason in lacking.items() if name in found]
 
 
-def _names_of(episode: Episode, schema: Schema) -> set[str]:
-    """Return which names an episode has a value of, but the leaves of steps and notes."""
+def _names_of(episode: Episode, schema: Schema, among: Set[str]) -> set[str]:
+    """Return which names an episode has a value of, but the leaves of steps and notes; it is read for those given."""
     is_cut = episode.cut
     is_truncated = episode.truncated and not is_cut
-    given = {f"{FIELDS}/{name}" for name in schema.episode if episode[name] is not None}
-    found = {path for path in schema.leaves if any(is_part(path, field) for field in given)}
+    fields = (schema.leaves.keys() - schema.step_leaves.keys()) & among
+    found = {path for path in fields if episode[path.split("/")[1]] is not None}
     found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
     if episode.terminated == is_truncated:
         found |= {ENDS} if episode.terminated else {ENDS, CUT}
-    if not np.isnan(episode[PRIORITY]).all():
+    if PRIORITY in among and not np.isnan(episode[PRIORITY]).all():
         found.add(PRIORITY)
     return found

@@ -169,6 +169,31 @@ def test_only_what_some_episode_has_is_named(tmp_path: Path, episodes: list[Any]
     assert InMemory(lacking).export_dataset(store, tmp_path / "set").not_held == [(name, "why") for name in lost]
 
 
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        ([], []),
+        (["ends", "no_final_obs"], []),
+        (["ends", "priority"], ["priority"]),
+        (["episode/seed"], ["seed", "seed"]),  # the first of these episodes has no fields
+    ],
+)
+def test_episodes_are_read_for_lacking_names_until_these_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: list[str], expected: list[str]
+) -> None:
+    store, read, read_field = make_store(tmp_path / "store", "nested", priorities=True), [], dr.Episode.__getitem__
+
+    def noted(episode: dr.Episode, name: str) -> Any:
+        read.append(name)
+        return read_field(episode, name)
+
+    monkeypatch.setattr(dr.Episode, "__getitem__", noted)
+    made = InMemory(dict.fromkeys(lacking, "why"))
+    would = made.export_dataset(store, tmp_path / "set", where=lambda episode: len(episode) > 3, dry_run=True)
+    assert [name for name, _ in would.not_held] == lacking
+    assert read == expected
+
+
 @pytest.mark.parametrize("fails_at", [0, 5])
 def test_an_export_that_fails_leaves_nothing_and_begins_anew(tmp_path: Path, fails_at: int) -> None:
     store, made = make_store(tmp_path / "store", "nested"), InMemory(fails_at=fails_at)
