@@ -11,7 +11,7 @@ import typer
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.format_options import Options, named_options, parse_options
-from diskreplay.cli.where import Where, compile_where
+from diskreplay.cli.where import Predicate, Where, compile_where
 from diskreplay.format.root import check_local
 
 __all__ = ["SCHEMES", "export_store", "import_store"]
@@ -88,10 +88,11 @@ def export_store(
     export_dataset = import_module(f"diskreplay.interop.{scheme}").export_dataset
     given = [*(option or ()), *(["video=true"] if video else [])]
     options = parse_options(scheme, export_dataset, given)
-    with dr.open(path) as store:
-        condition = None if where is None else compile_where(where, store.schema)
-        with named_options(options):
-            done = export_dataset(store, to, where=condition, dry_run=True, **options)
+    with dr.open(path) as store, named_options(options):
+        condition = None if where is None else _once(compile_where(where, store.schema))
+        if dry_run or not as_json:
+            with console.bar("Choosing episodes"):
+                done = export_dataset(store, to, where=condition, dry_run=True, **options)
         if not as_json:
             _show_names("the format cannot hold", done.not_held)
             _show_names("not exact", done.lossy)
@@ -106,6 +107,19 @@ def export_store(
     if done.open_episodes:
         line += f"; {text.plural(done.open_episodes, 'open episode')} left out"
     console.emit(line)
+
+
+def _once(where: Predicate) -> Predicate:
+    """Return a predicate that evaluates another one once for each episode of a snapshot."""
+    known: dict[int, bool] = {}
+
+    def predicate(episode: dr.Episode) -> bool:
+        first = int(episode.ids[0])
+        if first not in known:
+            known[first] = where(episode)
+        return known[first]
+
+    return predicate
 
 
 def _show_names(title: str, named: Sequence[Any]) -> None:

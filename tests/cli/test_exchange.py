@@ -3,13 +3,17 @@
 import json
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
 import diskreplay as dr
+from diskreplay.cli import console
+from diskreplay.interop import dreamer
 from tests.interop.round_trips import content, make_store
 
 SCHEMES = (
@@ -41,6 +45,42 @@ def test_a_part_of_a_store_and_a_dry_run(run: Callable, tmp_path: Path) -> None:
     assert (done["episodes"], done["steps"], done["not_held"], done["dry_run"]) == (3, 25, [], False)
     imported = json.loads(run("import", f"npz:{tmp_path / 'set'}", tmp_path / "b", "--json").out)
     assert imported == {"path": str(tmp_path / "b"), "episodes": 3, "steps": 25, "resumed": 0, "cut": 0}
+
+
+def test_an_export_evaluates_its_condition_once_for_each_episode(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read, total_reward = make_store(tmp_path / "a", "vectors"), [], dr.Episode.total_reward.fget
+
+    def noted(episode: dr.Episode) -> float:
+        read.append(int(episode.ids[0]))
+        return total_reward(episode)
+
+    monkeypatch.setattr(dr.Episode, "total_reward", property(noted))
+    assert run("export", store, f"npz:{tmp_path / 'set'}", "--where", "total_reward > -100").code == 0
+    with dr.open(store) as opened:
+        assert sorted(read) == [int(episode.ids[0]) for episode in opened.episodes]
+
+
+@pytest.mark.parametrize(
+    ("options", "dry_runs"), [([], [True, False]), (["--json"], [False]), (["--json", "--dry-run"], [True])]
+)
+def test_an_export_looks_for_what_is_lost_only_to_name_it(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], dry_runs: list[bool]
+) -> None:
+    store, called, export_dataset = make_store(tmp_path / "a", "vectors", priorities=True), [], dreamer.export_dataset
+
+    @wraps(export_dataset)
+    def noted(*arguments: Any, dry_run: bool = False, **others: Any) -> Any:
+        called.append(dry_run)
+        return export_dataset(*arguments, dry_run=dry_run, **others)
+
+    bars, bar = [], console.bar
+    monkeypatch.setattr(console, "bar", lambda title: bars.append(title) or bar(title))
+    monkeypatch.setattr(dreamer, "export_dataset", noted)
+    shown = run("export", store, f"dreamer:{tmp_path / 'set'}", *options)
+    assert (shown.code, "priority" in shown.out, called) == (0, True, dry_runs)
+    assert bars == ["Choosing episodes" if each else "Exporting steps" for each in dry_runs]
 
 
 def test_an_export_names_what_the_format_cannot_hold_before_it_begins(run: Callable, tmp_path: Path) -> None:
@@ -141,6 +181,7 @@ def test_what_the_format_refuses_is_one_line(run: Callable, tmp_path: Path) -> N
     asked = run("export", store, f"parquet:{tmp_path / 'set'}", "--option", "compression=loose")
     assert asked.err.startswith("diskreplay: Invalid value: compression is one of ")
     assert asked.err.endswith("and not 'loose' (see diskreplay export --help)\n")
+    assert run("export", store, f"parquet:{tmp_path / 'set'}", "--option", "compression=loose", "--json") == asked
     assert not (tmp_path / "set").exists()
 
 
