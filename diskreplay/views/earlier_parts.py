@@ -77,5 +77,10 @@ class EarlierParts:
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
         while place >= 0 and not snapshot.committed[place]:
             place = int(self._lanes.previous[place])
-        is_sure = place >= 0 and bool((snapshot.lanes[self._lanes.slot[place] : slot] > 0).all())
-        return place if is_sure else -1
+        if place < 0:
+            return -1
+        first = int(self._lanes.slot[place])
+        missing = first + np.flatnonzero(snapshot.lanes[first:slot] == 0)
+        # A pack has a number of its own, between those of segments.
+        packs = [pack.info.number - snapshot.origin for pack in list(snapshot.tables.packs.values())]
+        return place if np.isin(missing, packs).all() else -1

@@ -19,10 +19,11 @@ from tests.testing.support import REPOSITORY
 PICK = """
 import numpy as np
 from diskreplay.kernels import cache, table
+from diskreplay.kernels.packed import pack
 pick = table.chosen("ids_at")
-out = np.zeros(3, np.int64)
+out, wanted = np.zeros((2, 3), np.int64)
 block = np.array([[7, 0], [2, 0], [3, 0], [0, 0], [0, 3]])
-pick(np.array([0.0, 1, 2]), 0, 1, block, out[:0], out.copy(), out)
+pick(np.array([0.0, 1, 2]), 0, 1, pack(out, block, out[:0], wanted), out)
 assert out.tolist() == [7, 9, 11]
 print(cache.folder(), sum(pick.stats.cache_misses.values()))
 """
@@ -30,9 +31,10 @@ print(cache.folder(), sum(pick.stats.cache_misses.values()))
 RANDOM = """
 import numpy as np
 from diskreplay.kernels import cache, table
-out = np.zeros(1, np.int64)
+from diskreplay.kernels.packed import pack
+out, wanted = np.zeros((2, 1), np.int64)
 block = np.array([[0, 0], [1, 0], [1000, 0], [0, 0], [0, 1000]])
-table.chosen("random_ids")(5, 0, 1, block, out[:0], out.copy(), out)
+table.chosen("random_ids")(5, 0, 1, pack(out, block, out[:0], wanted), out)
 print(cache.folder(), out[0])
 """
 # Forks while another thread compiles, with each of four kernels; prints the folder and how often.
@@ -225,7 +227,7 @@ def test_without_any_place_kernels_are_compiled_and_a_warning_says_so(read_only_
     locked.mkdir(mode=0o555)
     folder, _, err = finish(start(where=read_only_package, XDG_CACHE_HOME=locked, NUMBA_CACHE_DIR=locked))
     assert folder == "None"
-    assert err.startswith("<string>:4: RuntimeWarning: compiled kernels cannot be kept")
+    assert err.startswith("<string>:5: RuntimeWarning: compiled kernels cannot be kept")
     assert "set NUMBA_CACHE_DIR to a folder that can be written" in err
 
 

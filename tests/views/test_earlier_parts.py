@@ -137,3 +137,26 @@ def test_a_capacity_cuts_an_episode_and_its_stacks_are_whole(tmp_store: Path) ->
             stacks = sampler.gather(ids).obs[..., 0].tolist()
             assert stacks == [[t - 3.0, t - 2.0, t - 1.0, t] for t in range(2048, 2052)]
             assert check(sampler, ends)
+
+
+def test_stacks_reach_over_the_numbers_of_packs(tmp_store: Path) -> None:
+    steps, short = 80, 7
+
+    def ends(t: int, lane: int) -> bool:
+        return lane == short and t % 5 == 4
+
+    def write(writer: dr.Writer, t: int, lane: int) -> None:
+        writer.append(frame(t, lane), t, 0.0, ends(t, lane), False, next_obs=frame(t + 1, lane))
+
+    with dr.create(tmp_store, schema(), segment_steps=10, compaction="manual") as store, store.writer() as writer:
+        for t in range(steps):
+            write(writer, t, 0)
+            if t == 4:
+                with store.writer() as other:
+                    for step in range(5 * t, 5 * t + 30):
+                        write(other, step, short)
+                assert store.compact()["segments"] > 1
+        store.refresh()
+        assert sum(episode.continues for episode in store.episodes) > 1
+        with dr.Sampler(store, dr.Transitions(frame_stack=4)) as sampler:
+            check(sampler, ends)

@@ -31,7 +31,7 @@ KINDS = {
     "sequences": "Uniform, Sequences",
 }
 
-# Seconds until the first batch where nothing is compiled: twice the time that kernels with private options of numba took.
+# Seconds until the first batch where nothing is compiled: twice as long as with private options of numba.
 WANTED = {"uniform": 8, "prioritized": 14, "updated": 14, "sequences": 10}
 
 
