@@ -199,10 +199,13 @@ def table(columns: Columns, shown: NDArray[np.intp]) -> str:
 
 
 def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
-    """Give the chosen episodes as CSV; a field of several numbers is a list as in JSON, a missing one is empty."""
+    """Give the chosen episodes as CSV; a field of several numbers is a list as in JSON, a missing one is empty.
+
+    A spreadsheet takes no cell for a formula: values are numbers, and names of fields begin with ``episode/``.
+    """
     lines, names = io.StringIO(), (*COLUMNS, *fields_of(columns))
     writer = csv_files.DictWriter(lines, names, lineterminator="\n")
-    writer.writerow({name: text.csv_cell(name) for name in names})
+    writer.writerow({name: text.clean(name) for name in names})
     for row in records(columns, shown):
         writer.writerow({name: dumps(text.plain(v)) if isinstance(v, list) else v for name, v in row.items()})
     return lines.getvalue().rstrip("\n")

@@ -17,12 +17,6 @@ def one_line(error: BaseException) -> str:
     return clean(" ".join(str(error).split())) or type(error).__name__
 
 
-def csv_cell(value: object) -> str:
-    """Give text for a cell of CSV: a spreadsheet takes it for no formula, and a terminal for no escape sequence."""
-    cell = clean(value)
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
-
-
 def count(number: int | None) -> str:
     """Group the digits of a whole number: 1,234,567."""
     return NOTHING if number is None else f"{number:,}"

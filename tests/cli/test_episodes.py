@@ -1,5 +1,6 @@
 """`diskreplay episodes`: bounds, order, records, the table and its footer, of a table of literals."""
 
+import csv
 import json
 import math
 from collections.abc import Callable
@@ -141,10 +142,13 @@ def test_the_footer_says_what_was_left_out(listed: Callable, options: list[str],
 
 
 def test_names_in_csv_are_neither_formulas_nor_escape_sequences(run, tmp_path):
-    schema = dr.Schema(dr.Field((), "f4"), dr.Field((), "f4"), episode={"a\x1b[2J\n=1+1": dr.Field((), "f4")})
+    names = ("a\x1b[2J\n=1+1", "=1+1", "+1", "-a", "@a", "\t=1", "a,=1", '"=1')
+    schema = dr.Schema(dr.Field((), "f4"), dr.Field((), "f4"), episode={name: dr.Field((), "f4") for name in names})
     with dr.create(tmp_path / "store", schema) as store, store.writer() as writer:
         writer.append_episode(np.zeros(3), np.zeros(2), np.full(2, -1.0), terminated=True)
     lines = run("episodes", tmp_path / "store", "--csv").out.splitlines()
-    assert len(lines) == 2
-    assert lines[0].endswith(r",episode/a\x1b[2J\n=1+1")
-    assert ",-2.0," in lines[1]
+    header, row = csv.reader(lines)
+    shown = [r"a\x1b[2J\n=1+1", "=1+1", "+1", "-a", "@a", r"\t=1", "a,=1", '"=1']
+    assert header[-len(names) :] == [f"episode/{name}" for name in shown]
+    assert not [name for name in header if name.startswith(("=", "+", "-", "@"))]
+    assert row[header.index("total_reward")] == "-2.0"
