@@ -71,6 +71,19 @@ def chances(sampler: dr.Sampler) -> np.ndarray:
     return sampler.gather(ids_of(sampler)).probability.numpy()
 
 
+def lose_batch(sampler: dr.Sampler, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Have the segments of the next batch be gone when it is gathered, and something happen before."""
+    reader: Any = sampler._gatherer.reader
+    fill = reader.fill
+
+    def gone_at_first(*args: Any) -> None:
+        reader.fill = fill
+        meanwhile()
+        raise dr.SegmentGone("gone")
+
+    reader.fill = gone_at_first
+
+
 def priorities(sampler: dr.Sampler) -> np.ndarray:
     """The priority of each of these ids, of a sampler whose alpha is 1."""
     batch = sampler.gather(ids_of(sampler))

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from tests.sampling.conftest import chances, ids_of
+from tests.sampling.conftest import chances, ids_of, lose_batch
 
 
 @pytest.mark.slow
@@ -68,6 +68,39 @@ def test_a_sweep_inside_a_mixture_misses_no_id_also_if_batches_drawn_ahead_lose_
     # Until each was drawn, none was drawn twice.
     swept = [i for i in drawn[:-10] if i in mine]
     assert len(swept) == len(set(swept)) > 10
+
+
+def test_a_batch_that_lost_ids_keeps_what_is_left_of_it_where_a_sweep_is_a_part(grown: Any) -> None:
+    def made() -> dr.Sampler:
+        mixture = dr.Mixture([(dr.Sweep(passes=None), 0.8), (dr.Prioritized(alpha=1.0, eps=0.1), 0.2)])
+        sampler = store.sampler(mixture, batch_size=40)
+        sampler.update_priorities(ids_of(sampler), np.arange(50.0))
+        return sampler
+
+    store = grown([[20]], [30])
+    sampler, lost = made(), made().sample().index.tolist()
+    lose_batch(sampler, lambda: store.hide(10))
+    batch, ids = sampler.sample(), ids_of(sampler)
+    left = [i for i in lost if i in ids]
+    assert 10 < len(left) < 40 == batch.batch_size
+    assert batch.index.tolist()[: len(left)] == left
+    p = chances(sampler)[np.searchsorted(ids, batch.index.numpy())]
+    np.testing.assert_array_equal(batch.probability.numpy(), p)
+    np.testing.assert_allclose(batch.weight.numpy(), (p.min() / p) ** 0.4, rtol=1e-6)
+    # No id that a sweep gives once was lost.
+    assert {*batch.index.tolist(), *sampler.sample(60).index.tolist()} == set(ids.tolist())
+
+
+@pytest.mark.parametrize(
+    "make", [dr.Uniform, lambda: dr.Mixture([(dr.Uniform(), 1), (dr.Recency(5), 1)])], ids=["uniform", "mixture"]
+)
+def test_a_batch_that_lost_ids_is_drawn_afresh_where_ids_come_again(grown: Any, make: Any) -> None:
+    store = grown([[50]])
+    sampler, other = store.sampler(make()), store.sampler(make())
+    lost, wanted = (other.sample().index for _ in range(2))
+    lose_batch(sampler)
+    assert sampler.sample().index.equal(wanted)
+    assert not lost.equal(wanted)
 
 
 @pytest.mark.parametrize(
