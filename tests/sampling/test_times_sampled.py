@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from tests.sampling.conftest import chances, ids_of
+from tests.sampling.conftest import chances, ids_of, lose_batch
 
 DISTRIBUTIONS = {
     "uniform": dr.Uniform,
@@ -48,9 +48,12 @@ def test_every_id_is_drawn_so_many_times_and_no_more_while_the_store_grows_and_l
     every = [ids_of(sampler).tolist() for sampler in samplers]
     assert sorted(i for ids in every[:world_size] for i in ids) == ids_of(store.sampler()).tolist()
     found = [Counter[int]() for _ in samplers]
-    for size in (5, 1, 4, 1, 3, 1):
+    for number, size in enumerate((5, 1, 4, 1, 3, 1)):
         for i, sampler in enumerate(samplers):
             found[i] += drain(sampler, size)
+            rank = f" of rank {i % world_size} of {world_size}" if world_size > 1 else ""
+            with pytest.raises(dr.NotEnoughData, match=f"^the [0-9]+ sampleable steps{rank} can"):
+                sampler.sample(size)
             assert set(found[i].values()) <= set(range(2 if i < world_size else 4))
             if size == 1:
                 most = 1 if i < world_size else 3
@@ -58,7 +61,8 @@ def test_every_id_is_drawn_so_many_times_and_no_more_while_the_store_grows_and_l
                     assert {found[i][step] for step in other.ids().tolist()} == {most}
                 assert len(sampler.ids()) == sampler.sampleable == 0
         if size == 1:
-            store.hide(20)
+            if number > 1:
+                store.hide(20)
             store.add(0, 8)
             store.add(1, 6, ends=False)
 
@@ -90,6 +94,67 @@ def test_what_is_left_keeps_its_probabilities(grown: Any, overdraws: Any, monkey
     np.testing.assert_allclose(batch.probability.numpy(), want[at], rtol=1e-12)
     counts = np.bincount(at, minlength=6)
     assert stats.chisquare(counts, want[:6] / want[:6].sum() * 3000).pvalue > 1e-4
+
+
+def times(sampler: dr.Sampler) -> dict[int, int]:
+    """Return how often each id was delivered, by a saved state."""
+    counts = sampler.state_dict()["planner"]["times"]['["transitions"]']
+    return dict(zip(counts["ids"].tolist(), counts["counts"].tolist(), strict=True))
+
+
+def test_counts_are_those_of_a_dictionary(grown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diskreplay.sampling.times_sampled._FEW", 4)
+    store, wanted = grown([[40]]), Counter[int]()
+    sampler = store.sampler(batch_size=5, max_times_sampled=1000)
+    for number in range(60):
+        wanted.update(sampler.sample().index.tolist())
+        assert times(sampler) == dict(wanted)
+        if number % 20 == 10:
+            state, sampler = sampler.state_dict(), store.sampler(batch_size=5, max_times_sampled=1000)
+            sampler.load_state_dict(state)
+
+
+def test_a_draw_that_is_not_delivered_does_not_count(grown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diskreplay.loading.prefetcher.LEAST_FOR_A_THREAD", 0)
+    store = grown([[20]])
+    sampler = store.sampler(batch_size=8, prefetch=1, max_times_sampled=1)
+    ids, first = ids_of(sampler).tolist(), sampler.sample().index.tolist()
+    assert times(sampler) == dict.fromkeys(first, 1)
+    with pytest.raises(dr.NotEnoughData, match="can be drawn only 4 times more"):
+        sampler.sample(5)
+    sampler.distribution = dr.Uniform()  # which drops the batch that was drawn ahead
+    assert sampler.sampleable == 12
+    lose_batch(sampler)
+    assert sorted([*first, *sampler.sample(12).index.tolist()]) == ids
+    assert sampler.sampleable == 0
+
+
+def test_a_draw_that_was_interrupted_and_is_lost_does_not_count(grown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diskreplay.sampling.restricted._OVERDRAWS", (1,))  # and then from a list of what is left
+    sampler = grown([[20]]).sampler(batch_size=20, max_times_sampled=1)
+    ids = ids_of(sampler)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    lose_batch(sampler, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.sample()
+    assert sampler.sampleable == 0  # the batch is the next one
+    lose_batch(sampler)
+    assert sorted(sampler.sample().index.tolist()) == ids.tolist()
+
+
+def test_a_draw_that_is_lost_and_cannot_be_drawn_again_does_not_count(grown: Any) -> None:
+    store = grown([[20]])
+    sampler = store.sampler(batch_size=8, max_times_sampled=1)
+    lose_batch(sampler, lambda: store.hide(15))
+    with pytest.raises(dr.NotEnoughData, match="can be drawn only 5 times more"):
+        sampler.sample()
+    assert times(sampler) == {}
+    assert sorted(sampler.sample(5).index.tolist()) == ids_of(store.sampler()).tolist()
+    with pytest.raises(dr.NotEnoughData, match="cannot be drawn any more"):
+        sampler.sample(1)
 
 
 def test_what_is_left_is_told_when_it_is_too_little(grown: Any) -> None:
