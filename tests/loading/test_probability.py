@@ -127,17 +127,22 @@ def test_weights_over_two_ranks_are_those_of_one_sampler(store: dr.Store) -> Non
     assert mixed.population.tolist() == [batch["population"][0] for batch in batches for _ in range(10)]
 
 
-def test_of_what_cannot_be_drawn_the_probability_is_0(store: dr.Store) -> None:
+@pytest.mark.parametrize("make", DISTRIBUTIONS, ids=lambda make: repr(make()))
+@pytest.mark.parametrize("rank", RANKS, ids=["alone", "a rank"])
+def test_of_what_cannot_be_drawn_the_probability_is_0(store: dr.Store, make: Any, rank: Any) -> None:
     first = store.episodes[0].ids
 
     def is_other(episode: dr.Episode) -> bool:
         return int(episode.ids[0]) != first[0]
 
-    for rank in RANKS:
-        with sampler_of(store, dr.Transitions(), dr.Uniform(), where=is_other, **rank) as sampler:
-            assert sampler.gather(first).probability.tolist() == [0] * len(first)
-            others = sampler.ids()
-            assert sampler.gather(others).probability.tolist() == [1 / len(others)] * len(others)
+    with sampler_of(store, dr.Transitions(), make(), where=is_other, **rank) as sampler:
+        assert sampler.gather(first).probability.tolist() == [0] * len(first)
+        others = sampler.gather(sampler.ids()).probability
+        assert others.sum() == pytest.approx(1)
+        assert (others > 0).all()
+
+
+def test_of_another_ranks_ids_the_probability_is_0(store: dr.Store) -> None:
     with sampler_of(store, dr.Transitions(), dr.Uniform(), rank=1, world_size=2) as sampler:
         mine = sampler.ids().tolist()
         ids = np.concatenate([episode.ids for episode in store.episodes])
