@@ -221,7 +221,7 @@ def test_rollouts_go_on_where_they_were(tmp_store: Path, prefetch: int, share: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distribution", ["prioritized", "recency", "mixture"])
+@pytest.mark.parametrize("distribution", ["prioritized", "recency", "by time", "mixture"])
 def test_a_rank_goes_on_with_its_share(tmp_store: Path, distribution: str) -> None:
     check(tmp_store, "transitions", distribution, 2, rank=1, world_size=3)
 

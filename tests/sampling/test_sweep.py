@@ -26,18 +26,39 @@ def test_each_pass_gives_each_id_once_and_batches_stay_full(grown: Any, size: in
         assert len({tuple(one) for one in passes}) == 6
 
 
-def test_a_pass_is_over_what_was_there_when_it_began_less_what_was_evicted(grown: Any) -> None:
-    store = grown([[20]], [10])
-    sampler = store.sampler(dr.Sweep(passes=None))
-    before = ids_of(sampler).tolist()
+@pytest.mark.parametrize("order", ["random", "time"])
+def test_a_pass_is_over_what_was_there_when_it_began_less_what_was_evicted(grown: Any, order: str) -> None:
+    store = grown([[20], [15]], [10, 0])
+    sampler = store.sampler(dr.Sweep(passes=None, order=order))
+    before = sampler.ids().tolist()
     drawn = sampler.sample(10).index.tolist()
-    store.add(0, 15)
+    store.add(1, 7)
+    store.add(0, 8)
     store.hide(12)
-    left = [i for i in before[12:] if i not in drawn]
-    assert sorted(sampler.sample(len(left)).index.tolist()) == left
-    now = ids_of(sampler).tolist()
-    assert sorted(sampler.sample(len(now)).index.tolist()) == now
+    left, now = [i for i in before[12:] if i not in drawn], sampler.ids().tolist()
     assert len(now) == len(before) - 12 + 15
+    for want in (left, now):
+        found = sampler.sample(len(want)).index.tolist()
+        assert sorted(found) == sorted(want)
+        assert (found == want) == (order == "time")
+
+
+@pytest.mark.parametrize("order", ["random", "time"])
+@pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 3}], ids=["alone", "a rank"])
+def test_what_is_left_is_what_is_drawn_until_the_end(grown: Any, rank: Any, order: str) -> None:
+    sampler = grown([[30], [9, 14]]).sampler(dr.Sweep(passes=3, order=order), batch_size=1, **rank)
+    ids, left, sizes = ids_of(sampler), [len(sampler)], list[int]()
+    while left[-1]:
+        sizes.append(sampler.sample(10).batch_size)
+        left.append(len(sampler))
+    assert left == [sum(sizes[i:]) for i in range(len(left))]
+    assert left[0] == 3 * len(ids) > 30
+    with pytest.raises(StopIteration):
+        sampler.sample(10)
+
+
+def test_a_rank_without_any_id_is_at_the_end_of_a_sweep_that_ends(grown: Any) -> None:
+    assert list(grown([[3]]).sampler(dr.Sweep(passes=3), rank=5, world_size=6)) == []
 
 
 def test_another_kind_of_id_begins_a_pass_anew(grown: Any) -> None:
