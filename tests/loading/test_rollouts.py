@@ -529,6 +529,38 @@ def test_lanes_are_shared_by_rank(tmp_store: Path) -> None:
         collector.close()
 
 
+def test_a_state_goes_on_where_the_last_delivered_rollout_ended(tmp_store: Path) -> None:
+    interrupts: list[KeyboardInterrupt] = []
+
+    def value(obs: torch.Tensor) -> torch.Tensor:
+        if interrupts:
+            raise interrupts.pop()
+        return obs[:, 0]
+
+    with dr.create(tmp_store, SCHEMA) as store:
+        with store.writer() as writer:
+            append(writer, 0, 40, "terminated")
+        one, other, third = (dr.Sampler(store, dr.Rollouts(5, value_fn=value)) for _ in range(3))
+        assert given(one.sample()) == [[0, 1, 2, 3, 4]]
+        interrupts.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            one.sample()  # which is drawn, and not delivered
+        state = one.state_dict()
+        ((key, cursor),) = state["planner"]["cursors"].items()
+        assert cursor["next_ids"].tolist() == [store.episodes[0].ids[5]]
+        assert len(state["planner"]["plans"]) == 1
+        other.load_state_dict(state)
+        third.load_state_dict({**state, "planner": {**state["planner"], "plans": []}})
+        one.distribution = dr.Uniform()  # which drops what was drawn
+        for sampler in (one, other, third):
+            assert [given(sampler.sample())[0][0] for _ in range(7)] == [5, 10, 15, 20, 25, 30, 35]
+            with pytest.raises(dr.NotEnoughData):
+                sampler.sample()
+        state["planner"]["cursors"][key] = {"lanes": [3, 2], "next_ids": [1, 1]}
+        with pytest.raises(ValueError, match="^this is no state of rollouts"):
+            other.load_state_dict(state)
+
+
 def test_only_admitted_episodes_are_given(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store:
         with store.writer() as writer:
