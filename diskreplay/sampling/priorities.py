@@ -94,6 +94,9 @@ class PriorityTable:
     _bounds: Floats
     _pages: Ints
     _slots: NDArray[np.int32]
+    _stacks: Ints
+    _heights: Ints
+    _table: Ints
 
     def __init__(self, alpha: float, least: bool = False) -> None:
         self._powers, self._offer, self._draw, self._update = map(chosen, ("powers", "offer", "draw", "update"))
@@ -117,7 +120,7 @@ class PriorityTable:
         """Make room for so many pages, all that are in use among them; they are to be listed."""
         width, size, old = columns.PAGE, columns.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
-        masses, raw, pages, self._slots = zeros(
+        masses, raw, pages, found = zeros(
             (int(sumtree.tree_starts(count * width)[-1]), np.float64),
             (count * width, np.float64),
             (count * size, np.int64),
@@ -128,14 +131,16 @@ class PriorityTable:
             pages[: end * size] = old[:end].reshape(-1)
             raw[: end * width] = self._raw[: end * width]
             tree.fill(self.tree.masses[: end * width])
-        self._raw, self._pages, self.tree = raw, pages.reshape(count, size), tree
-        self._bounds = bounds_of(count, self._bounds)
-        self._stacks, self._heights = np.empty((2, count), np.int64), np.zeros(4, np.int64)
+        pages, bounds = pages.reshape(count, size), bounds_of(count, self._bounds)
+        stacks, heights = np.empty((2, count), np.int64), np.zeros(4, np.int64)
         # In the order of `kernels.pages.PAGES`.
-        self._table = pack(
-            self._pages, self._slots, self._stacks, self._heights, self._raw, self._bounds, tree.starts, tree.tree,
-            tree.sums, tree.smallest, *self._ints, *self._floats,
+        table = pack(
+            pages, found, stacks, heights, raw, bounds, tree.starts, tree.tree, tree.sums, tree.smallest,
+            *self._ints, *self._floats,
         )  # fmt: skip
+        # By one operation: an interrupt must not leave a record that names freed memory.
+        changed = {"_pages": pages, "_slots": found, "_stacks": stacks, "_heights": heights, "_raw": raw}
+        vars(self).update(changed, _bounds=bounds, tree=tree, _table=table)
 
     @property
     def _end(self) -> int:
@@ -306,9 +311,10 @@ class PriorityTable:
         """Have scratch memory for so many ids, and no more than some times that."""
         wanted = max(count, _BLOCK)
         if not wanted <= self._ints.shape[1] <= 4 * wanted:
-            self._ints, self._floats = np.empty((4, wanted), np.int64), np.empty((3, wanted))
-            self._table[columns.DRAWN_PLACES :] = pack(*self._ints, *self._floats)
+            ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
+            table[columns.DRAWN_PLACES :] = pack(*ints, *floats)
             self._heights[columns.DRAWN] = 0
+            vars(self).update(_ints=ints, _floats=floats, _table=table)  # by one operation, as in `_resize`
 
     # --- saving ------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """A table of priorities holds what plain dicts hold, however the store grows and the view changes."""
 
+import itertools
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import diskreplay as dr
+from diskreplay.kernels.packed import pack
 from diskreplay.sampling import population as population_module
 from diskreplay.sampling.cursor import Cursor
 from diskreplay.sampling.episode_filter import EpisodeFilter
@@ -267,3 +270,31 @@ TestPrioritizing = Prioritizing.TestCase
 TestPrioritizing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestPrioritizingWindows = PrioritizingWindows.TestCase
 TestPrioritizingWindows.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("grow", [lambda table: table.draw(1, 10_000, 1), lambda table: table._resize(64)])
+def test_after_an_interrupt_the_record_of_a_table_names_memory_that_is_there(grow: Any) -> None:
+    # Of the algorithm: with freed memory a draw may go well, or end the process much later.
+    for number in itertools.count():
+        table, lines = PriorityTable(ALPHA), itertools.count()
+
+        def interrupt(frame: Any, event: str, _: Any, lines: Any = lines, number: int = number) -> Any:
+            if event == "line" and frame.f_code.co_qualname.startswith("PriorityTable.") and next(lines) == number:
+                raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            grow(table)
+            is_whole = True
+        except KeyboardInterrupt:
+            is_whole = False
+        finally:
+            sys.settrace(None)
+        tree = table.tree
+        named = table._pages, table._slots, table._stacks, table._heights, table._raw, table._bounds
+        named = *named, tree.starts, tree.tree, tree.sums, tree.smallest, *table._ints, *table._floats
+        assert (table._table == pack(*named)).all()
+        if is_whole:
+            break
+    assert number > 5
