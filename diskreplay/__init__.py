@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from diskreplay.buffers.distillation import DistillationBuffer as DistillationBuffer
     from diskreplay.buffers.replay import Experience as Experience, ReplayBuffer as ReplayBuffer
     from diskreplay.buffers.rollout import RolloutBuffer as RolloutBuffer
+    from diskreplay.distributions.mixture import Mixture as Mixture
+    from diskreplay.distributions.prioritized import Prioritized as Prioritized
+    from diskreplay.distributions.recency import Recency as Recency
+    from diskreplay.distributions.schedule import Linear as Linear
+    from diskreplay.distributions.stratified import Stratified as Stratified
+    from diskreplay.distributions.sweep import Sweep as Sweep
+    from diskreplay.distributions.uniform import Uniform as Uniform
     from diskreplay.errors import (
         BufferFull as BufferFull,
         Closed as Closed,
@@ -30,83 +37,76 @@ if TYPE_CHECKING:
         StoreNotFound as StoreNotFound,
         WriterClosed as WriterClosed,
     )
-    from diskreplay.format.schema import Schema as Schema
-    from diskreplay.format.spaces import Field as Field
+    from diskreplay.integrity.verify.files import Problem as Problem
     from diskreplay.interop.gymnasium import (
         RecordEpisodes as RecordEpisodes,
         RecordVectorEpisodes as RecordVectorEpisodes,
     )
-    from diskreplay.loading.batch import Batch as Batch
-    from diskreplay.loading.frames import RandomShift as RandomShift, ToFloat as ToFloat
-    from diskreplay.loading.mixed import MixedSampler as MixedSampler
-    from diskreplay.loading.normalize import Normalize as Normalize
-    from diskreplay.loading.sampler import Sampler as Sampler
-    from diskreplay.loading.targets import (
+    from diskreplay.reading.episodes import Episode as Episode
+    from diskreplay.sampling.batch import Batch as Batch
+    from diskreplay.sampling.frames import RandomShift as RandomShift, ToFloat as ToFloat
+    from diskreplay.sampling.mixed import MixedSampler as MixedSampler
+    from diskreplay.sampling.normalize import Normalize as Normalize
+    from diskreplay.sampling.sampler import Sampler as Sampler
+    from diskreplay.sampling.targets import (
         lambda_returns as lambda_returns,
         nstep_targets as nstep_targets,
         q_lambda_targets as q_lambda_targets,
         retrace_targets as retrace_targets,
         vtrace_targets as vtrace_targets,
     )
-    from diskreplay.loading.value_rescaling import rescale_value as rescale_value, unscale_value as unscale_value
-    from diskreplay.loading.warmup import warmup as warmup
-    from diskreplay.sampling.mixture import Mixture as Mixture
-    from diskreplay.sampling.prioritized import Prioritized as Prioritized
-    from diskreplay.sampling.recency import Recency as Recency
-    from diskreplay.sampling.schedule import Linear as Linear
-    from diskreplay.sampling.stratified import Stratified as Stratified
-    from diskreplay.sampling.sweep import Sweep as Sweep
-    from diskreplay.sampling.uniform import Uniform as Uniform
-    from diskreplay.store.limiter import RateLimiter as RateLimiter
+    from diskreplay.sampling.value_rescaling import rescale_value as rescale_value, unscale_value as unscale_value
+    from diskreplay.sampling.warmup import warmup as warmup
+    from diskreplay.schema.schema import Schema as Schema
+    from diskreplay.schema.spaces import Field as Field
     from diskreplay.store.opening import create as create, open as open
-    from diskreplay.store.reading.episodes import Episode as Episode
     from diskreplay.store.store import Store as Store
-    from diskreplay.store.writing.vector_writer import VectorWriter as VectorWriter
-    from diskreplay.store.writing.writer import Writer as Writer
-    from diskreplay.verify.files import Problem as Problem
     from diskreplay.views.experiences import nstep_experiences as nstep_experiences
     from diskreplay.views.hindsight import Hindsight as Hindsight
     from diskreplay.views.rollouts import Rollouts as Rollouts
     from diskreplay.views.sequences import Episodes as Episodes, Sequences as Sequences
     from diskreplay.views.transitions import Transitions as Transitions
+    from diskreplay.writing.limiter import RateLimiter as RateLimiter
+    from diskreplay.writing.vector_writer import VectorWriter as VectorWriter
+    from diskreplay.writing.writer import Writer as Writer
 
 __version__ = "0.1.0"
 
 # name -> module that defines it; the imports above say the same to type checkers, a test compares the two
 _MODULES = {
-    "Batch": "diskreplay.loading.batch",
+    "Batch": "diskreplay.sampling.batch",
     "BufferFull": "diskreplay.errors",
     "Closed": "diskreplay.errors",
     "DamagedSegmentWarning": "diskreplay.errors",
     "DistillationBuffer": "diskreplay.buffers.distillation",
-    "Episode": "diskreplay.store.reading.episodes",
+    "Episode": "diskreplay.reading.episodes",
     "Episodes": "diskreplay.views.sequences",
     "Experience": "diskreplay.buffers.replay",
-    "Field": "diskreplay.format.spaces",
+    "Field": "diskreplay.schema.spaces",
     "FormatError": "diskreplay.errors",
     "Hindsight": "diskreplay.views.hindsight",
     "InvalidIndex": "diskreplay.errors",
-    "Linear": "diskreplay.sampling.schedule",
+    "Linear": "diskreplay.distributions.schedule",
     "MissingExtra": "diskreplay.errors",
-    "MixedSampler": "diskreplay.loading.mixed",
-    "Mixture": "diskreplay.sampling.mixture",
-    "Normalize": "diskreplay.loading.normalize",
+    "MixedSampler": "diskreplay.sampling.mixed",
+    "Mixture": "diskreplay.distributions.mixture",
+    "Normalize": "diskreplay.sampling.normalize",
     "NotEnoughData": "diskreplay.errors",
-    "Prioritized": "diskreplay.sampling.prioritized",
-    "Problem": "diskreplay.verify.files",
-    "RandomShift": "diskreplay.loading.frames",
+    "Prioritized": "diskreplay.distributions.prioritized",
+    "Problem": "diskreplay.integrity.verify.files",
+    "RandomShift": "diskreplay.sampling.frames",
     "RateLimited": "diskreplay.errors",
-    "RateLimiter": "diskreplay.store.limiter",
+    "RateLimiter": "diskreplay.writing.limiter",
     "ReadOnlyError": "diskreplay.errors",
-    "Recency": "diskreplay.sampling.recency",
+    "Recency": "diskreplay.distributions.recency",
     "RecordEpisodes": "diskreplay.interop.gymnasium",
     "RecordVectorEpisodes": "diskreplay.interop.gymnasium",
     "ReplayBuffer": "diskreplay.buffers.replay",
     "ReplayError": "diskreplay.errors",
     "RolloutBuffer": "diskreplay.buffers.rollout",
     "Rollouts": "diskreplay.views.rollouts",
-    "Sampler": "diskreplay.loading.sampler",
-    "Schema": "diskreplay.format.schema",
+    "Sampler": "diskreplay.sampling.sampler",
+    "Schema": "diskreplay.schema.schema",
     "SchemaError": "diskreplay.errors",
     "SegmentGone": "diskreplay.errors",
     "Sequences": "diskreplay.views.sequences",
@@ -115,25 +115,25 @@ _MODULES = {
     "StoreExists": "diskreplay.errors",
     "StoreLocked": "diskreplay.errors",
     "StoreNotFound": "diskreplay.errors",
-    "Stratified": "diskreplay.sampling.stratified",
-    "Sweep": "diskreplay.sampling.sweep",
-    "ToFloat": "diskreplay.loading.frames",
+    "Stratified": "diskreplay.distributions.stratified",
+    "Sweep": "diskreplay.distributions.sweep",
+    "ToFloat": "diskreplay.sampling.frames",
     "Transitions": "diskreplay.views.transitions",
-    "Uniform": "diskreplay.sampling.uniform",
-    "VectorWriter": "diskreplay.store.writing.vector_writer",
-    "Writer": "diskreplay.store.writing.writer",
+    "Uniform": "diskreplay.distributions.uniform",
+    "VectorWriter": "diskreplay.writing.vector_writer",
+    "Writer": "diskreplay.writing.writer",
     "WriterClosed": "diskreplay.errors",
     "create": "diskreplay.store.opening",
-    "lambda_returns": "diskreplay.loading.targets",
+    "lambda_returns": "diskreplay.sampling.targets",
     "nstep_experiences": "diskreplay.views.experiences",
-    "nstep_targets": "diskreplay.loading.targets",
+    "nstep_targets": "diskreplay.sampling.targets",
     "open": "diskreplay.store.opening",
-    "q_lambda_targets": "diskreplay.loading.targets",
-    "rescale_value": "diskreplay.loading.value_rescaling",
-    "retrace_targets": "diskreplay.loading.targets",
-    "unscale_value": "diskreplay.loading.value_rescaling",
-    "vtrace_targets": "diskreplay.loading.targets",
-    "warmup": "diskreplay.loading.warmup",
+    "q_lambda_targets": "diskreplay.sampling.targets",
+    "rescale_value": "diskreplay.sampling.value_rescaling",
+    "retrace_targets": "diskreplay.sampling.targets",
+    "unscale_value": "diskreplay.sampling.value_rescaling",
+    "vtrace_targets": "diskreplay.sampling.targets",
+    "warmup": "diskreplay.sampling.warmup",
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import MissingExtra, ReplayError
-from diskreplay.format.spaces import Field
+from diskreplay.schema.spaces import Field
 
 ROW = 8  # frames side by side
 _VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best first

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import sys
 import threading
 import time
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from diskreplay.errors import MissingExtra
-from diskreplay.format import layout
-from diskreplay.store.reading import damaged
+from diskreplay.reading import damaged
+from diskreplay.segments.documents import layout
+from tests.testing.merged import make_store
 from tests.tiers import NIGHTLY, part_of_cases
 
 # The machine may be busy with other tests: time says nothing about the code, so no deadline and no health check of it.
@@ -53,8 +55,8 @@ def _own_turns(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else changes the stores of these tests: to look again, the checker has no need to wait."""
-    monkeypatch.setattr("diskreplay.verify.check_segment._PAUSE_S", 0)
-    monkeypatch.setattr("diskreplay.verify.check_root._PAUSE_S", 0)
+    monkeypatch.setattr("diskreplay.integrity.verify.check_segment._PAUSE_S", 0)
+    monkeypatch.setattr("diskreplay.integrity.verify.check_root._PAUSE_S", 0)
 
 
 def forget_warnings() -> None:
@@ -231,3 +233,18 @@ def no_leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if time.monotonic() > until:
             pytest.fail(f"the test left behind: {left}", pytrace=False)
         time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a store of two dozen sealed segments of three writers and two boots; it is not to be changed."""
+    path = tmp_path_factory.mktemp("made") / "store"
+    make_store(path)
+    return path
+
+
+@pytest.fixture
+def many_segments(made_store: Path, tmp_store: Path) -> Path:
+    """Return the path of a copy of that store."""
+    shutil.copytree(made_store, tmp_store)
+    return tmp_store

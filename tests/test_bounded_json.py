@@ -16,7 +16,7 @@ def test_two_modules_parse_json() -> None:
     package = Path(dr.__file__).parent
     parses = re.compile(r"json\.loads?\(|JSONDecoder|^from json import.*\bloads?\b", re.MULTILINE)
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if parses.search(path.read_text())}
-    assert found == {"bounded_json.py", "verify/documents.py"}
+    assert found == {"bounded_json.py", "integrity/verify/documents.py"}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

@@ -14,7 +14,7 @@ DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rgl
 # Those whose snippets a user runs: not CONTRIBUTING.md and CHANGELOG.md.
 PAGES = [page for page in DOCUMENTS if snippets.snippets(page) and page.name not in ("CONTRIBUTING.md", "CHANGELOG.md")]
 RUN_ELSEWHERE = {"cli.md": "tests/cli/test_docs.py"}
-PRELOADED = ["gymnasium", "numba", "torch", "diskreplay.loading.sampler", "diskreplay.store.store", "tests.snippets"]
+PRELOADED = ["gymnasium", "numba", "torch", "diskreplay.sampling.sampler", "diskreplay.store.store", "tests.snippets"]
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def test_each_public_name_is_there_or_says_which_extra_brings_it(tmp_path: Path)
     for name, text in said.items():
         if text is not None:
             missing.setdefault(text.partition("pip install ")[2], set()).add(name)
-    torch = {name for name, module in dr._MODULES.items() if module.split(".")[1] in ("loading", "buffers")}
+    torch = {name for name, module in dr._MODULES.items() if module.split(".")[1] in ("sampling", "buffers")}
     assert torch >= {"Batch", "MixedSampler", "Sampler", "nstep_targets", "warmup", "ReplayBuffer", "RolloutBuffer"}
     assert missing == {
         '"diskreplay[torch]"': torch,

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+LAYOUT = "diskreplay/segments/documents/layout.py"
 VENV = f'root="$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)"\npython={sys.executable}\n'
 FILES = {
     ".gitignore": "__pycache__/\n",
     "tools/_venv": VENV,
     "pyproject.toml": '[project]\nversion = "1.2.0"\n',
     "diskreplay/__init__.py": '__version__ = "1.2.0"\n',
-    "diskreplay/format/layout.py": "FORMAT_VERSION = 1\n",
+    LAYOUT: "FORMAT_VERSION = 1\n",
     "CHANGELOG.md": "# Changelog\n\n## 1.2.0 (2030-01-31)\n",
     "tests/compat/stores/v1/store.tar.gz": "a store",
 }
@@ -62,7 +63,9 @@ REFUSALS: dict[str, Callable[[Path], object]] = {
     "CHANGELOG.md says nothing of 1.2.0": changed("CHANGELOG.md", "## 1.1.0 (2029-01-31)\n"),
     'CHANGELOG.md has no heading "## 1.2.0 (YYYY-MM-DD)"': changed("CHANGELOG.md", "## 1.2.0 (unreleased)\n"),
     "v1.2.0 is tagged already": lambda checkout: git(checkout, "tag", "v1.2.0"),
-    "tests/compat/stores has no store of format v2": changed("diskreplay/format/layout.py", "FORMAT_VERSION = 2\n"),
+    "tests/compat/stores has no store of format v2": changed(
+        "diskreplay/segments/documents/layout.py", "FORMAT_VERSION = 2\n"
+    ),
     "tests/compat/stores has changed since v1.1.0": change_a_store,
 }
 

@@ -49,7 +49,7 @@ TRIED = {
     "torchrl": (
         "diskreplay.interop.torchrl",
         "tests/interop/test_torchrl.py",
-        "tests/loading/test_tensordicts.py",
+        "tests/sampling/test_tensordicts.py",
         NAMES,
     ),
     "tianshou": ("diskreplay.interop.tianshou", "tests/interop/test_tianshou.py", NAMES),
@@ -72,7 +72,7 @@ WITH_EACH = {
             NAMES,
             "tests/interop/test_episode_values.py",
             "tests/interop/exchange/test_spaces.py",
-            "tests/format/test_schema.py",
+            "tests/schema/test_schema.py",
         ),
         *(f"{PAGE}[README.md]", f"{PAGE}[record.md]"),
     )
@@ -81,7 +81,7 @@ MODULES = {"pillow": "PIL", "protobuf": "google"}
 # The tests at each end of the ranges, if they are not the ones of TRIED, and other extras that they need.
 AT_ENDS = {
     CORE: (
-        *("tests/format/test_blocks.py", "tests/format/test_values.py"),
+        *("tests/segments/test_blocks.py", "tests/segments/test_values.py"),
         *(
             "tests/cli/test_main.py",
             "tests/cli/test_inspect.py",
@@ -92,10 +92,14 @@ AT_ENDS = {
     ),
     "torch": (
         *(f"tests/kernels/test_{part}.py" for part in ("cache", "draw", "gae", "public_numba", "runs", "sumtree")),
-        *("tests/loading/test_sampler.py", "tests/loading/test_priorities.py", "tests/interop/test_torch.py"),
+        *("tests/sampling/test_sampler.py", "tests/sampling/test_priorities.py", "tests/interop/test_torch.py"),
     ),
     "gym": tuple(test for test in WITH_EACH["gym"] if not test.startswith(PAGE)),
-    "zstd": ("tests/format/test_packs.py", "tests/verify/test_check_packs.py", "tests/store/reading/test_packs.py"),
+    "zstd": (
+        "tests/segments/test_packs.py",
+        "tests/integrity/verify/test_check_packs.py",
+        "tests/reading/test_packs.py",
+    ),
     "pandas": ("tests/store/test_tables.py",),
     "xarray": ("tests/store/test_tables.py",),
     "plot": (

@@ -13,16 +13,16 @@ import torch
 
 from diskreplay.buffers.values import Given, has_one_environments_axis, plain
 from diskreplay.closing import Closing, Kept, closes
+from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.errors import Closed, SchemaError, StoreNotFound
-from diskreplay.format.schema import Schema
-from diskreplay.format.spaces import Field
-from diskreplay.loading.arguments import device_argument
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.arguments import device_argument
+from diskreplay.schema.schema import Schema
+from diskreplay.schema.spaces import Field
 from diskreplay.store.opening import create, open as open_store
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S, Durability
-from diskreplay.store.writing.vector_writer import VectorWriter
-from diskreplay.store.writing.writer import Writer
+from diskreplay.writing.marker import DEFAULT_DURABILITY_S, Durability
+from diskreplay.writing.vector_writer import VectorWriter
+from diskreplay.writing.writer import Writer
 
 
 class Backed(ABC):

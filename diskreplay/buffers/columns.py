@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from diskreplay.buffers.values import differ_by_ones, fitted
-from diskreplay.format.schema import Schema
-from diskreplay.format.spaces import Field
-from diskreplay.loading.buffer_pool import BufferPool
+from diskreplay.sampling.buffer_pool import BufferPool
+from diskreplay.schema.schema import Schema
+from diskreplay.schema.spaces import Field
 from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # by the path of a field

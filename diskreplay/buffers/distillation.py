@@ -10,11 +10,11 @@ from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows
 from diskreplay.buffers.values import Given, checked, shapes_of
 from diskreplay.device_tensors import fetched
+from diskreplay.distributions.distinct import Distinct
+from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.errors import NotEnoughData, SchemaError
-from diskreplay.format.schema import Schema
-from diskreplay.loading.sampler import Sampler
-from diskreplay.sampling.distinct import Distinct
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.sampler import Sampler
+from diskreplay.schema.schema import Schema
 from diskreplay.store.store import PathLike, Store
 from diskreplay.views.transitions import Transitions
 

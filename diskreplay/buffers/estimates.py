@@ -2,7 +2,7 @@
 
 import torch
 
-from diskreplay.sampling.number_arguments import fraction
+from diskreplay.distributions.number_arguments import fraction
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from diskreplay.buffers.columns import Columns, leaf_rows, torch_dtype
 from diskreplay.buffers.estimates import wide_dtype
 from diskreplay.buffers.values import rows_of
 from diskreplay.errors import ReplayError
-from diskreplay.format.schema import Schema
-from diskreplay.loading.batch import map_tree, torch_values
+from diskreplay.sampling.batch import map_tree, torch_values
+from diskreplay.schema.schema import Schema
 from diskreplay.views.rollouts import evaluated
 
 

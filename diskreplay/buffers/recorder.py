@@ -13,10 +13,10 @@ import torch
 from diskreplay.buffers.columns import Columns
 from diskreplay.buffers.final_observations import Behind
 from diskreplay.errors import StorageFull
-from diskreplay.format.schema import Schema
-from diskreplay.loading.cuda import HostCopy
-from diskreplay.store.writing.vector_writer import VectorWriter
+from diskreplay.sampling.cuda import HostCopy
+from diskreplay.schema.schema import Schema
 from diskreplay.workers import Job, Workers
+from diskreplay.writing.vector_writer import VectorWriter
 
 # The trainer waits for the disk when this many steps are waiting: each keeps the memory of its rollout.
 MOST_WAITING = 32

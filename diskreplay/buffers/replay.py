@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.values import Given, checked, flags_of, plain, renamed
 from diskreplay.device_tensors import fetched
+from diskreplay.distributions.base import Distribution
+from diskreplay.distributions.distinct import Distinct, PrioritizedOfEnough
+from diskreplay.distributions.number_arguments import int_argument
+from diskreplay.distributions.saved_state import state_of
+from diskreplay.distributions.schedule import Linear, Schedule
 from diskreplay.errors import NotEnoughData, StoreNotFound
-from diskreplay.loading.batch import Batch, map_tree
-from diskreplay.loading.sampler import Sampler
-from diskreplay.sampling.base import Distribution
-from diskreplay.sampling.distinct import Distinct, PrioritizedOfEnough
-from diskreplay.sampling.number_arguments import int_argument
-from diskreplay.sampling.saved_state import state_of
-from diskreplay.sampling.schedule import Linear, Schedule
+from diskreplay.sampling.batch import Batch, map_tree
+from diskreplay.sampling.sampler import Sampler
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writing.vector_writer import VectorWriter
 from diskreplay.views.base import Starts
 from diskreplay.views.transitions import Transitions
+from diskreplay.writing.vector_writer import VectorWriter
 
 STATE = "replay-buffer"
 """The name under which priorities are saved in the store."""

@@ -13,14 +13,14 @@ from diskreplay.buffers.estimates import advantages
 from diskreplay.buffers.final_observations import Behind, FinalObservations
 from diskreplay.buffers.recorder import FLAGS, Recorder
 from diskreplay.buffers.values import Given, flags_of, plain, renamed
+from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.errors import BufferFull, NotEnoughData, SchemaError, warn_caller
-from diskreplay.format.schema import Schema
-from diskreplay.format.spaces import Field
-from diskreplay.loading.batch import Batch, map_tree, sequences_of
-from diskreplay.sampling.number_arguments import int_argument
+from diskreplay.sampling.batch import Batch, map_tree, sequences_of
+from diskreplay.schema.schema import Schema
+from diskreplay.schema.spaces import Field
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writing.episode_writer import DISCONTINUITY, same_rows
-from diskreplay.store.writing.vector_writer import VectorWriter
+from diskreplay.writing.episode_writer import DISCONTINUITY, same_rows
+from diskreplay.writing.vector_writer import VectorWriter
 
 # The store keeps so many rollouts.
 KEPT = 8

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from diskreplay.errors import SchemaError
-from diskreplay.format.schema import Schema
-from diskreplay.format.spaces import Field
-from diskreplay.loading.batch import Batch, map_tree
-from diskreplay.store.writing.casting import as_flag, as_flags
+from diskreplay.sampling.batch import Batch, map_tree
+from diskreplay.schema.schema import Schema
+from diskreplay.schema.spaces import Field
+from diskreplay.writing.casting import as_flag, as_flags
 
 Tree = Any  # values nested in dicts and tuples, as a schema's fields are
 

@@ -9,10 +9,10 @@ import typer
 from diskreplay.cli import console, text
 from diskreplay.cli.copy import Target
 from diskreplay.cli.verify import problem_lines
-from diskreplay.format.root import read_root
-from diskreplay.store.backup.account import Backup
-from diskreplay.store.backup.backup import back_up
-from diskreplay.store.backup.unfinished import unfinished_path
+from diskreplay.integrity.backup.account import Backup
+from diskreplay.integrity.backup.backup import back_up
+from diskreplay.integrity.backup.unfinished import unfinished_path
+from diskreplay.segments.documents.root import read_root
 
 
 def backup(

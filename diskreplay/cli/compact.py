@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 import diskreplay as dr
+from diskreplay.arguments import compression_level
 from diskreplay.cli import console, text
-from diskreplay.store.arguments import compression_level
 
 
 def compact(

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diskreplay.cli.text import aligned, count, to_json
-from diskreplay.format.durable import write_atomic
+from diskreplay.segments.files.durable import write_atomic
 
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
 PIPE_WIDTH = 200

@@ -15,11 +15,11 @@ from diskreplay.cli import console, text
 from diskreplay.cli.where import Where, compile_where
 from diskreplay.errors import SegmentGone
 from diskreplay.folders import hidden_beside
-from diskreplay.format.durable import sync_folder
-from diskreplay.format.root import Limits, Root, check_local, read_root
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.exporting import choose
-from diskreplay.store.reading.episodes import Episode
+from diskreplay.reading.episodes import Episode
+from diskreplay.segments.documents.root import Limits, Root, check_local, read_root
+from diskreplay.segments.files.durable import sync_folder
 
 Target = Annotated[Path, typer.Argument(metavar="TO", help="The folder of the new store; nothing may be there.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make nothing, only tell what would be copied.")]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.episode_leaves import cell, episode_leaves
-from diskreplay.format.layout import PRIORITY
-from diskreplay.format.root import read_root
-from diskreplay.format.schema import Schema
 from diskreplay.interop.exchange.exporting import in_order
-from diskreplay.store.reading.episodes import Episode
+from diskreplay.reading.episodes import Episode
+from diskreplay.schema.schema import Schema
+from diskreplay.segments.documents.layout import PRIORITY
+from diskreplay.segments.documents.root import read_root
 
 _ENDS = ("length", "terminated", "truncated", "cut")
 

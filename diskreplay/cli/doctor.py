@@ -13,9 +13,9 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text, versions
-from diskreplay.format.file_systems import file_system_type, network_warning
-from diskreplay.format.machine import check_platform
-from diskreplay.store.reading.chunk_budget import MOST_MAPPINGS
+from diskreplay.reading.chunk_budget import MOST_MAPPINGS
+from diskreplay.segments.files.file_systems import file_system_type, network_warning
+from diskreplay.segments.files.machine import check_platform
 
 # What checksums (the first two) and compiled kernels use.
 _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "avx512bw")

@@ -11,10 +11,10 @@ from rich.text import Text
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.inspect import ROWS_SHOWN
-from diskreplay.format import layout
-from diskreplay.format.quarantine import QUARANTINE
-from diskreplay.format.root import read_root
-from diskreplay.store.retention.policy import disk_usage
+from diskreplay.retention.policy import disk_usage
+from diskreplay.segments.damage.quarantine import QUARANTINE
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import read_root
 
 # What a segment has beside the fields of its schema, and the bytes of a row.
 OWN_ARRAYS = {layout.DONE: 1, layout.TIME: 8, layout.PRIORITY: 8}

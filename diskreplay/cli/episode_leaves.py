@@ -7,8 +7,8 @@ import numpy as np
 import typer
 
 from diskreplay.cli import text
-from diskreplay.format.schema import Schema
-from diskreplay.store.reading.episodes import Episode, EpisodeList
+from diskreplay.reading.episodes import Episode, EpisodeList
+from diskreplay.schema.schema import Schema
 
 EXTRA, EPISODE = "extra", "episode"
 

@@ -7,7 +7,7 @@ import typer
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.where import Required, compile_where, matching
-from diskreplay.store.retention.eviction import chosen_episodes
+from diskreplay.store.eviction import chosen_episodes
 
 
 def evict(

@@ -12,7 +12,7 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.format_options import Options, named_options, parse_options
 from diskreplay.cli.where import Predicate, Where, compile_where
-from diskreplay.format.root import check_local
+from diskreplay.segments.documents.root import check_local
 
 __all__ = ["SCHEMES", "export_store", "import_store"]
 

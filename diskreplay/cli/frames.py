@@ -11,9 +11,9 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.episode_leaves import chosen_leaves, find_episode, row_count
 from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice
-from diskreplay.format.schema import Schema
 from diskreplay.pictures import as_images, gif, is_image, mp4, png, spread, strip
-from diskreplay.store.reading.episodes import Episode
+from diskreplay.reading.episodes import Episode
+from diskreplay.schema.schema import Schema
 
 MOST_FPS_OF_GIF = 50  # what browsers do not slow down
 MOST_FRAMES = 64  # of a strip, where no steps are named

@@ -21,7 +21,7 @@ from diskreplay.cli.priorities import read_priorities
 from diskreplay.cli.where import Where, compile_where, matching
 from diskreplay.errors import SegmentGone
 from diskreplay.interop.exchange.exporting import in_order
-from diskreplay.store.reading.episodes import Episode
+from diskreplay.reading.episodes import Episode
 
 BINS = 40
 WIDE = 100.0  # between the largest priority and the least: then their magnitudes are drawn

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.bounded_json import parse_json
 from diskreplay.cli import text
-from diskreplay.format.root import read_root
-from diskreplay.format.state_files import state_names
-from diskreplay.sampling.saved_state import is_priority_table, saved_priorities, state_of
+from diskreplay.distributions.saved_state import is_priority_table, saved_priorities, state_of
+from diskreplay.segments.documents.root import read_root
+from diskreplay.segments.documents.state_files import state_names
 
 Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 

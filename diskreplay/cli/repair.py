@@ -9,10 +9,10 @@ import typer
 
 from diskreplay.cli import console, text
 from diskreplay.cli.verify import problem_lines
-from diskreplay.format.quarantine import Quarantined
-from diskreplay.store.repair.repair import repair as repair_store
-from diskreplay.store.repair.repaired import Action, Repaired
-from diskreplay.store.repair.restore import drop_segment
+from diskreplay.integrity.repair.repair import repair as repair_store
+from diskreplay.integrity.repair.repaired import Action, Repaired
+from diskreplay.integrity.repair.restore import drop_segment
+from diskreplay.segments.damage.quarantine import Quarantined
 
 MOST_LOST = 10_000
 """Steps that are set aside without asking."""

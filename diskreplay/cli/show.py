@@ -8,8 +8,8 @@ import typer
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.episode_leaves import cell, chosen_leaves, episode_leaves, find_episode, short
-from diskreplay.format.schema import Schema
-from diskreplay.store.reading.episodes import Episode
+from diskreplay.reading.episodes import Episode
+from diskreplay.schema.schema import Schema
 
 STEPS_SHOWN = 50
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from diskreplay.cli import console, text
-from diskreplay.verify.verify import Problem, verify as find_problems
+from diskreplay.integrity.verify.verify import Problem, verify as find_problems
 
 
 def verify(

@@ -16,8 +16,8 @@ import numpy as np
 import typer
 
 from diskreplay.errors import SchemaError, SegmentGone
-from diskreplay.format.schema import Field, Schema
-from diskreplay.store.reading.episodes import Episode
+from diskreplay.reading.episodes import Episode
+from diskreplay.schema.schema import Field, Schema
 
 Predicate = Callable[[Episode], bool]
 Value = float | str | None

@@ -1,1 +1,1 @@
-"""Many segments as one store: writers, snapshots, retention."""
+"""A store: opening, limits, eviction, tables, and what goes on in it. It joins reading, writing and integrity."""

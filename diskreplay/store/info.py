@@ -9,25 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
-from diskreplay.format import layout
-from diskreplay.format.commit import map_lane_counter
-from diskreplay.format.damaged_copies import read_shown
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.locks import is_held
-from diskreplay.format.marks import map_trusted, shows_live_rows
-from diskreplay.format.packs import read_packs
-from diskreplay.format.quarantine import read_quarantine
-from diskreplay.format.root import Root
-from diskreplay.format.sealing import count_steps_in, may_seal
-from diskreplay.format.segment import NeverWritten, SegmentInfo, read_segment
-from diskreplay.format.unproven import claimed_rows
 from diskreplay.ids import OPEN
-from diskreplay.store.reading.damaged import DAMAGE
-from diskreplay.store.reading.episodes import sums_between
-from diskreplay.store.reading.follower import Follower
-from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.store.retention.policy import disk_usage
-from diskreplay.store.step_account import StepAccount, read_account
+from diskreplay.reading.damaged import DAMAGE
+from diskreplay.reading.episodes import sums_between
+from diskreplay.reading.follower import Follower
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.reading.step_account import StepAccount, read_account
+from diskreplay.retention.policy import disk_usage
+from diskreplay.segments.damage.damaged_copies import read_shown
+from diskreplay.segments.damage.quarantine import read_quarantine
+from diskreplay.segments.damage.unproven import claimed_rows
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.limiters import StepCounter
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import map_lane_counter
+from diskreplay.segments.files.locks import is_held
+from diskreplay.segments.marks import map_trusted, shows_live_rows
+from diskreplay.segments.packs import read_packs
+from diskreplay.segments.sealing import count_steps_in, may_seal
+from diskreplay.segments.segment import NeverWritten, SegmentInfo, read_segment
 
 Progress = Callable[[int, int], None]
 _ROWS_AT_ONCE = 1 << 22

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
+from diskreplay.arguments import as_int, check_count, checked_limits, compression_level
 from diskreplay.errors import SchemaError, StoreExists, StoreNotFound
-from diskreplay.format import layout
-from diskreplay.format.root import Limits, create_root, read_root
-from diskreplay.format.schema import Schema
-from diskreplay.store.arguments import as_int, check_count, checked_limits, compression_level
+from diskreplay.schema.schema import Schema
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Limits, create_root, read_root
 from diskreplay.store.store import PathLike, Store
-from diskreplay.store.writing.validation import checks_of
+from diskreplay.writing.validation import checks_of
 
 
 def create(

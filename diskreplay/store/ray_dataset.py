@@ -15,13 +15,13 @@ from ray.data.block import BlockAccessor, BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from diskreplay.errors import SchemaError, StoreNotFound
-from diskreplay.format.layout import TIME
-from diskreplay.format.root import Root, read_root
-from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, TERMINATED, TRUNCATED, EpisodeTable, Ints
-from diskreplay.store.reading.episodes import Episode
-from diskreplay.store.reading.follower import Follower
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.episodes import Episode
+from diskreplay.reading.follower import Follower
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
+from diskreplay.segments.documents.layout import TIME
+from diskreplay.segments.documents.root import Root, read_root
 from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]

@@ -15,45 +15,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import markup
+from diskreplay.arguments import checked_limits, compression_level
 from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
-from diskreplay.format import layout
-from diskreplay.format.file_systems import warn_of
-from diskreplay.format.notes import note_names, read_note, write_note
-from diskreplay.format.quarantine import Quarantined, read_quarantine
-from diskreplay.format.root import read_root
-from diskreplay.format.schema import Schema
-from diskreplay.format.state_files import delete_state, read_state, write_state
+from diskreplay.forks import told_of_forks
 from diskreplay.kernels.table import chosen, compile_all
+from diskreplay.reading.damaged import warn_of_quarantine
+from diskreplay.reading.episodes import Episode, EpisodeList
+from diskreplay.reading.follower import Follower
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.retention.retention import Retention
+from diskreplay.schema.schema import Schema
+from diskreplay.segments.damage.quarantine import Quarantined, read_quarantine
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.notes import note_names, read_note, write_note
+from diskreplay.segments.documents.root import read_root
+from diskreplay.segments.documents.state_files import delete_state, read_state, write_state
+from diskreplay.segments.files.file_systems import warn_of
 from diskreplay.store import tables
-from diskreplay.store.arguments import checked_limits, compression_level
-from diskreplay.store.compaction.background import BackgroundCompaction
-from diskreplay.store.forks import told_of_forks
+from diskreplay.store.eviction import evict, hidden_before
 from diskreplay.store.info import episode_table, store_info
-from diskreplay.store.limiter import RateLimiter
-from diskreplay.store.reading.damaged import warn_of_quarantine
-from diskreplay.store.reading.episodes import Episode, EpisodeList
-from diskreplay.store.reading.follower import Follower
-from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.store.retention.eviction import evict, hidden_before
-from diskreplay.store.retention.retention import Retention
-from diskreplay.store.writing.dropped import seal_dropped
-from diskreplay.store.writing.episode_writer import EpisodeWriter
-from diskreplay.store.writing.marker import Durability, Marker, check_durability
-from diskreplay.store.writing.sealer import Sealer
-from diskreplay.store.writing.validation import checks_of
-from diskreplay.store.writing.vector_steps import STEP_KERNEL
-from diskreplay.store.writing.vector_writer import VectorWriter
-from diskreplay.store.writing.writer import Writer
+from diskreplay.writing.dropped import seal_dropped
+from diskreplay.writing.episode_writer import EpisodeWriter
+from diskreplay.writing.limiter import RateLimiter
+from diskreplay.writing.marker import Durability, Marker, check_durability
+from diskreplay.writing.merging.background import BackgroundCompaction
+from diskreplay.writing.sealer import Sealer
+from diskreplay.writing.validation import checks_of
+from diskreplay.writing.vector_steps import STEP_KERNEL
+from diskreplay.writing.vector_writer import VectorWriter
+from diskreplay.writing.writer import Writer
 
 if TYPE_CHECKING:
     import pandas
     import ray.data
     import xarray
 
-    from diskreplay.store.backup.account import Backup
-    from diskreplay.store.repair.repaired import Action
-    from diskreplay.verify.verify import Problem
+    from diskreplay.integrity.backup.account import Backup
+    from diskreplay.integrity.repair.repaired import Action
+    from diskreplay.integrity.verify.verify import Problem
 
 PathLike = str | os.PathLike[str]
 
@@ -278,7 +278,7 @@ class Store:
         if not dry_run:
             self._check_writable("repair")
             self._root.check_still_there()
-        from diskreplay.store.repair.repair import repair as repair_store  # a process that appends does without
+        from diskreplay.integrity.repair.repair import repair as repair_store  # a process that appends does without
 
         repaired = repair_store(
             self._root.home,
@@ -296,7 +296,7 @@ class Store:
         Structure, sizes, metadata against the schema, flags against counters, and with ``deep`` the checksums of every
         sealed chunk. It may be written meanwhile. See docs/durability.md.
         """
-        from diskreplay.verify.verify import verify  # as above
+        from diskreplay.integrity.verify.verify import verify  # as above
 
         return verify(self._root.home, deep=deep, progress=progress)
 
@@ -341,7 +341,7 @@ class Store:
             The store was deleted or replaced since it was opened.
         """
         self._open_follower()
-        from diskreplay.store.backup.backup import back_up  # as above
+        from diskreplay.integrity.backup.backup import back_up  # as above
 
         return back_up(self._root, path, link=link, progress=progress)
 
@@ -394,7 +394,7 @@ class Store:
         follower = self._open_follower()
         if not dry_run:
             self._check_writable("compact")
-        from diskreplay.store.compaction.compaction import Compaction  # as above
+        from diskreplay.writing.merging.compaction import Compaction  # as above
 
         level = self._root.compression if compression is None else compression_level(compression)
         compaction = Compaction(self._root, self._counters, self._retention, level)

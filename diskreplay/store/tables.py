@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import MissingExtra
-from diskreplay.format.schema import Field, Schema
 from diskreplay.ids import TERMINATED, TRUNCATED
+from diskreplay.reading.episodes import Episode, EpisodeList
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Field, Schema
 from diskreplay.store.info import sum_rewards
-from diskreplay.store.reading.episodes import Episode, EpisodeList
-from diskreplay.store.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pandas

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diskreplay.format.schema import Field, Schema
+from diskreplay.schema.schema import Field, Schema
 from diskreplay.testing.nested import pick
 
 When = Literal["never", "always", "sometimes"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from diskreplay.format.schema import Field, Schema
+from diskreplay.schema.schema import Field, Schema
 from diskreplay.testing.scripts import EpisodePlan, WriterPlan
 
 DTYPES = tuple(

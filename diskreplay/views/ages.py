@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diskreplay.ids import EpisodeTable, Ints, locate, places_of
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
 from diskreplay.views.episode_finder import EpisodeTables
 from diskreplay.views.gather_plan import row_plan
 from diskreplay.views.successors import place

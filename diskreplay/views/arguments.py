@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diskreplay.format.schema import Schema
-from diskreplay.sampling.number_arguments import int_argument, number
+from diskreplay.distributions.number_arguments import int_argument, number
+from diskreplay.schema.schema import Schema
 
 
 def switch(name: str, value: Any) -> bool:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.schema import Schema, Tree, with_tuples
 from diskreplay.ids import Ints
 from diskreplay.kernels.runs import Starts as Starts
 from diskreplay.kernels.table import chosen
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema, Tree, with_tuples
 
 if TYPE_CHECKING:
-    from diskreplay.sampling.base import Distribution
-    from diskreplay.sampling.episode_filter import EpisodeFilter
-    from diskreplay.sampling.population import Crossing
+    from diskreplay.distributions.base import Distribution
+    from diskreplay.distributions.episode_filter import EpisodeFilter
+    from diskreplay.distributions.population import Crossing
     from diskreplay.views.parallel_copy import CopyThreads
 
 Path = tuple[str, ...]

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import InvalidIndex
-from diskreplay.format.schema import Schema
 from diskreplay.ids import (
     CUT,
     FIRST,
@@ -23,8 +22,9 @@ from diskreplay.ids import (
 )
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import lane_keys
-from diskreplay.store.reading.lanes import LaneMap
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.lanes import LaneMap
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import reward_leaves
 from diskreplay.views.base import NO_PAGES, Block, Leaf, Pages, Reader, View
 from diskreplay.views.episode_finder import EpisodeFinder

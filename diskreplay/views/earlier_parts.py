@@ -6,8 +6,8 @@ import numpy as np
 
 from diskreplay.errors import SegmentGone
 from diskreplay.ids import CUT, FIRST, NO_STEP, POSITION_BITS, TERMINATED, TRUNCATED, Ints
-from diskreplay.store.reading.lanes import LaneMap
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.lanes import LaneMap
+from diskreplay.reading.snapshot import Snapshot
 from diskreplay.views.base import Block
 from diskreplay.views.windows import Copy, Windows
 

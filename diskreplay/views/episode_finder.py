@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from diskreplay.ids import EPISODE_COLUMNS, EpisodeTable, Ints, locate, row_keys
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
 
 Table = TypeVar("Table")
 

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from diskreplay.format.schema import TupleRecord
-from diskreplay.sampling.number_arguments import fraction, int_argument
-from diskreplay.store.reading.episodes import Episode
-from diskreplay.store.writing.casting import as_flag
+from diskreplay.distributions.number_arguments import fraction, int_argument
+from diskreplay.reading.episodes import Episode
+from diskreplay.schema.schema import TupleRecord
+from diskreplay.writing.casting import as_flag
 
 
 class _Values(NamedTuple):

@@ -11,9 +11,9 @@ from diskreplay.errors import FormatError
 from diskreplay.ids import Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import Kernel, chosen
-from diskreplay.store.reading import chunk_budget
-from diskreplay.store.reading.chunk_table import Held, TableLine, unseen
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading import chunk_budget
+from diskreplay.reading.chunk_table import Held, TableLine, unseen
+from diskreplay.reading.snapshot import Snapshot
 from diskreplay.views.base import NO_PAGES, Block, Leaf, Pages, offsets
 from diskreplay.views.earlier_parts import EarlierParts
 from diskreplay.views.page_ranges import wide_pages

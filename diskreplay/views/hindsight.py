@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.schema import Schema
+from diskreplay.distributions.number_arguments import fraction
 from diskreplay.ids import Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.number_arguments import fraction
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import check_fields
 from diskreplay.views.base import Block, Pages, Reader, View
 from diskreplay.views.gather_plan import LONGEST, GatherPlan, row_plan

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.distributions.saved_state import state_of
 from diskreplay.errors import SegmentGone
-from diskreplay.format.schema import Field
 from diskreplay.ids import EpisodeTable, Floats, Ints, places_of
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.saved_state import state_of
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Field
 from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.successors import place
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from diskreplay.ids import Ints
 from diskreplay.kernels.huge_pages import whole_pages
-from diskreplay.store.reading import chunk_budget
-from diskreplay.store.reading.chunk_budget import DECOMPRESSED
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading import chunk_budget
+from diskreplay.reading.chunk_budget import DECOMPRESSED
+from diskreplay.reading.snapshot import Snapshot
 from diskreplay.views.base import NO_PAGES, Pages
 from diskreplay.views.windows import Copy, Windows, map_rows
 

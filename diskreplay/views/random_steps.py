@@ -7,7 +7,7 @@ import numpy as np
 
 from diskreplay.ids import Ints
 from diskreplay.kernels import gathering as cols
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
 from diskreplay.views.base import Block
 from diskreplay.views.gather_plan import GatherPlan
 from diskreplay.views.parallel_copy import CopyThreads

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.format.schema import Schema
 from diskreplay.ids import EPISODE_VALUES, EpisodeTable, Floats, Ints, is_end_with_values
 from diskreplay.kernels import gathering as cols
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
 from diskreplay.views.ages import Ages
 from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Leaf, Path
 from diskreplay.views.episode_finder import EpisodeFinder

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.distributions.base import Draw, Owned, RefreshNeeded
+from diskreplay.distributions.episode_filter import EpisodeFilter
+from diskreplay.distributions.population import EVERY_ID, Population
+from diskreplay.distributions.saved_state import columns, state_of
+from diskreplay.distributions.snapshot import Snapshot
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED, EpisodeTable, Ints
 from diskreplay.kernels.runs import IdRuns, id_blocks, without_hidden
-from diskreplay.sampling.base import Draw, Owned, RefreshNeeded
-from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import EVERY_ID, Population
-from diskreplay.sampling.saved_state import columns, state_of
-from diskreplay.sampling.snapshot import Snapshot
-from diskreplay.store.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
+from diskreplay.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 
 _NO_LANES: Ints = np.zeros(0, np.int64)
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.distributions.episode_filter import EpisodeFilter
+from diskreplay.distributions.number_arguments import fraction, int_argument
 from diskreplay.errors import InvalidIndex, ReplayError
-from diskreplay.format.schema import Schema
 from diskreplay.ids import FIRST, NO_STEP, TERMINATED, TRUNCATED, Floats, Ints
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.number_arguments import fraction, int_argument
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import (
     check_fields,
     described,

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.distributions.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.errors import InvalidIndex
-from diskreplay.format.schema import Schema
 from diskreplay.ids import CUT, FIRST, TERMINATED, TRUNCATED, Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import DROPPED, FIRST_ONLY, MOVED_BACK, PADDED, Starts
-from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, switch
 from diskreplay.views.base import Block, Leaf, Pages, Reader, View
 from diskreplay.views.crossing import CrossingReader, CrossingStarts

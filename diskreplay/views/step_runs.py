@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import POSITION_BITS, Ints
 from diskreplay.kernels.copy_runs import COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
 from diskreplay.kernels.table import chosen
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
 from diskreplay.views.parallel_copy import CopyThreads, copying
 from diskreplay.views.windows import ATTEMPTS, Windows, missing_chunk
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from diskreplay.errors import InvalidIndex
 from diskreplay.ids import CUT, FIRST, NO_STEP, OBSERVATION_ONLY, POSITION_BITS, TERMINATED, TRUNCATED, Ints, locate
 from diskreplay.kernels import gathering as cols
-from diskreplay.store.reading.lanes import LaneMap
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.lanes import LaneMap
+from diskreplay.reading.snapshot import Snapshot
 from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.windows import Copy, Windows
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diskreplay.distributions.number_arguments import fraction, int_argument, int_or_none
 from diskreplay.errors import InvalidIndex
-from diskreplay.format.schema import Schema
 from diskreplay.ids import TERMINATED, Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import Starts
-from diskreplay.sampling.number_arguments import fraction, int_argument, int_or_none
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import (
     check_fields,
     described,

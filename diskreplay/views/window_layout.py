@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from diskreplay.format.schema import Schema
+from diskreplay.schema.schema import Schema
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Leaf, Path, select
 from diskreplay.views.requested import each_item, each_step
 from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, step_fields

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diskreplay.errors import FormatError, InvalidIndex
-from diskreplay.format.schema import Schema
 from diskreplay.ids import POSITION_BITS, Ints, locate
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import chosen
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import Leaf, Path
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import diskreplay as dr
-from tests.loading.test_cuda import gpu, same
+from tests.sampling.test_cuda import gpu, same
 
 pytestmark = gpu
 

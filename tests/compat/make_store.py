@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.format import layout, machine
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files import machine
 
 STORES = Path(__file__).parent / "stores"
 FOLDER = STORES / f"v{layout.FORMAT_VERSION}"

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format import layout
+from diskreplay.segments.documents import layout
 from tests.compat.decoder import decode
 from tests.compat.make_store import (
     FOLDER,

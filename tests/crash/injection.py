@@ -37,8 +37,9 @@ from typing import Any, NamedTuple
 
 import diskreplay
 from diskreplay.folders import shown
-from diskreplay.format import commit, durable, mapping, segment_column, segment_writer
-from diskreplay.store.writing import append_cursor
+from diskreplay.segments import segment_column, segment_writer
+from diskreplay.segments.files import commit, durable, mapping
+from diskreplay.writing import append_cursor
 
 FILE_CALLS = (
     *("mkdir", "open", "close", "rename", "replace", "unlink", "remove", "rmdir"),

@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format import layout
-from diskreplay.format.marks import read_marks
-from diskreplay.store.repair.repair import repair
+from diskreplay.integrity.repair.repair import repair
+from diskreplay.segments.documents import layout
+from diskreplay.segments.marks import read_marks
 from tests.crash import workloads
 from tests.testing.coded import Span, check_coded_parts, split_codes
 from tests.testing.filesystems import Disk

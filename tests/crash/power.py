@@ -24,7 +24,7 @@ from operator import ne
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diskreplay.format import machine
+from diskreplay.segments.files import machine
 from tests.crash.recording import LENGTH, Event, Key, Mark, Names, Put, Recording, Sync
 
 __all__ = ["Recording", "State", "another_boot", "states"]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.root import read_root
-from diskreplay.store.backup.backup import back_up
+from diskreplay.integrity.backup.backup import back_up
+from diskreplay.segments.documents.root import read_root
 from tests.crash.injection import die_at, points_of
 from tests.crash.power import Recording, another_boot, states
 from tests.crash.workloads import CAPACITY, Single, Vector, create

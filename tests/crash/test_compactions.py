@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.root import read_root
+from diskreplay.segments.documents.limiters import StepCounter
+from diskreplay.segments.documents.root import read_root
 from diskreplay.testing import check_account
 from tests.crash.injection import die_at, points_of
 from tests.crash.power import Recording, another_boot, states

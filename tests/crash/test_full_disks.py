@@ -14,8 +14,9 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.errors import StorageFull
-from diskreplay.format import commit, segment_writer
-from diskreplay.verify.verify import verify
+from diskreplay.integrity.verify.verify import verify
+from diskreplay.segments import segment_writer
+from diskreplay.segments.files import commit
 from tests.crash import workloads
 from tests.crash.injection import Point, in_child, needs_room
 from tests.crash.test_room import fill_at

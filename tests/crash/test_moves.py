@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diskreplay.store.writing.marker import DEFAULT_DURABILITY_S
+from diskreplay.writing.marker import DEFAULT_DURABILITY_S
 from tests.crash import moving, workloads
 from tests.crash.moving import Collector, Spans, busy, check_moved, count_steps, durable_steps, quiet
 from tests.crash.power import another_boot

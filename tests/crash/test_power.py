@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.extents import extent_of
-from diskreplay.format.marks import read_marks
-from diskreplay.format.root import read_root
-from diskreplay.format.segment import read_segment
-from diskreplay.store.repair.repair import repair
+from diskreplay.integrity.repair.repair import repair
+from diskreplay.segments.documents.root import read_root
+from diskreplay.segments.files.extents import extent_of
+from diskreplay.segments.marks import read_marks
+from diskreplay.segments.segment import read_segment
 from tests.crash import workloads
 from tests.crash.injection import in_child
 from tests.crash.power import Recording, State, another_boot, states

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.repair.repair import repair
+from diskreplay.integrity.repair.repair import repair
 from diskreplay.testing import check_account
 from tests.crash.injection import die_at, points_of
 from tests.testing.support import append_numbered, serial_schema

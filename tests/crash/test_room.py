@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.verify.verify import verify
+from diskreplay.integrity.verify.verify import verify
 from tests.crash import workloads
 from tests.crash.injection import Point, failing, in_child, intercepted, needs_room
 from tests.crash.test_writers import KINDS, STRIDE, check_recovered, check_spans

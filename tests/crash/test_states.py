@@ -17,8 +17,8 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.format.root import read_root
-from diskreplay.format.state_files import read_state, write_state
+from diskreplay.segments.documents.root import read_root
+from diskreplay.segments.documents.state_files import read_state, write_state
 from tests.crash.injection import die_at
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 from tests.tiers import SHARES, each_share, whole_or_part
@@ -26,8 +26,8 @@ from tests.tiers import SHARES, each_share, whole_or_part
 SAVE = """
 import sys
 from pathlib import Path
-from diskreplay.format.root import read_root
-from diskreplay.format.state_files import write_state
+from diskreplay.segments.documents.root import read_root
+from diskreplay.segments.documents.state_files import write_state
 from tests.crash.test_states import tree
 
 root = read_root(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.store.writing import rotation
+from diskreplay.writing import rotation
 from tests.testing.coded import coded_obs, coded_step, make_codes
 
 CAPACITY = 24

@@ -20,7 +20,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 
 import diskreplay as dr
-from tests.format.hostile import apply, foreign_changes
+from tests.segments.hostile import apply, foreign_changes
 
 MOST_S = 60  # for one mutation, which takes some hundredths of a second
 MOST_BYTES = 2 << 30  # beyond what the process had mapped when it had imported the data set itself

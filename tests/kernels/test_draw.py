@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import diskreplay as dr
+from diskreplay.distributions import priorities
+from diskreplay.distributions.population import Population
+from diskreplay.distributions.priorities import PriorityTable
 from diskreplay.kernels.pages import CHANGED, NEW, UNUSED
-from diskreplay.sampling import priorities
-from diskreplay.sampling.population import Population
-from diskreplay.sampling.priorities import PriorityTable
+from tests.distributions.growing import FakeStore, everything
 from tests.kernels.pairs import KERNELS
-from tests.sampling.growing import FakeStore, everything
 
 seeds = st.integers(0, 2**32 - 1)
 

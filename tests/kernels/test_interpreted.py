@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.sampling.base import Distribution
+from diskreplay.distributions.base import Distribution
 from diskreplay.views.base import View
 from tests.testing.packed import write_packed
 

@@ -20,7 +20,7 @@ from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, FIRST, STRIDE
 from diskreplay.kernels.table import chosen
 from diskreplay.kernels.write_lanes import FIELD
-from diskreplay.store.reading.snapshot import SegmentTable
+from diskreplay.reading.snapshot import SegmentTable
 from tests.kernels.pairs import KERNELS
 from tests.kernels.plain.freeze import freeze_plain
 from tests.kernels.plain.frozen import Frozen

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
+from diskreplay.distributions.population import Population
 from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.sampling.population import Population
 from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.reference import crossing_starts, crossing_window
 from diskreplay.views.sequences import FLAGS, Sequences

@@ -1,300 +1,237 @@
-"""A table of priorities holds what plain dicts hold, however the store grows and the view changes."""
+"""Samplers with priorities, and samplers of samplers: what is drawn, updated, switched and mixed."""
 
-import itertools
+import copy
 import pickle
-import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+import torch
 
 import diskreplay as dr
-from diskreplay.kernels.packed import pack
-from diskreplay.sampling import population as population_module
-from diskreplay.sampling.cursor import Cursor
-from diskreplay.sampling.episode_filter import EpisodeFilter
-from diskreplay.sampling.population import Population, Share
-from diskreplay.sampling.priorities import PriorityTable
-from tests.sampling.growing import FakeStore, everything as every_id, grown
+from tests.testing.device import Device
 
-ALPHA = 0.7
+SCHEMA = dr.Schema(obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"))
 
 
-class Model:
-    """A table, and beside it what it should hold, in a dict."""
-
-    def __init__(self, view: Any) -> None:
-        self.store = FakeStore()
-        self.episode_filter = EpisodeFilter(lambda _, first: first % 5 != 3)
-        self.population = Population(view, self.episode_filter)
-        self.table = PriorityTable(ALPHA, least=True)
-        self.raw: dict[int, float] = {}
-        self.given: set[int] = set()  # ids whose priority an update gave
-        self.alpha = ALPHA
-
-    def update(self, ids: list[int], values: list[float]) -> None:
-        drawable = set(every_id(self.population).tolist())
-        skipped = self.table.update(np.array(ids, np.int64), np.array(values), 0.0)
-        assert skipped == sum(i not in drawable for i in ids)
-        for i, value in zip(ids, values, strict=True):
-            if i in drawable:
-                self.raw[i] = value
-                self.given.add(i)
-
-    def largest(self, drawable: list[int]) -> float:
-        return max((self.raw[i] for i in self.given.intersection(drawable)), default=1.0)
-
-    def set_alpha(self, alpha: float) -> None:
-        self.table.set_alpha(alpha)
-        self.alpha = alpha
-
-    def save_and_load(self) -> None:
-        self.table = PriorityTable.loaded(self.table.state_dict(), self.alpha, least=True)
-
-    def look(self) -> None:
-        self.population.refresh(self.store.snapshot())
-
-    def compare(self) -> None:
-        if self.population.version == 0:
-            self.look()
-        self.table.follow(self.population)
-        drawable = every_id(self.population).tolist()
-        fresh = self.largest(drawable)
-        for i in drawable:
-            self.raw.setdefault(i, fresh)
-        self.raw = {i: value for i, value in self.raw.items() if i >= self.population.visible.reached}
-        ids = np.array(drawable, np.int64)
-        want = {i: self.raw[i] ** self.alpha for i in drawable}
-        places = np.sort(self.table.places(ids))
-        np.testing.assert_array_equal(places, np.flatnonzero(self.table.tree.masses))
-        assert dict(zip(drawable, self.table.masses_of(ids).tolist(), strict=True)) == pytest.approx(want)
-        assert self.table.tree.total == pytest.approx(sum(want.values()))
-        for share in (Share(1, 3), Share(0, 2), Share()):
-            mine = ids[share.contains(ids)]
-            assert self.table.total_of(share) == pytest.approx(sum(want[i] for i in mine.tolist()))
-        assert self.table.tree.least == pytest.approx(min(want.values(), default=np.inf))
-        assert (self.table.largest or 1.0) == fresh
+def filled(path: Path, lengths: tuple[int, ...], action: int = 0) -> Any:
+    store = dr.create(path, SCHEMA)
+    with store.writer() as writer:
+        for steps in lengths:
+            obs = np.random.default_rng(steps).standard_normal((steps + 1, 2), dtype=np.float32)
+            writer.append_episode(obs, np.full(steps, action), np.ones(steps, np.float32), terminated=True)
+    store.refresh()
+    return store
 
 
-class Prioritizing(RuleBasedStateMachine):
-    """Grow a fake store, update, switch views, save and load; compare the table with a dict after every change."""
-
-    views: tuple[Any, ...] = (dr.Transitions(2), dr.Transitions(1), dr.Transitions(None), dr.Transitions(4))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model(self.views[0])
-        self.store = self.model.store
-
-    @rule(lanes=st.integers(1, 3))
-    def add_segment(self, lanes: int) -> None:
-        self.store.add_segment(lanes)
-
-    @rule(order=st.randoms(use_true_random=False))
-    def append(self, order: Any) -> None:
-        for lanes in self.store.open:
-            for lane in range(len(lanes)):
-                lanes[lane] += order.choice((0, 1, 3, 20))
-        self.model.look()
-
-    @rule(order=st.randoms(use_true_random=False), share=st.sampled_from((0.3, 0.7, 1.0)))
-    def end_episodes(self, order: Any, share: float) -> None:
-        lanes = [(s, lane) for s, lanes in enumerate(self.store.open) for lane, steps in enumerate(lanes) if steps]
-        order.shuffle(lanes)
-        for segment, lane in lanes:
-            if order.random() < share:
-                self.store.end(segment, lane)
-
-    @rule(share=st.floats(0, 1))
-    def hide(self, share: float) -> None:
-        ids = sorted(first + stride * j for first, stride, steps, *_ in self.store.log for j in range(steps))
-        if ids:
-            self.store.frontier = max(self.store.frontier, ids[int(share * (len(ids) - 1))])
-
-    @rule(new_log=st.booleans())
-    def drop(self, new_log: bool) -> None:
-        self.store.drop_hidden_segments()
-        if new_log:
-            self.store.new_log()
-
-    @rule(view=st.integers(0, 3))
-    def switch_view(self, view: int) -> None:
-        self.model.population = Population(self.views[view], self.model.episode_filter)
-
-    @rule(alpha=st.sampled_from((0.0, 0.5, 1.0)))
-    def set_alpha(self, alpha: float) -> None:
-        self.model.set_alpha(alpha)
-
-    @rule()
-    def save_and_load(self) -> None:
-        self.model.save_and_load()
-
-    @rule(data=st.data())
-    def update(self, data: st.DataObject) -> None:
-        some = every_id(self.model.population).tolist()
-        ids = data.draw(st.lists(st.sampled_from([*some[:3], *some[-3:], -1, 1 << 60]), max_size=8))
-        self.model.update(ids, data.draw(st.lists(st.floats(0.01, 5.0), min_size=len(ids), max_size=len(ids))))
-
-    @rule()
-    def look(self) -> None:
-        self.model.look()
-
-    @invariant()
-    def holds_what_the_dict_holds(self) -> None:
-        self.model.compare()
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with filled(tmp_path / "store", (30, 80, 20)) as store:
+        yield store
 
 
-class PrioritizingWindows(Prioritizing):
-    """The same over windows."""
-
-    views = (dr.Sequences(length=4, overlap=1, pad=False),) * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    "view",
-    [dr.Transitions(3), dr.Sequences(length=5, overlap=3, pad=False), dr.Sequences(length=5, overlap=3, align="end")],
-    ids=repr,
-)
-def test_a_bounded_store_is_followed_step_by_step(view: Any, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    model = Model(view)
-    store = model.store
-    store.add_segment(3)
-    for _ in range(200):
-        newest = len(store.lanes) - 1
-        for segment in range(max(newest - 1, 0), newest + 1):
-            for lane in range(store.lanes[segment]):
-                store.open[segment][lane] += int(rng.integers(0, 4 if segment == newest else 2))
-                if store.open[segment][lane] > 2 and rng.random() < (0.3 if lane else 0.03):
-                    store.end(segment, lane)
-        if sum(store.next_row[newest]) > 60:
-            store.add_segment(int(rng.integers(1, 4)))
-        ids = sorted(f + s * j for f, s, steps, *_ in store.log for j in range(steps))
-        if len(ids) > 150:
-            store.frontier = max(store.frontier, ids[len(ids) - 150])
-        if rng.random() < 0.1:
-            store.drop_hidden_segments()
-        if rng.random() < 0.03:
-            store.new_log()
-        if rng.random() < 0.04:
-            model.save_and_load()
-        model.look()
-        model.compare()
-        some = rng.choice([*every_id(model.population), store.frontier - 1], 5)
-        model.update(some.tolist(), rng.uniform(0.01, 3.0, 5).tolist())
-    assert model.table.tree.capacity <= 64 * 40
+def shares(sampler: Any, draws: int = 40) -> dict[int, float]:
+    ids = torch.cat([sampler.sample().index for _ in range(draws)]).tolist()
+    return {i: ids.count(i) / len(ids) for i in set(ids)}
 
 
-def test_runs_of_a_segment_that_went_in_one_look_are_drawn_no_more() -> None:
-    model = Model(dr.Transitions(1))
-    for segment in range(2):
-        model.store.add_segment(1)
-        for _ in range(6):
-            model.store.open[segment][0] = 4
-            model.store.end(segment, 0)
-    model.look()
-    model.compare()
-    cursor = Cursor()
-    cursor.reach(model.population, cursor.changes(model.population))
-    model.store.frontier = 1 << 35
-    model.store.drop_hidden_segments()
-    model.look()
-    assert not cursor.changes(model.population).whole
-    model.compare()
+@pytest.mark.parametrize("form", [lambda td: td, lambda td: td[:, None], torch.from_numpy])
+def test_updated_steps_are_drawn_in_proportion(store: Any, form: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=1.0), batch_size=130, seed=0)
+    ids = sampler.sample().index.unique()
+    td = np.full(len(ids), 1e-9)
+    td[0] = -5.0
+    assert sampler.update_priorities(ids, form(td)) == 0
+    others = np.array([i for episode in store.episodes for i in episode.ids if i not in ids.tolist()])
+    assert sampler.update_priorities(others, np.zeros(len(others))) == 0
+    assert shares(sampler)[int(ids[0])] > 0.99
 
 
-def test_steps_that_came_and_went_between_two_looks_are_not_drawn() -> None:
-    model = Model(dr.Transitions(1))
-    model.store.add_segment(1)
-
-    def grow(episodes: int) -> None:
-        for _ in range(episodes):
-            model.store.open[0][0] = 4
-            model.store.end(0, 0)
-        model.look()
-
-    grow(2)
-    model.compare()
-    grow(8)
-    grow(1)  # the two regions become one
-    model.store.frontier = 5 * 8 + 2
-    grow(1)
-    model.compare()
+def test_a_schedule_counts_delivered_batches(store: Any) -> None:
+    schedule = dr.Linear(0.0, 1.0, 3)
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=schedule), batch_size=32, seed=0)
+    ids, errors = np.concatenate([e.ids for e in store.episodes]), np.arange(130.0) + 1
+    sampler.update_priorities(ids, errors)
+    for beta in (0.0, 1 / 3, 2 / 3, 1.0):
+        batch = sampler.sample()
+        priorities = errors[np.searchsorted(ids, batch.index.numpy())]
+        np.testing.assert_allclose(batch.weight.numpy(), (priorities.min() / priorities) ** beta, rtol=1e-5)
+        assert beta == 0.0 or batch.weight.min() < 1.0
 
 
-def test_a_table_that_uses_its_pages_again_goes_on_bit_by_bit_wherever_it_is_saved() -> None:
-    store, rng = grown(3, [[30], [], []]), np.random.default_rng(0)
-    population = Population(dr.Transitions())
-    population.refresh(store.snapshot())
-    table = PriorityTable(0.6)
-    sizes: list[int] = []
-    seen: set[int] = set()
-    for step in range(150):
-        for segment in range(len(store.lanes)):
-            for lane in range(len(store.open[segment])):
-                store.open[segment][lane] += int(rng.integers(1, 30))
-                if rng.random() < 0.5:
-                    store.end(segment, lane)
-        if step % 20 == 19:
-            store.add_segment(int(rng.integers(1, 4)))
-        store.frontier = max(store.frontier, int(every_id(population)[-3000:][0]))
-        store.drop_hidden_segments()
-        loaded = PriorityTable.loaded(pickle.loads(pickle.dumps(table.state_dict())), 0.6)
-        population.refresh(store.snapshot())
-        key, errors, found = int(rng.integers(1 << 63)), rng.exponential(1.0, 64), []
-        for one in (table, loaded):
-            one.follow(population)
-            ids, chances = one.draw(key, 64, 64)
-            assert one.update(ids, errors, 1e-3) == 0
-            found.append((ids.tolist(), chances.tolist(), one.tree.tree.tolist(), one.tree.sums.tolist()))
-        assert found[0] == found[1], step
-        if rng.random() < 0.5:
-            table = loaded
-        sizes.append(len(table._pages))
-        seen |= set(table._pages[:, 0].tolist())
-    assert len(set(sizes[-60:])) == 1
-    assert len(seen) > 2 * sizes[-1]
+def test_priorities_outlive_switches_of_view_and_distribution(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(n_step=5), dr.Prioritized(alpha=1.0), batch_size=64, seed=0)
+    assert repr(sampler) == "Prioritized(alpha=1, beta=0.4) over Transitions(n_step=5)"
+    ids = np.concatenate([episode.ids for episode in store.episodes])
+    sampler.update_priorities(ids, np.where(ids == ids[7], 1.0, 0.0))
+    sampler.view, sampler.distribution = dr.Transitions(n_step=1), dr.Uniform()
+    assert float(sampler.sample().weight.min()) == 1.0
+    assert max(shares(sampler).values()) < 0.1
+    sampler.view = dr.Sequences(length=10, overlap=5)
+    assert sampler.sample().obs.shape == (64, 10, 2)
+    sampler.view, sampler.distribution = dr.Transitions(), dr.Prioritized(alpha=1.0, beta=1.0)
+    assert shares(sampler)[int(ids[7])] > 0.99
 
 
-@pytest.fixture(autouse=True)
-def sort_and_compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(population_module, "SMALL", 3)
-    monkeypatch.setattr("diskreplay.sampling.priorities.FIRST_PAGES", 1)
+def test_errors_of_sequences_count_where_the_loss_does(store: Any) -> None:
+    view = dr.Sequences(length=20, overlap=10, burn_in=10)
+    sampler = dr.Sampler(store, view, dr.Prioritized(alpha=1.0, eta=0.5), batch_size=8, seed=0)
+    ids = sampler.sample().index.unique()
+    batch = sampler.gather(ids)
+    td = torch.where(batch.loss_mask, 0.0, 1e6)
+    assert sampler.update_priorities(ids, td) == 0
+    assert not set(ids.tolist()) & {i for i, share in shares(sampler).items() if share > 0.2}
+    with pytest.raises(ValueError, match="4 steps a sequence"):
+        sampler.update_priorities(ids, td[:, :4])
 
 
-TestPrioritizing = Prioritizing.TestCase
-TestPrioritizing.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-TestPrioritizingWindows = PrioritizingWindows.TestCase
-TestPrioritizingWindows.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+def test_updates_without_priorities_are_refused(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=8)
+    with pytest.raises(ValueError, match=r"Uniform\(\) has no priorities"):
+        sampler.update_priorities(sampler.sample().index, np.ones(8))
 
 
-@pytest.mark.parametrize("grow", [lambda table: table.draw(1, 10_000, 1), lambda table: table._resize(64)])
-def test_after_an_interrupt_the_record_of_a_table_names_memory_that_is_there(grow: Any) -> None:
-    # Of the algorithm: with freed memory a draw may go well, or end the process much later.
-    for number in itertools.count():
-        table, lines = PriorityTable(ALPHA), itertools.count()
+def test_a_distribution_with_state_belongs_to_one_sampler(store: Any) -> None:
+    distribution = dr.Prioritized()
+    sampler = dr.Sampler(store, dr.Transitions(), distribution)
+    message = "this Prioritized holds the state of another sampler: make a new Prioritized for each sampler"
+    for taken in (distribution, dr.Mixture([(dr.Uniform(), 1), (distribution, 1)])):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            dr.Sampler(store, dr.Transitions(), taken)
+    sampler.distribution = distribution
 
-        def interrupt(frame: Any, event: str, _: Any, lines: Any = lines, number: int = number) -> Any:
-            if event == "line" and frame.f_code.co_qualname.startswith("PriorityTable.") and next(lines) == number:
-                raise KeyboardInterrupt
-            return interrupt
 
-        sys.settrace(interrupt)
-        try:
-            grow(table)
-            is_whole = True
-        except KeyboardInterrupt:
-            is_whole = False
-        finally:
-            sys.settrace(None)
-        tree = table.tree
-        named = table._pages, table._slots, table._stacks, table._heights, table._raw, table._bounds
-        named = *named, tree.starts, tree.tree, tree.sums, tree.smallest, *table._ints, *table._floats
-        assert (table._table == pack(*named)).all()
-        if is_whole:
-            break
-    assert number > 5
+def test_mixed_batches_hold_fixed_shares_and_updates_find_their_way(store: Any, tmp_path: Path) -> None:
+    with filled(tmp_path / "other", (50,), action=1) as other:
+        own = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), seed=0)
+        demonstrations = dr.Sampler(other, dr.Transitions(), dr.Prioritized(alpha=1.0), seed=1)
+        mixed = dr.MixedSampler([(own, 3), (demonstrations, 1)], batch_size=64, seed=0)
+        batch = mixed.sample()
+        assert batch.action.tolist() == [0] * 48 + [1] * 16
+        assert mixed.gather(batch.index.flip(0)).obs.equal(batch.obs.flip(0))
+        best = batch.index[-1:]
+        every = mixed.gather(batch.index.unique()).index
+        assert mixed.update_priorities(every, torch.where(every == best, 100.0, 0.0)) == 0
+        assert (mixed.sample().index[48:] == best).float().mean() > 0.5
+        counts = [int(mixed.sample(3).action.sum()) for _ in range(200)]
+        assert set(counts) == {0, 1}
+        assert 0.6 < np.mean(counts) < 0.9
+        with pytest.raises(dr.InvalidIndex, match="none of the 2"):
+            mixed.update_priorities([2 << 58], [1.0])
+
+
+def test_a_mixed_sampler_goes_on_from_its_state(store: Any) -> None:
+    def mixed(seed: int) -> dr.MixedSampler:
+        parts = [dr.Sampler(store, dr.Transitions(), dr.Prioritized(), seed=seed + i) for i in range(2)]
+        return dr.MixedSampler([(parts[0], 1), (parts[1], 2)], batch_size=7, seed=seed)
+
+    before, after = mixed(0), mixed(5)
+    before.update_priorities(before.sample().index, np.arange(7.0))
+    after.load_state_dict(before.state_dict())
+    for _ in range(20):
+        assert torch.equal(before.sample().index, after.sample().index)
+    with pytest.raises(ValueError, match="state of 2 samplers, and these are 1"):
+        dr.MixedSampler([(dr.Sampler(store, dr.Transitions()), 1)]).load_state_dict(before.state_dict())
+    with pytest.raises(ValueError, match="no state of a mixed sampler"):
+        after.load_state_dict({})
+
+
+def test_mixed_samplers_refuse_what_does_not_fit(store: Any) -> None:
+    plain = dr.Sampler(store, dr.Transitions())
+    for bad in ([], [plain], [(plain, 0.0)], [(store, 1.0)], [(plain, float("nan"))]):
+        with pytest.raises(ValueError, match=r"samplers must be|shares must be"):
+            dr.MixedSampler(bad)
+    mixed = dr.MixedSampler([(plain, 1), (dr.Sampler(store, dr.Transitions(frame_stack=2)), 1)])
+    with pytest.raises(ValueError, match="different fields"):
+        mixed.sample()
+
+
+def test_a_batch_knows_what_its_ids_are_ids_of(store: Any) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(n_step=3), dr.Prioritized(), batch_size=8, seed=0)
+    batch = sampler.sample()
+    assert batch.kind == sampler.view.kind == ("transitions",)
+    copies = [batch, batch.to("cpu"), *batch.minibatches(3), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))]
+    assert [other.kind for other in copies] == [batch.kind] * 7
+    assert sampler.gather(batch.index.numpy()).kind == batch.kind
+    sampler.view = dr.Sequences(length=10, overlap=5)
+    assert sampler.sample().kind == ("sequences", 10, 5, True)
+    skipped = [sampler.update_priorities(other.index, np.ones(other.batch_size)) for other in copies]
+    assert skipped == [other.batch_size for other in copies] == [8, 8, 3, 3, 2, 8, 8]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_late_update_of_another_kind_is_skipped_and_counted(store: Any, prefetch: int) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=64, seed=0, prefetch=prefetch)
+    late = sampler.sample()
+    sampler.view = dr.Sequences(length=10, overlap=5)
+    before = sampler.state_dict()["planner"]["state"]
+    starts = set(sampler.ids().tolist())
+    both = starts & set(late.index.tolist())
+    assert 4 < len(both) < len(starts) / 2
+
+    def share() -> float:
+        return sum(part for step_id, part in shares(sampler).items() if step_id in both)
+
+    td = np.full(64, 1e3)
+    assert sampler.update_priorities(late.index, td) == 64
+    assert sampler.update_priorities(late.to("cpu").index, td) == 64
+    assert sampler.update_priorities(late.index.numpy(), td, kind=late.kind) == 64
+    assert share() < 0.6
+    assert {kind: table["given"].any() for kind, table in before.items()} == {'["transitions"]': False}
+    # Ids of which nothing says what they are ids of are taken for those of the view.
+    assert sampler.update_priorities(late.index.numpy(), td) < 64
+    assert share() > 0.98
+    with pytest.raises(ValueError, match="kind must be that of a batch or view"):
+        sampler.update_priorities(late.index, td, kind="transitions")  # type: ignore[arg-type]
+    sampler.distribution = dr.Uniform()
+    sampler.view = dr.Transitions()
+    assert sampler.update_priorities(late.index, td) == 0
+
+
+def test_a_mixed_sampler_skips_what_is_of_another_kind(store: Any, tmp_path: Path) -> None:
+    with filled(tmp_path / "other", (50,), action=1) as other:
+        parts = [dr.Sampler(each, dr.Transitions(), dr.Prioritized(), seed=0) for each in (store, other)]
+        mixed = dr.MixedSampler([(parts[0], 1), (parts[1], 1)], batch_size=64, seed=0)
+        batch = mixed.sample()
+        assert batch.kind == ("mixed", ("transitions",), ("transitions",))
+        assert mixed.gather(batch.index).kind == batch.kind
+        assert mixed.update_priorities(batch.index, np.ones(64)) == 0
+        alone = parts[0].sample(64)
+        assert parts[0].update_priorities(batch.index, np.ones(64)) == 64
+        assert mixed.update_priorities(alone.index, np.ones(64)) == 64
+        parts[1].view = dr.Sequences(length=10, overlap=5)
+        assert mixed.update_priorities(batch.index, np.ones(64)) == 32
+        assert mixed.update_priorities(batch.index.numpy(), np.ones(64), kind=batch.kind) == 32
+
+
+def test_no_thread_that_copies_outlives_its_sampler(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diskreplay.views.parallel_copy.PART", 1)
+    with dr.create(tmp_store, SCHEMA) as store:
+        with store.writer() as writer:
+            obs, ones = np.zeros((51, 2)), np.ones(50)
+            writer.append_episode(obs, np.zeros(50, int), ones, terminated=True, priority=ones)
+        store.refresh()
+        # Kept: what only the collector ends has not ended.
+        sampler = dr.Sampler(store, dr.Sequences(5, 2), dr.Prioritized(), batch_size=8, seed=0)
+        with sampler:
+            batch = sampler.sample()
+            sampler.update_priorities(batch.index, np.ones((8, 5)))
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith("diskreplay-copy")]
+
+
+def test_ids_and_errors_of_a_device_are_waited_for_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", device.current)
+    sampler = dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0, beta=1.0), batch_size=130, seed=0)
+    ids = sampler.ids()
+    errors = np.where(ids == ids[7], 3.0, 1e-9)
+    assert sampler.update_priorities(device.tensor(ids), device.tensor(errors)) == 0
+    assert device.stream.waits == 1
+    assert shares(sampler)[int(ids[7])] > 0.99
+    mixed = dr.MixedSampler([(sampler, 1)], batch_size=8, seed=0)
+    assert mixed.update_priorities(device.tensor(ids), device.tensor(errors[::-1].copy())) == 0
+    assert device.stream.waits == 2
+    assert shares(sampler)[int(ids[-8])] > 0.99

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 import diskreplay as dr
-from diskreplay.format import shards
+from diskreplay.segments import shards
 from diskreplay.testing import ModelStore, check_account, check_store
 from diskreplay.testing.nested import flat, pick
 from diskreplay.testing.scripts import EpisodePlan, random_priorities, random_rewards, random_values, script

@@ -11,10 +11,10 @@ import pytest
 
 import diskreplay as dr
 from tests.crash.injection import failing
+from tests.integrity.verify.test_verify import before_opening
 from tests.testing.commands import Refused, repair, verify
 from tests.testing.on_disk import attributes_of
 from tests.testing.support import REPOSITORY, append_numbered, digest, run_python, serial_schema, serials
-from tests.verify.test_verify import before_opening
 
 WORKER = """
 import sys

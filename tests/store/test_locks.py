@@ -120,7 +120,7 @@ def test_inspect_says_that_it_cannot_see_whether_a_writer_lives(tmp_store):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("diskreplay.format.locks.held_lock.__wrapped__.__defaults__", (0.2,))
+    monkeypatch.setattr("diskreplay.segments.files.locks.held_lock.__wrapped__.__defaults__", (0.2,))
 
 
 HOLD = """

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.root import read_root
+from diskreplay.segments.documents.limiters import StepCounter
+from diskreplay.segments.documents.root import read_root
 from tests.stress import jobs
 from tests.testing.coded import check_coded_store, coded_schema
 

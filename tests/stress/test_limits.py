@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.store.retention.policy import disk_usage
+from diskreplay.retention.policy import disk_usage
 from tests.testing.support import run_python, scratch, wait_until
 
 CARTPOLE = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.format.locks import is_locked, try_lock
+from diskreplay.segments.files.locks import is_locked, try_lock
 from diskreplay.testing import check_account
 from tests.testing.support import REPOSITORY, append_numbered, mapped_files, serial_schema, wait_until
 

@@ -133,5 +133,5 @@ def _run_or_skip(*command: str) -> None:
 def network_disk() -> Iterator[None]:
     """Have stores that are opened during the block lie on a network disk: a free lock says nothing of its owner."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("diskreplay.format.root.file_system_type", lambda path: "nfs4")
+        patch.setattr("diskreplay.segments.documents.root.file_system_type", lambda path: "nfs4")
         yield

@@ -10,8 +10,8 @@ import numpy as np
 from crc32c import crc32c
 
 import diskreplay as dr
-from diskreplay.store.retention.policy import RetentionPolicy
-from diskreplay.store.retention.retention import Retention
+from diskreplay.retention.policy import RetentionPolicy
+from diskreplay.retention.retention import Retention
 from tests.testing.on_disk import reseal, segment_of
 from tests.testing.support import serial_schema
 

@@ -15,8 +15,8 @@ from diskreplay.ids import OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.gathering import table_line
 from diskreplay.kernels.runs import IdRuns, Visible, open_episodes
-from diskreplay.store.reading.chunk_budget import MAPPED
-from diskreplay.store.reading.snapshot import SegmentTable
+from diskreplay.reading.chunk_budget import MAPPED
+from diskreplay.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 from diskreplay.views.base import Block, offsets
 from tests.kernels.plain.freeze import freeze_plain
@@ -139,7 +139,7 @@ class Held:
 
 
 class Tables:
-    """Those of all leaves; see `diskreplay.store.reading.chunk_table.ChunkTables`."""
+    """Those of all leaves; see `diskreplay.reading.chunk_table.ChunkTables`."""
 
     def __init__(self, infos: list[Any], lanes_of: Any, find: Any) -> None:
         self.info, self.lanes_of, self.find = infos.__getitem__, lanes_of, find
@@ -198,7 +198,7 @@ class Segments(list[Segment | None]):
 
 @dataclass
 class Snapshot:
-    """As the store's: see `diskreplay.store.reading.snapshot`. `model` gives the episode and step of every step's id.
+    """As the store's: see `diskreplay.reading.snapshot`. `model` gives the episode and step of every step's id.
 
     Hidden are the steps below `frontier` or, where `kept` is given, the rows of each lane before that.
     """

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
+from diskreplay.distributions.population import Population
 from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
-from diskreplay.sampling.population import Population
 from diskreplay.views import gather_plan
 from diskreplay.views.base import NO_PAGES, Block, offsets
 from tests.kernels.plain import gather as module

@@ -10,7 +10,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.ids import POSITION_BITS
-from diskreplay.loading import prefetcher
+from diskreplay.sampling import prefetcher
 from diskreplay.testing.reference import window
 from diskreplay.views import ages, episode_finder, requested
 from tests.testing.collected import SCHEMA, Collected

@@ -1,4 +1,4 @@
-"""The view of rollouts: its arguments, and what it refuses of a schema. What it gathers: tests/loading."""
+"""The view of rollouts: its arguments, and what it refuses of a schema. What it gathers: tests/sampling."""
 
 import re
 from typing import Any

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.store.compaction import background
+from diskreplay.writing.merging import background
 from tools.bench.fresh import answers, begin, measure
 from tools.bench.harness import Report, Table, Target, number
 from tools.bench.packs import fill_runs

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.store.reading import chunk_budget
-from diskreplay.store.retention.policy import disk_usage
+from diskreplay.reading import chunk_budget
+from diskreplay.retention.policy import disk_usage
 from tools.bench.atari import GAMES, atari_episodes
 from tools.bench.control_groups import bytes_read, join, read_limit
 from tools.bench.data import FRAME_SCHEMA, GAMMA, append_whole, drop, nstep_rows_of, read_files

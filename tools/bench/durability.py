@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.format.segment_writer import SegmentWriter
-from diskreplay.store.writing.marker import Marked
+from diskreplay.segments.segment_writer import SegmentWriter
+from diskreplay.writing.marker import Marked
 from tools.bench.data import FRAME_SCHEMA, SCHEMA, single_frames, single_steps
 from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number
 

@@ -148,7 +148,7 @@ def merging(path: str, seconds: str, episode_steps: str, appends: str, first_s: 
     import numpy as np
 
     import diskreplay as dr
-    from diskreplay.store.compaction import background
+    from diskreplay.writing.merging import background
 
     background._FIRST_S = float(first_s)
     steps, count = int(episode_steps), 0
@@ -205,7 +205,7 @@ def many_writing(folder: str, stores: str, segments: str, seconds: str) -> dict[
     import numpy as np
 
     import diskreplay as dr
-    from diskreplay.store.compaction import background
+    from diskreplay.writing.merging import background
 
     background._FIRST_S = 0.1
     schema = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"), reward=dr.Field((), "float32"))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.format import state_files
+from diskreplay.segments.documents import state_files
 from tools.bench.data import fill
 from tools.bench.harness import Report, Table, Target, number
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.format.layout import NEXT_SEGMENT
-from diskreplay.format.root import read_root
+from diskreplay.segments.documents.layout import NEXT_SEGMENT
+from diskreplay.segments.documents.root import read_root
 from tests.testing.coded import Span, check_coded_parts, coded_schema, split_codes
 from tools.soaks.jobs import (
     LANES,

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.store.repair.repair import repair
-from diskreplay.verify.verify import verify
+from diskreplay.integrity.repair.repair import repair
+from diskreplay.integrity.verify.verify import verify
 from tests.testing.coded import check_coded_batch, coded_obs, coded_step, make_codes, split_codes
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ from diskreplay.cli.chart import Chart, Series
 from diskreplay.cli.plot import MOST_SERIES, distribution, in_units, of_elements, over_episodes, priorities_chart
 from diskreplay.cli.report.sample import Episodes, Steps
 from diskreplay.errors import ReplayError
-from diskreplay.format import layout
-from diskreplay.format.root import read_root
-from diskreplay.format.state_files import state_names
-from diskreplay.store.retention.policy import disk_usage
+from diskreplay.retention.policy import disk_usage
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import read_root
+from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40  # of time
 ACTIONS, STATES = 3, 4  # most that have a chart

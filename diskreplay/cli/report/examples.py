@@ -13,9 +13,9 @@ from diskreplay.cli.episode_leaves import cell, episode_leaves, row_count, short
 from diskreplay.cli.plot import elements
 from diskreplay.cli.report.sample import Episodes, began_at
 from diskreplay.errors import SegmentGone
-from diskreplay.format.schema import Field, Schema
 from diskreplay.pictures import as_images, gif, is_image, png, smaller, spread, strip
-from diskreplay.store.reading.episodes import Episode
+from diskreplay.reading.episodes import Episode
+from diskreplay.schema.schema import Field, Schema
 
 FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation, a second, and pixels of a frame
 STRIP = 8  # frames side by side

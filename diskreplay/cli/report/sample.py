@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.cli.where import Predicate, matching
 from diskreplay.errors import SegmentGone
-from diskreplay.format import layout
 from diskreplay.ids import EpisodeTable, locate
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.segments.documents import layout
 
 SEED = 0
 EPISODES, STEPS = 5_000, 100_000  # most that are read

@@ -11,21 +11,21 @@ from typing import Self
 import numpy as np
 
 from diskreplay.errors import MissingExtra, SegmentGone
-from diskreplay.format import layout
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.quarantine import read_quarantine
-from diskreplay.format.root import Root, read_root
-from diskreplay.format.segment import SegmentInfo
 from diskreplay.kernels.table import chosen
+from diskreplay.reading.follower import Follower
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.reading.step_account import read_account
+from diskreplay.segments.damage.quarantine import read_quarantine
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.limiters import StepCounter
+from diskreplay.segments.documents.root import Root, read_root
+from diskreplay.segments.segment import SegmentInfo
 from diskreplay.store.activity.disk import DiskUse, Progress
 from diskreplay.store.activity.newest_episodes import NewestEpisodes, count_ended
 from diskreplay.store.activity.rates import Rate
 from diskreplay.store.activity.samplers import LimiterCounts, Limiters, SavedSampler, SavedSamplers
 from diskreplay.store.activity.writers import WriterActivity, Writers
-from diskreplay.store.limiter import RateLimiter
-from diskreplay.store.reading.follower import Follower
-from diskreplay.store.reading.snapshot import Snapshot
-from diskreplay.store.step_account import read_account
+from diskreplay.writing.limiter import RateLimiter
 
 NEWEST = 100
 """Episodes over which the mean total reward is taken."""

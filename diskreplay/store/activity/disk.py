@@ -3,10 +3,10 @@
 import os
 from collections.abc import Callable, Collection
 
-from diskreplay.format import layout
-from diskreplay.format.numbers import listed_numbers
-from diskreplay.format.root import Root
-from diskreplay.store.retention.policy import disk_usage
+from diskreplay.retention.policy import disk_usage
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.numbers import listed_numbers
 
 Progress = Callable[[int, int], None]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from diskreplay.errors import SegmentGone
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.store.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import Snapshot
 
 # Of what is found at once, where the newest are looked for: in a log of millions it would take long to ask for all.
 _CANDIDATES = 8192

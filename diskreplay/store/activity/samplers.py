@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from diskreplay.errors import FormatError, StoreNotFound
-from diskreplay.format.limiters import Inserted, limiter_names, steps_drawn
-from diskreplay.format.root import Root
-from diskreplay.format.state_files import Saved, read_plain, state_names
+from diskreplay.segments.documents.limiters import Inserted, limiter_names, steps_drawn
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.documents.state_files import Saved, read_plain, state_names
 from diskreplay.store.activity.rates import Rate
-from diskreplay.store.limiter import RateLimiter
+from diskreplay.writing.limiter import RateLimiter
 
 
 @dataclass(frozen=True)

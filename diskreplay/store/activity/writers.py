@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SegmentGone
-from diskreplay.format import layout
-from diskreplay.format.commit import read_lane_counter
-from diskreplay.format.limiters import StepCounter
-from diskreplay.format.segment import SegmentInfo
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.limiters import StepCounter
+from diskreplay.segments.files.commit import read_lane_counter
+from diskreplay.segments.segment import SegmentInfo
 from diskreplay.store.activity.rates import Rate
 from diskreplay.store.info import segment_state
-from diskreplay.store.reading.snapshot import Snapshot
 
 CLOSED = "closed"
 _STATES = ("dead", "foreign", "unknown", "writing", CLOSED)

@@ -1,8 +1,8 @@
 """Plain twins of the kernels of `kernels.largest`."""
 
+from diskreplay.distributions.saved_state import bits
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.pages import KNOWN, PAGE, WANTED
-from diskreplay.sampling.saved_state import bits
 
 
 def largest_given_plain(pages: Ints, raw: Floats, bounds: Floats) -> float:

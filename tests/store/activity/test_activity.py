@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.reading.known_segments import KnownSegments
+from diskreplay.retention.policy import disk_usage
 from diskreplay.store.activity.activity import Activity, Look
 from diskreplay.store.info import segment_state
-from diskreplay.store.reading.known_segments import KnownSegments
-from diskreplay.store.retention.policy import disk_usage
 
 SCHEMA = dr.Schema(dr.Field((2,), "float32"), dr.Field((), "int64"))
 
@@ -262,7 +262,7 @@ def test_two_watches_that_began_at_different_times_agree_on_the_steps_of_writers
 
 def test_the_bytes_are_those_of_du_while_segments_come_and_go(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the machine is, no next segment is made ready while the bytes are counted.
-    monkeypatch.setattr("diskreplay.store.writing.rotation.LEAST_QUARTER_S", 3600.0)
+    monkeypatch.setattr("diskreplay.writing.rotation.LEAST_QUARTER_S", 3600.0)
     options: dict[str, Any] = {"capacity": 20, "segment_steps": 5}
     with dr.create(tmp_store, SCHEMA, **options) as store, store.writer() as writer, Activity(tmp_store) as activity:
         for _ in range(12):

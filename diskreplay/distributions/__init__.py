@@ -1,0 +1,1 @@
+"""Distributions over ids: which are drawn, with what weight. They know nothing of data."""

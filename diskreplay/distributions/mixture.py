@@ -1,0 +1,125 @@
+"""Some of the draws from one distribution, some from another."""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.distributions.base import Distribution, Draw
+from diskreplay.distributions.number_arguments import number
+from diskreplay.distributions.population import Population
+from diskreplay.distributions.schedule import Schedule
+from diskreplay.ids import Floats, Ints
+
+
+class Mixture(Distribution):
+    """Draw each item of a batch from one of several distributions, chosen at random by their shares.
+
+    So an id has the probability P(i) = Σ share · P_d(i). If one of them is prioritized, that is what the weights are
+    made of, (N · P(i)) ** -beta over the batch's largest, with its beta; else all weigh 1.
+
+    Not thread-safe: a sampler calls it under its lock. It belongs to one sampler if any of its distributions does.
+
+    Parameters
+    ----------
+    parts : sequence of (distribution, share)
+        Shares are above 0; only their ratios count.
+
+    Raises
+    ------
+    ValueError
+        There are none, a share is invalid, or a distribution does not fit: a `Sweep` must have no end, and
+        `Prioritized` must normalize over the batch.
+    """
+
+    keeps_share = True
+
+    def __init__(self, parts: Sequence[tuple[Distribution, float]]) -> None:
+        try:
+            given = [(distribution, share) for distribution, share in parts]
+        except (TypeError, ValueError):
+            raise ValueError(f"parts must be (distribution, share) pairs, not {parts!r}") from None
+        if not given:
+            raise ValueError("parts must name at least one distribution")
+        self._parts: list[Distribution] = []
+        shares = []
+        for i, (distribution, share) in enumerate(given):
+            if not isinstance(distribution, Distribution):
+                raise ValueError(f"parts[{i}] must begin with a distribution such as Uniform(), not {distribution!r}")
+            if (error := distribution.mixing_error()) is not None:
+                raise ValueError(f"parts[{i}] {error}")
+            self._parts.append(distribution)
+            shares.append(number(f"the share of parts[{i}]", share, above=0.0))
+        self._shares = np.array(shares) / sum(shares)
+        self.episode_fields = tuple(field for part in self._parts for field in part.episode_fields)
+        self._prioritized = [part for part in self._parts if part.weighted]
+        self.weighted = len(self._prioritized) > 0
+        self.gives_once = any(part.gives_once for part in self._parts)
+        self.eta = self._prioritized[0].eta if self.weighted else 1.0
+
+    def __repr__(self) -> str:
+        return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids of the population's share, which is not empty: each distribution gives its part of them."""
+        # Not by thinning out the whole mixture: a sweep would lose ids. Among several ranks the probabilities are then
+        # those of `chances` but for how evenly each distribution falls on the ranks, which are dealt by row.
+        ids = np.empty(size, np.int64)
+        which = np.searchsorted(np.cumsum(self._shares)[:-1], rng.random(size), side="right")
+        for i, part in enumerate(self._parts):
+            chosen = np.flatnonzero(which == i)
+            if len(chosen):
+                ids[chosen] = part.draw_share(population, len(chosen), rng).ids
+        return Draw(ids, self.chances(population, ids) if self.weighted else None, population.size)
+
+    def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        return self._sum(part.chances(population, ids) for part in self._parts)
+
+    def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
+        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        return self._sum(part.share_chances(population, ids) for part in self._parts)
+
+    def _sum(self, chances: Iterable[Floats]) -> Floats:
+        return np.asarray(sum(map(operator.mul, self._shares, chances)), np.float64)
+
+    def priorities(self, population: Population, ids: Ints) -> Floats:
+        """Return the priority of each id, by the first prioritized distribution; see `Distribution.priorities`."""
+        return self._prioritized[0].priorities(population, ids)
+
+    def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
+        """Return the weight of each drawn id, by the beta of the first prioritized distribution, or None."""
+        return self._prioritized[0].weigh(draw, beta, batches) if self.weighted else None
+
+    def update(self, population: Population, ids: Ints, errors: Floats) -> int:
+        """Update all that are prioritized; see `Prioritized.update`."""
+        return max((part.update(population, ids, errors) for part in self._prioritized), default=0)
+
+    def place(self) -> list[Any]:
+        """Return where all are."""
+        return [part.place() for part in self._parts]
+
+    def go_back(self, place: list[Any]) -> None:
+        """Have all go back to a place."""
+        for part, its_place in zip(self._parts, place, strict=True):
+            part.go_back(its_place)
+
+    def claim(self, owner: object) -> None:
+        """Belong to this owner with all that have state; see `Owned.claim`."""
+        for part in self._parts:
+            part.claim(owner)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all that have one, by their place."""
+        states = {str(i): part.state_dict() for i, part in enumerate(self._parts)}
+        return {key: state for key, state in states.items() if state is not None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned; ValueError where it is another mixture's."""
+        stateful = self.state_dict()
+        if set(stateful) != set(state):
+            raise ValueError(f"this is no state of {self}: it has {sorted(state)}, not {sorted(stateful)}")
+        for key in stateful:
+            self._parts[int(key)].load_state_dict(state[key])

@@ -1,0 +1,370 @@
+"""A table of priorities by id: it follows a population, and is drawn from in proportion.
+
+What is kept of an id is its raw priority |td| + eps, at a place in a page of 64 successive rows of its lane; see
+`kernels.pages`. The place's leaf in the tree holds raw ** alpha while the id can be drawn, else 0. Ids that a view does
+not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an update or a writer
+gave to an id that can be drawn; see `kernels.largest`. Pages are used again when none is left and all of their steps
+are gone; which number a page has is part of the saved state: which id a random number means depends on it.
+
+It loads numba: whoever makes a distribution does not need it yet.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.distributions.cursor import Cursor
+from diskreplay.distributions.population import InitialErrors, Population, Share
+from diskreplay.distributions.saved_state import bits, columns as columns_of, masks, state_of
+from diskreplay.ids import POSITION_MASK, Floats, Ints, places_of
+from diskreplay.kernels import frozen, pages as columns, powers, sumtree
+from diskreplay.kernels.huge_pages import zeros
+from diskreplay.kernels.largest import bounds_of
+from diskreplay.kernels.packed import pack
+from diskreplay.kernels.runs import lane_keys
+from diskreplay.kernels.table import chosen
+
+FIRST_PAGES = 16
+_MOST_EMPTY = 1 << 16, 64  # pages that a saved table is believed to have: one, or a multiple of those in use
+# Places that are shown or hidden at a time, and ids of a draw or an update for which there is always memory.
+_BLOCK = 4096
+_PAGES_AT_ONCE = 64
+_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # without a snapshot
+
+
+class _Shared(NamedTuple):
+    """1.0 at the places of a share's ids, (pages, 64), as long as the pages have these first ids and strides."""
+
+    share: Share
+    pages: Ints
+    mine: Floats
+
+
+class SumTree:
+    """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
+
+    `least` is whether to know the smallest mass that is not 0. `memory`, float64 zeros, as many as the last number of
+    `sumtree.tree_starts(capacity)`, is what the tree is made of. `starts`, `tree`, `sums` and `smallest` are the arrays
+    as `kernels.sumtree` has them, to be changed by kernels alone.
+    """
+
+    def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
+        self._set, self.capacity = chosen("sumtree_set"), capacity
+        self.starts, self.tree, self.sums, self.smallest = sumtree.tree_arrays(capacity, least, sumtree.TOP, memory)
+
+    @property
+    def total(self) -> float:
+        """The sum of all masses."""
+        return float(self.sums[-1])
+
+    @property
+    def least(self) -> float:
+        """The smallest mass that is not 0, infinite where there is none."""
+        return float(self.smallest[-1]) or math.inf
+
+    @property
+    def masses(self) -> Floats:
+        """The mass of each leaf; to be changed by `set` alone."""
+        return self.tree[: self.capacity]
+
+    def set(self, leaves: Ints, masses: Floats) -> None:
+        """Give leaves their masses, (n,) finite and not negative; the last one where a leaf is named twice."""
+        self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest, np.empty(len(leaves), np.int64))
+
+    def fill(self, masses: Floats) -> None:
+        """Give the first leaves these masses; all others must be 0."""
+        self.tree[: len(masses)] = masses
+        # One leaf of each node that changes: setting it adds up all of them.
+        leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
+        self.set(leaves, self.tree[leaves])
+
+
+class PriorityTable:
+    """The priorities of one kind of id. Not thread-safe.
+
+    `alpha` is the exponent of the priorities, `least` whether to know the smallest of them; `tree` holds the masses, by
+    place.
+    """
+
+    tree: SumTree
+    _raw: Floats
+    _bounds: Floats
+    _pages: Ints
+    _slots: NDArray[np.int32]
+    _stacks: Ints
+    _heights: Ints
+    _table: Ints
+
+    def __init__(self, alpha: float, least: bool = False) -> None:
+        self._powers, self._offer, self._draw, self._update = map(chosen, ("powers", "offer", "draw", "update"))
+        self._alpha, self._least = alpha, least
+        self._bounds = np.zeros(0)
+        self._shared: _Shared | None = None
+        self._cursor = Cursor()
+        # What was offered last, see `kernels.pages`, and the lanes that it has the address of.
+        self._offered = np.zeros((4, columns.RUNS), np.int64), _NO_LANES
+        self._pages = np.zeros((0, columns.COLUMNS), np.int64)
+        self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
+        self._resize(FIRST_PAGES)
+        self._list_pages()
+
+    @property
+    def largest(self) -> float:
+        """The largest raw priority given to an id that can be drawn, 0 before any; new ids enter with it, or with 1."""
+        return float(chosen("largest_given")(self._pages, self._raw, self._bounds))
+
+    def _resize(self, count: int) -> None:
+        """Make room for so many pages, all that are in use among them; they are to be listed."""
+        width, size, old = columns.PAGE, columns.COLUMNS, self._pages
+        slots = 1 << (4 * count - 1).bit_length()
+        masses, raw, pages, found = zeros(
+            (int(sumtree.tree_starts(count * width)[-1]), np.float64),
+            (count * width, np.float64),
+            (count * size, np.int64),
+            (slots, np.int32),
+        )
+        tree, end = SumTree(count * width, self._least, masses), len(old) and self._end
+        if end:
+            pages[: end * size] = old[:end].reshape(-1)
+            raw[: end * width] = self._raw[: end * width]
+            tree.fill(self.tree.masses[: end * width])
+        pages, bounds = pages.reshape(count, size), bounds_of(count, self._bounds)
+        stacks, heights = np.empty((2, count), np.int64), np.zeros(4, np.int64)
+        # In the order of `kernels.pages.PAGES`.
+        table = pack(
+            pages, found, stacks, heights, raw, bounds, tree.starts, tree.tree, tree.sums, tree.smallest,
+            *self._ints, *self._floats,
+        )  # fmt: skip
+        # By one operation: an interrupt must not leave a record that names freed memory.
+        changed = {"_pages": pages, "_slots": found, "_stacks": stacks, "_heights": heights, "_raw": raw}
+        vars(self).update(changed, _bounds=bounds, tree=tree, _table=table)
+
+    @property
+    def _end(self) -> int:
+        """The number of pages up to the last one in use."""
+        in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
+        return int(in_use[-1]) + 1 if len(in_use) else 0
+
+    def _list_pages(self) -> None:
+        """Make the pages in use findable, and list the others: those of the lowest numbers are used first."""
+        pages = self._pages
+        columns.index_pages(pages, self._slots)
+        pages[:, columns.TOUCHED] = 0
+        pages[:, columns.WANTED] = pages[:, columns.SHOWN]
+        unused = np.flatnonzero(pages[:, columns.STRIDE] == 0)
+        self._stacks[0, : len(unused)] = unused[::-1]
+        self._heights[:] = len(unused), 0, 0, 0
+
+    def set_alpha(self, alpha: float) -> None:
+        """Change the exponent; costs as much as there are priorities, unless it is the same."""
+        if alpha != self._alpha:
+            self._alpha = alpha
+            end = self._end * columns.PAGE
+            powered = np.empty(end)
+            self._powers(np.abs(self._raw[:end]), alpha, powers.SMALLEST, powers.LARGEST, np.empty(end), powered)
+            self.tree.fill(np.where(self.tree.masses[:end] > 0, powered, 0.0))
+
+    # --- following a population --------------------------------------------------------------------------------------
+
+    def follow(self, population: Population, eps: float = 1e-6, eta: float = 0.9) -> None:
+        """Offer exactly the population's ids; costs what is new.
+
+        For `eps` and `eta` see `Prioritized`: they count for new ids whose steps have initial priorities.
+        """
+        if self._cursor.is_at(population):
+            return
+        changes, snapshot = self._cursor.changes(population), population.snapshot
+        record, lanes = (_NO_RECORD, _NO_LANES) if snapshot is None else (snapshot.record, snapshot.lanes)
+        old, runs = self._offered[0], changes.runs
+        if changes.reached.shape[1]:
+            old = self._with_reached(changes.reached)
+        new = np.empty((4, columns.RUNS + runs.shape[1]), np.int64)
+        numbers = changes.loose, changes.left, changes.whole, self._alpha
+        while self._offer(old, runs, new, record, self._table, *numbers):
+            self._make_room(population)
+        self._offered = new, lanes
+        read = population.initial_errors
+        if read is not None and snapshot is not None and self._heights[columns.NEW] and snapshot.has_priorities:
+            self._set_initial(population, read, eps, eta)
+        self._cursor.reach(population, changes)
+
+    def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
+        """Set the raw priorities of new ids from the initial ones of their steps.
+
+        Other new ids enter with the largest one given so far, the ids before them in the order included.
+        """
+        pages = self._stacks[columns.CHANGED, : self._heights[columns.NEW]]
+        # In an order that depends on nothing but the ids: a sampler that was loaded goes on as the one that was saved.
+        pages = pages[self._pages[pages, columns.FIRST].argsort()]
+        for at in range(0, len(pages), _PAGES_AT_ONCE):
+            lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
+            page, row = np.nonzero(bits(lines[:, columns.ENTERED].copy()))
+            ids = lines[page, columns.FIRST] + row * lines[page, columns.STRIDE]
+            initial = read(population.snapshot, ids, eta) + eps
+            is_given = ~np.isnan(initial)
+            largest = np.maximum.accumulate(np.append(self.largest, np.where(is_given, initial, 0.0)))[1:]
+            self.update(ids[is_given], initial[is_given], 0.0)
+            self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
+
+    def _enter(self, ids: Ints, raw: Floats) -> None:
+        """Let ids that can be drawn have these raw priorities, as not given."""
+        places, masses = self.places(ids), np.empty(len(ids))
+        self._powers(raw, self._alpha, powers.SMALLEST, powers.LARGEST, np.empty(len(ids)), masses)
+        self._raw[places] = -raw
+        self.tree.set(places, masses)
+
+    def _with_reached(self, reached: Ints) -> Ints:
+        """Return what was offered, with runs that have come to be hidden in part behind those that were."""
+        runs = self._offered[0]
+        ended, left = runs[[columns.ENDED, columns.LEFT], 0].tolist()
+        start, end = columns.RUNS + ended, columns.RUNS + ended + left
+        known = np.append(reached, np.full((1, reached.shape[1]), -1), axis=0)
+        more = np.concatenate([runs[:, : columns.RUNS], runs[:, start:end], known, runs[:, end:]], axis=1)
+        more[[columns.ENDED, columns.LEFT], 0] = 0, left + reached.shape[1]
+        return more
+
+    def _make_room(self, population: Population) -> None:
+        """Free the pages whose steps are all gone, and make more if there are few of these."""
+        in_use, is_alive, needed = self._alive(population)
+        gone, width = in_use[~is_alive], columns.PAGE
+        if len(gone):
+            places = (gone[:, None] * width + np.arange(width)).reshape(-1)
+            self.tree.set(places, np.zeros(len(places)))
+            self._pages[gone] = 0
+        if 4 * needed > 3 * len(self._pages):
+            self._resize(2 * needed)
+        self._list_pages()
+
+    def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
+        """Return the pages in use, whether there are steps of each, and how many pages all steps need."""
+        width = columns.PAGE
+        episodes = population.episodes()
+        keys = lane_keys(episodes.first, *population.segments)
+        there = (keys >= 0) & (episodes.count > 0)
+        (first, stride, count), keys = (column[there] for column in episodes), keys[there]
+        row = (first & POSITION_MASK) // stride
+        # Keys of the first rows of the pages that each episode lies in.
+        start, pages = keys - row % width, (row % width + count - 1) // width + 1
+        alive = np.unique(np.repeat(start, pages) + width * places_of(np.zeros_like(pages), pages))
+        in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
+        sought = lane_keys(self._pages[in_use, columns.FIRST], *population.segments)
+        return in_use, np.isin(sought, alive), len(alive)
+
+    # --- priorities --------------------------------------------------------------------------------------------------
+
+    def places(self, ids: Ints) -> Ints:
+        """Return the place of each id, -1 where it cannot be drawn."""
+        places = np.empty(len(ids), np.int64)
+        offered, lanes = self._offered
+        chosen("locate")(ids, offered[columns.ORIGIN, 0], lanes, self._pages, self._slots, places)
+        return places
+
+    def masses_of(self, ids: Ints) -> Floats:
+        """Return the mass of each id, 0 where it cannot be drawn."""
+        places = self.places(ids)
+        return np.where(places >= 0, self.tree.masses[places], 0.0)
+
+    def total_of(self, share: Share) -> float:
+        """Return the sum of the masses of a share: costs as much as to add them up."""
+        if share.world_size == 1:
+            return self.tree.total
+        now = self._pages[:, [columns.FIRST, columns.STRIDE]]
+        if self._shared is None or self._shared.share != share or len(self._shared.pages) != len(now):
+            self._shared = _Shared(share, np.full_like(now, -1), np.zeros((len(now), columns.PAGE)))
+        _, pages, mine = self._shared
+        other = np.flatnonzero((pages != now).any(axis=1))
+        first, stride = now[other].T
+        ids = first[:, None] + stride[:, None] * np.arange(columns.PAGE)
+        mine[other], pages[other] = share.contains(ids.reshape(-1)).reshape(ids.shape), now[other]
+        # Not by BLAS, whose threads wait for each other where processors are busy.
+        return float(np.einsum("i,i", self.tree.masses, mine.reshape(-1)))
+
+    def raw(self, ids: Ints) -> Floats:
+        """Return the raw priority of each id, 0 where it cannot be drawn."""
+        places = self.places(ids)
+        return np.where(places >= 0, np.abs(self._raw[places]), 0.0)
+
+    def draw(self, key: int, size: int, strata: int) -> tuple[Ints, Floats]:
+        """Return so many random ids, in proportion to their masses, and the chance of each.
+
+        The total is cut into `strata` equal parts: the first id is one of the first part, and so on, from the first
+        part again behind the last. `key`, 0 to below 2 ** 63, is what the random numbers follow from.
+        """
+        self._fit(size)
+        ids, chances = np.empty(size, np.int64), np.empty(size)
+        self._draw(key, strata, self._table, ids, chances)
+        return ids, chances
+
+    def update(self, ids: Ints, errors: Floats, eps: float) -> int:
+        """Set raw priorities |error| + eps of ids that can be drawn; return how many of them cannot.
+
+        If error i is not finite, nothing is changed and -1 - i is returned.
+        """
+        self._fit(len(ids))
+        skipped: int = self._update(ids, errors, eps, self._alpha, self._offered[0], self._table)
+        return skipped
+
+    def _fit(self, count: int) -> None:
+        """Have scratch memory for so many ids, and no more than some times that."""
+        wanted = max(count, _BLOCK)
+        if not wanted <= self._ints.shape[1] <= 4 * wanted:
+            ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
+            table[columns.DRAWN_PLACES :] = pack(*ints, *floats)
+            self._heights[columns.DRAWN] = 0
+            vars(self).update(_ints=ints, _floats=floats, _table=table)  # by one operation, as in `_resize`
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arrays and numbers from which `loaded` makes the same table: 8 bytes an id, and its pages.
+
+        `known` and `given` have a bit a row of a page: which have a priority, and which of those were given theirs.
+        """
+        population = self._cursor.population()
+        number = np.flatnonzero(self._pages[:, columns.STRIDE])
+        first, stride, known = self._pages[number][:, [columns.FIRST, columns.STRIDE, columns.KNOWN]].T.copy()
+        if population is not None and population.snapshot is not None:
+            known[~self._alive(population)[1]] = 0
+        raw, is_known = self._raw.reshape(-1, columns.PAGE)[number], bits(known)
+        return {
+            "page": number,
+            "first": first,
+            "stride": stride,
+            "known": known,
+            "given": masks(is_known & (raw > 0.0)),
+            "values": np.abs(raw[is_known]),
+            "pages": len(self._pages),
+        }
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
+        """Make a table from its state; ValueError where this is the state of no table.
+
+        Earlier versions did not save which priorities were given. There, new ids often entered with exactly 1: such a
+        priority counts as not given.
+        """
+        with state_of("a table of priorities"):
+            every = {"given": state["known"], **state}
+            number, first, stride, known, given = columns_of(every, ("page", "first", "stride", "known", "given"))
+            values, count = np.ascontiguousarray(state["values"], np.float64), int(state["pages"])
+        # What a state must be for the table to stay inside its arrays.
+        good = count > 0 and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
+        good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
+        good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
+        good = good and values.shape == (np.count_nonzero(bits(known)),) and not (given & ~known).any()
+        if not good or not (values > 0).all() or not np.isfinite(values).all():
+            raise ValueError("this saved table of priorities contradicts itself: it is damaged")
+        if count > (room := max(_MOST_EMPTY[0], _MOST_EMPTY[1] * len(number))):
+            count, number = room, np.arange(len(number))  # another order of pages is as good
+        table = cls(alpha, least)
+        table._resize(count)
+        for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):
+            table._pages[number, column] = of_pages
+        page, row = np.nonzero(bits(known))
+        is_given = bits(given)[page, row] if "given" in state else values != 1.0
+        table._raw[number[page] * columns.PAGE + row] = np.where(is_given, values, -values)
+        table._list_pages()
+        return table

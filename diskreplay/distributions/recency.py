@@ -1,0 +1,394 @@
+"""Newer steps more often.
+
+The newest ids of a population are kept in the order in which they came: in blocks of consecutive steps, each a small
+part of a half-life; older ones than `HALF_LIVES` are left out, as nothing would ever draw them. A block holds pieces,
+arithmetic runs of ids of one lane, which are taken to have come evenly while it was filled. So one array of a few
+thousand blocks says how probable each is, and to follow a store costs what is new.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from diskreplay.distributions.base import Draw, Owned
+from diskreplay.distributions.cursor import LaneCursor
+from diskreplay.distributions.number_arguments import number
+from diskreplay.distributions.population import Population
+from diskreplay.distributions.saved_state import columns, state_of
+from diskreplay.ids import POSITION_BITS, Floats, Ints
+from diskreplay.kernels.runs import (
+    IdRuns,
+    Visible,
+    behind,
+    by_lane,
+    lane_keys,
+    last_ids,
+    pieces_of,
+    runs_with,
+    without_hidden,
+)
+
+# Blocks of a half-life: what is in one of them differs by a fiftieth in its probability.
+BLOCKS = 32
+# What came so many half-lives ago is drawn once in 10 ** 12 times.
+HALF_LIVES = 40
+# Pieces of a block, beyond which it ends though it is not full.
+_MOST_PIECES = 256
+# A share of the pieces of what is sorted by time: they are a few to each block.
+_PARTS = 4
+# Ids that are looked up together.
+_AT_ONCE = 1 << 20
+# Half-lives between the newest block and the one by which weights are told: 2 ** 500 is within a double.
+_FAR = 500.0
+
+
+class Recency(Owned):
+    """Draw each id with a probability that halves with every `half_life` newer steps, with replacement.
+
+    P(i) ∝ 2 ** (-age / half_life), where age counts the steps that can be drawn and were published later, by whichever
+    writer. It is exact for one lane; between lanes the order is that in which the steps were found or, of those found
+    together, the one of their times, to within a thirtieth of the half-life.
+
+    It belongs to one sampler.
+
+    Parameters
+    ----------
+    half_life : float
+        In steps that can be drawn, above 0.
+
+    Raises
+    ------
+    ValueError
+        `half_life` is invalid.
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = number("half_life", half_life, above=0.0)
+        self._arrivals = Arrivals(self._half_life)
+
+    def __repr__(self) -> str:
+        return f"Recency(half_life={self._half_life:g})"
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids of a population that is not empty."""
+        return Draw(self._followed(population).draw(size, rng))
+
+    def chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        found = np.zeros(len(ids))
+        drawable = population.contains(ids)
+        if drawable.any():
+            found[drawable] = self._followed(population).chances(ids[drawable])
+        return found
+
+    def place(self) -> "Arrivals":
+        """Return the order of ids: another state has another one."""
+        return self._arrivals
+
+    def go_back(self, place: "Arrivals") -> None:
+        """Go back to an order of ids."""
+        self._arrivals = place
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order in which the newest ids came."""
+        return self._arrivals.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the order of ids that `state_dict` returned; those that came since are the newest.
+
+        ValueError where it is not one.
+        """
+        with state_of("Recency"):
+            self._arrivals = Arrivals.loaded(self._half_life, state)
+
+    def _followed(self, population: Population) -> "Arrivals":
+        if self._arrivals.is_of_another(population):
+            self._arrivals = Arrivals(self._half_life)
+        self._arrivals.follow(population)
+        return self._arrivals
+
+
+class Arrivals:
+    """The newest ids of one population, by when they came. Not thread-safe.
+
+    `half_life`: steps after which an id is half as probable.
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._block = max(1.0, half_life / BLOCKS)
+        self._most = max(HALF_LIVES * half_life, 4.0)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._cursor = LaneCursor()
+        # First, stride and count of each piece, and the ids before it; with room for more of them.
+        self._room: Ints = np.zeros((3, 64), np.int64)
+        self._before: Ints = np.zeros(65, np.int64)
+        self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and where the last one ends
+        self._ranks: Floats = np.zeros(1)  # the steps before each block, and before the one that comes next
+        self._is_full = True  # the last block
+        self._weigh()
+
+    @property
+    def _pieces(self) -> Ints:
+        return self._room[:, : self._starts[-1]]
+
+    # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def draw(self, size: int, rng: np.random.Generator) -> Ints:
+        """Draw ids with replacement."""
+        at, which = rng.random((2, size))
+        at *= self._weights[-1]
+        block = np.minimum(np.searchsorted(self._weights, at, "right") - 1, len(self._ids) - 1)
+        share = (at - self._weights[block]) / (self._weights[block + 1] - self._weights[block])
+        length = self._lengths[block]
+        share = np.log1p(share * np.expm1(length)) / length
+        among = self._before[self._starts[block]] + (which * self._ids[block]).astype(np.int64)
+        piece = np.searchsorted(self._before[: self._starts[-1]], among, "right") - 1
+        first, stride, count = self._pieces[:, piece]
+        drawn: Ints = first + np.minimum((share * count).astype(np.int64), count - 1) * stride
+        return drawn
+
+    def chances(self, ids: Ints) -> Floats:
+        """Return the probability with which each visible id is drawn."""
+        pieces, segments = IdRuns(*self._pieces), self._cursor.visible[1:3]
+        index, count = by_lane(pieces.first, segments), pieces.count
+        piece, number, found = runs_with(ids, lane_keys(ids, *segments), index, pieces)
+        number = np.where(found, number, 0)
+        chance = np.where(found, self._mass(piece, number + 1) - self._mass(piece, number), 0.0)
+        return np.asarray(chance / self._mass(np.arange(len(count)), count).sum(), np.float64)
+
+    def _mass(self, piece: Ints, number: Ints) -> Floats:
+        """Return how probable it is to draw one of the first ids of a piece, in any unit."""
+        block = np.searchsorted(self._starts, piece, "right") - 1
+        count, length = self._pieces[2, piece], self._lengths[block]
+        share = np.expm1(length * number / count) / np.expm1(length)
+        mass: Floats = np.diff(self._weights)[block] / self._weights[-1] * count / self._ids[block] * share
+        return mass
+
+    # --- following ---------------------------------------------------------------------------------------------------
+
+    def is_of_another(self, population: Population) -> bool:
+        """Tell whether ids are of another population. Those that were loaded are of the one that is followed next."""
+        return not (self._cursor.is_new or self._cursor.is_of(population))
+
+    def follow(self, population: Population) -> None:
+        """Bring it up to date with the population."""
+        if self._cursor.is_at(population):
+            return
+        changes = self._cursor.changes(population)
+        # Pieces hold nothing but ids that can be drawn. A resumed sampler cannot tell hidden ids from evicted ones: it
+        # draws the same only if neither takes part in draws.
+        self._drop_hidden(population.visible)
+        if self._cursor.generation != population.generation:
+            self._drop_evicted(population)
+        if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
+            # Steps are back that had been set aside: only their times tell where they belong. Or all that was kept is
+            # gone, and older ids are left.
+            self._clear()
+            changes = self._cursor.changes(population)
+            self._add(IdRuns(*changes.runs), population)
+        self._drop_oldest()
+        self._weigh()
+        self._cursor.reach(population, changes)
+
+    def _drop_hidden(self, visible: Visible) -> None:
+        """Take hidden ids away, and those of deleted segments."""
+        before, end = self._cursor.visible, int(self._starts[-1])
+        same = visible.lanes is before.lanes
+        if not visible.reached or (before.reached and visible.oldest is before.oldest and same):
+            return
+        if same:
+            # Most segments are newer than the newest one with a hidden step.
+            newest = np.searchsorted(visible.lane_base, np.flatnonzero(visible.oldest)[-1:], "right") + visible.origin
+            some = np.flatnonzero(self._room[0, :end] < (newest.max(initial=0) << POSITION_BITS))
+        else:
+            some = np.arange(end)
+        left = without_hidden(IdRuns(*self._room[:, some]), visible.least_ids(self._room[0, some]))
+        self._room[:, some] = np.stack(left)
+        if left.count.all():
+            np.cumsum(self._room[2, :end], out=self._before[1 : end + 1])
+        else:
+            kept = np.flatnonzero(self._room[2, :end])
+            self._replace(self._room[:, kept], kept)
+
+    def _drop_evicted(self, population: Population) -> None:
+        """Take ids away that were evicted by hand or set aside."""
+        (first, stride, count), before = self._pieces, self._before[: self._starts[-1] + 1]
+        parts, start = [np.zeros((4, 0), np.int64)], 0
+        while start < len(first):
+            stop = max(start + 1, int(np.searchsorted(before, before[start] + _AT_ONCE, "right")) - 1)
+            piece = np.repeat(np.arange(start, stop), count[start:stop])
+            number = np.arange(before[start], before[stop]) - before[piece]
+            ids = first[piece] + number * stride[piece]
+            left = population.contains(ids)
+            ids, piece, number = ids[left], piece[left], number[left]
+            # What is left of a piece are stretches of it.
+            begins = np.ones(len(ids), np.bool_)
+            begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
+            at = np.flatnonzero(begins)
+            parts.append(np.stack([ids[at], stride[piece[at]], np.diff(np.append(at, len(ids))), piece[at]]))
+            start = stop
+        *pieces, of = np.concatenate(parts, axis=1)
+        if len(of) != len(first) or (pieces[2] != count).any():
+            self._replace(np.stack(pieces), of)
+
+    def _replace(self, pieces: Ints, of: Ints) -> None:
+        """Go on with some of the pieces, or parts of them; ``of`` says which ones. What went makes none older."""
+        block = np.searchsorted(self._starts, of, "right") - 1
+        kept = np.unique(block)
+        lengths = np.diff(self._ranks)[kept]
+        self._write(0, pieces)
+        self._starts = np.append(np.searchsorted(block, kept), len(of))
+        self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
+
+    def _add(self, runs: IdRuns, population: Population) -> bool:
+        """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
+        runs, place = self._cursor.new_of(population, runs)
+        if not len(place):
+            return True
+        is_first = self._cursor.last[place] < 0
+        if self._pieces.shape[1] and is_first.any():
+            last = self._pieces[:, self._starts[-2] :]
+            newest = population.followed.times(last_ids(IdRuns(*last))).max()
+            if population.followed.times(runs.first[is_first]).min() < newest:
+                return False
+        self._cursor.take(runs, place)
+        _, origin, lanes, *_ = population.visible
+        steps = population.steps_of(runs.first, runs.stride // lanes[(runs.first >> POSITION_BITS) - origin])
+        if float((runs.count * steps).sum()) <= self._block:
+            self._extend(runs, float((runs.count * steps).sum()))
+        else:
+            self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
+        return True
+
+    def _extend(self, runs: IdRuns, steps: float) -> None:
+        """Add to the last block, or begin one."""
+        if self._is_full or len(self._starts) == 1:  # all are gone
+            self._starts = np.append(self._starts, self._starts[-1])
+            self._ranks = np.append(self._ranks, self._ranks[-1])
+        start = int(self._starts[-2])
+        pieces = _merged(np.concatenate([self._pieces[:, start:], np.stack(runs)], axis=1))
+        self._starts[-1] = self._write(start, pieces)
+        self._ranks[-1] += steps
+        self._is_full = bool(self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES)
+
+    def _append(self, runs: IdRuns, block: Ints, of: Ints, steps: Floats) -> None:
+        """Add whole blocks; each of these runs is of one, and of a run that came."""
+        lengths = np.bincount(block, runs.count * steps[of])
+        starts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(block))
+        parts = [_merged(part) for part in np.split(np.stack(runs), starts[1:-1], axis=1)]
+        sizes = np.array([part.shape[1] for part in parts])
+        self._write(int(self._starts[-1]), np.concatenate(parts, axis=1))
+        self._starts = np.append(self._starts, self._starts[-1] + np.cumsum(sizes))
+        self._ranks = np.append(self._ranks, self._ranks[-1] + np.cumsum(lengths))
+        self._is_full = bool(lengths[-1] >= self._block)
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest blocks, if many are too old."""
+        gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
+        drop = int(np.count_nonzero(gone))
+        if drop > len(gone) // 4:
+            self._write(0, self._pieces[:, self._starts[drop] :].copy())
+            self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
+
+    def _write(self, start: int, pieces: Ints) -> int:
+        """Write pieces from a place on, and return where they end."""
+        end: int = start + pieces.shape[1]
+        if end > self._room.shape[1]:
+            room, before = np.zeros((3, 2 * end), np.int64), np.zeros(2 * end + 1, np.int64)
+            room[:, :start], before[: start + 1] = self._room[:, :start], self._before[: start + 1]
+            self._room, self._before = room, before
+        self._room[:, start:end] = pieces
+        self._before[start + 1 : end + 1] = self._before[start] + np.cumsum(pieces[2])
+        return end
+
+    def _weigh(self) -> None:
+        """Make what draws are looked up in."""
+        self._ids = np.diff(self._before[self._starts])
+        steps = np.diff(self._ranks)
+        rate = math.log(2.0) / self._half_life
+        self._lengths = np.clip(steps * rate, 1e-300, 700.0)
+        # What a block weighs is its ids' density times an integral: weights of ids fall evenly through it.
+        behind = np.maximum((self._ranks[1:] - self._ranks[-1]) * rate, -_FAR)
+        weights = self._ids / np.maximum(steps, 1e-300) * np.exp(behind) * -np.expm1(-self._lengths)
+        self._weights = np.append(0.0, np.cumsum(weights))
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `loaded` goes on from."""
+        return {
+            "pieces": self._pieces.copy(),
+            "starts": self._starts.copy(),
+            "ranks": self._ranks.copy(),
+            "taken": self._cursor.taken,
+            "full": self._is_full,
+        }
+
+    @classmethod
+    def loaded(cls, half_life: float, state: Mapping[str, Any]) -> "Arrivals":
+        """Return what goes on from a state; one of `saved_state.INVALID` where it is none."""
+        new = cls(half_life)
+        pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
+        (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])
+        new._cursor = LaneCursor(taken)
+        new._is_full = bool(state["full"])
+        first, stride, count = pieces
+        good = pieces.ndim == 2 and new._starts[0] == 0 and new._starts[-1] == pieces.shape[1]
+        good = good and new._ranks.shape == new._starts.shape
+        if not good or (np.diff(new._starts) < 1).any() or not (np.diff(new._ranks) > 0).all():
+            raise ValueError("the order of ids contradicts itself")
+        if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (taken < 0).any():
+            raise ValueError("the order of ids has an invalid id")
+        new._write(0, pieces)
+        new._weigh()
+        return new
+
+
+def _merged(pieces: Ints) -> Ints:
+    """Join the pieces of one block that go on where others end."""
+    pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
+    first, stride, count = pieces
+    begins = np.ones(len(first), np.bool_)
+    begins[1:] = (first[1:] != first[:-1] + stride[:-1] * count[:-1]) | (stride[1:] != stride[:-1])
+    at = np.flatnonzero(begins)
+    return np.stack([first[at], stride[at], np.add.reduceat(count, at)])
+
+
+def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) -> tuple[IdRuns, Ints, Ints]:
+    """Cut runs into parts of blocks of ``size`` steps, in the order of their times; leave out all but the newest.
+
+    Returns the parts, the block of each, and the run that each is of.
+    """
+    begin = times(runs.first).astype(np.float64)
+    end = np.maximum(times(last_ids(runs)).astype(np.float64), begin)
+    newest = behind(runs, _older(runs.count, steps, begin, end, most))
+    pieces, of = pieces_of(newest, np.maximum(1, np.floor(size / _PARTS / steps)).astype(np.int64))
+    order = np.lexsort((pieces.first, times(pieces.first + (pieces.count - 1) // 2 * pieces.stride)))
+    pieces, of = IdRuns(*(column[order] for column in pieces)), of[order]
+    weight = pieces.count * steps[of]
+    block = np.unique(((np.cumsum(weight) - 0.5 * weight) / size).astype(np.int64), return_inverse=True)[1]
+    return pieces, np.asarray(block, np.int64), of
+
+
+def _older(count: Ints, steps: Floats, begin: Floats, end: Floats, most: float) -> Ints:
+    """Return how many of the first ids of each run came before all but the newest ``most`` steps."""
+    if float((count * steps).sum()) <= most:
+        return np.zeros(len(count), np.int64)
+    low, high = float(begin.min()), float(end.max()) + 1.0
+    for _ in range(64):
+        middle = 0.5 * (low + high)
+        if float(((count - _before(count, begin, end, middle)) * steps).sum()) >= most:
+            low = middle
+        else:
+            high = middle
+    return _before(count, begin, end, low)
+
+
+def _before(count: Ints, begin: Floats, end: Floats, time: float) -> Ints:
+    share = np.clip((time - begin) / np.maximum(end - begin, 1.0), 0.0, 1.0)
+    return np.minimum((share * count).astype(np.int64), count)

@@ -1,0 +1,274 @@
+"""Equal shares of the draws for groups of steps: episodes, or all episodes with one value of a field."""
+
+from collections import deque
+
+import numpy as np
+
+from diskreplay.distributions.base import Draw, Owned
+from diskreplay.distributions.cursor import Cursor
+from diskreplay.distributions.population import Changes, Population
+from diskreplay.errors import NotEnoughData
+from diskreplay.ids import Floats, Ints
+from diskreplay.kernels.runs import IdRuns, LaneIndex, by_lane, lane_keys, last_ids, numbered, runs_with
+
+# Newer runs are merged into the older ones when there are more of them than this, and than a 32nd of those.
+_FEW = 1024
+
+
+class Stratified(Owned):
+    """Draw a group with the same probability as any other, then one of its ids, with replacement.
+
+    Stratified sampling: P(i) = 1 / (G · n), where G counts the groups and n the ids of the one that i is in. So long
+    episodes are not drawn more often than short ones, nor tasks with many steps more often than those with few.
+
+    It belongs to one sampler.
+
+    Parameters
+    ----------
+    by : str
+        What makes a group: "episode", or an episode field by its path, such as "episode/task". Of a field, each value
+        is a group. Values come with the end of an episode: steps of open episodes, and of such as were given none, are
+        not drawn. Nor are windows that run across an episode's end, until no more can start in that episode.
+
+    Raises
+    ------
+    ValueError
+        `by` is invalid.
+    """
+
+    def __init__(self, by: str = "episode") -> None:
+        if not isinstance(by, str) or by.split("/")[0] != "episode" or by.endswith("/"):
+            raise ValueError(f'by must be "episode" or an episode field such as "episode/task", not {by!r}')
+        self._by = by
+        self.episode_fields = () if by == "episode" else (by,)
+        self._groups = _Groups(by)
+
+    def __repr__(self) -> str:
+        return f"Stratified(by={self._by!r})"
+
+    @property
+    def by(self) -> str:
+        """What makes a group."""
+        return self._by
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids of a population that is not empty; NotEnoughData where none of its episodes has a value."""
+        if not self.episode_fields:
+            return Draw(_draw_of_episodes(population, size, rng), None, population.size)
+        self._groups.follow(population)
+        if not len(self._groups.some):
+            raise NotEnoughData(
+                f"none of the {population.size} sampleable steps is of an ended episode with a value of {self._by}; "
+                "1 is needed, append more"
+            )
+        return Draw(self._groups.draw(size, rng), None, population.size)
+
+    def chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        if not self.episode_fields:
+            return _chances_of_episodes(population, ids)
+        self._groups.follow(population)
+        return self._groups.chances(population, ids)
+
+    def left(self, population: Population) -> Ints | None:
+        """Return the ids of the population's share whose episodes have a value; None: all can be drawn."""
+        if not self.episode_fields:
+            return None
+        return np.concatenate(
+            [np.zeros(0, np.int64), *(ids[self.chances(population, ids) > 0] for ids in population.ids())]
+        )
+
+
+# --- by episode: one run of ids, or two where a sample was moved ------------------------------------------------------
+
+
+def _draw_of_episodes(population: Population, size: int, rng: np.random.Generator) -> Ints:
+    first, stride, count = population.runs()
+    found, missing = [], size
+    while missing:
+        pick, number = rng.random((2, missing))
+        run = (pick * len(first)).astype(np.int64)
+        moved, is_moved = population.find_moved(run)
+        if is_moved.any():  # they are drawn with the other run of their episode
+            run, moved, number = run[~is_moved], moved[~is_moved], number[~is_moved]
+        number = (number * (count[run] + (moved >= 0))).astype(np.int64)
+        found.append(np.where(number < count[run], first[run] + number * stride[run], first[moved]))
+        missing -= len(run)
+    return np.concatenate(found)
+
+
+def _chances_of_episodes(population: Population, ids: Ints) -> Floats:
+    chances, run = np.zeros(len(ids)), population.find_runs(ids)
+    there, count = run >= 0, population.runs().count
+    every = np.arange(len(count))
+    moved, is_moved = population.find_moved(every)
+    steps = count + (moved >= 0)
+    steps[moved[moved >= 0]] = steps[moved >= 0]
+    chances[there] = 1.0 / (np.count_nonzero(~is_moved) * steps[run[there]])
+    return chances
+
+
+# --- by a field ------------------------------------------------------------------------------------------------------
+
+
+class _Groups:
+    """The ids of ended episodes by a field's value, which follow one population at the cost of what is new.
+
+    A group's ids are numbered in the order in which their runs came: those of `_old` and `_new`, of which the first
+    `_hidden` are hidden, and then what is left of runs that are hidden in part. `some` are the groups with ids, in the
+    order of their values.
+    """
+
+    def __init__(self, leaf: str) -> None:
+        self._leaf = leaf
+        self._cursor = Cursor()
+        self._epoch = -1
+        self._numbers: dict[bytes, int] = {}  # of groups, by their value
+        self._order: Ints = np.zeros(0, np.int64)  # all groups, in the order of their values
+        self.some = self._total = self._order
+        self._clear()
+
+    def _clear(self) -> None:
+        self._old, self._new, self._left = (_Runs.none() for _ in range(3))
+        self._came: deque[Ints] = deque()  # the groups of runs that are not hidden, in the order in which they came
+        self._partly: dict[int, int] = {}  # the groups of runs that are hidden in part, by their last ids
+        self._hidden = np.zeros(0, np.int64)
+
+    def follow(self, population: Population) -> None:
+        """Bring it up to date with the population."""
+        if self._cursor.is_at(population):
+            return
+        if self._epoch != population.epoch:  # in another one runs leave in another order than they came
+            self._cursor = Cursor()
+        changes = self._cursor.changes(population)
+        ended = changes.runs.shape[1] - changes.loose
+        if changes.whole or ended or changes.left or self._partly or changes.reached.shape[1]:
+            self._take_in(population, changes, ended)
+        self._epoch = population.epoch
+        self._cursor.reach(population, changes)
+
+    def _take_in(self, population: Population, changes: Changes, ended: int) -> None:
+        """Take in the runs of changes, the first of which are of ended episodes and stay as they are."""
+        came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.left].copy()
+        group = self._groups_of(population, came)
+        if changes.whole:
+            self._clear()
+            groups_left = self._groups_of(population, left)
+        else:
+            self._hide(changes.reached)
+            groups_left = np.array([self._partly[last] for last in last_ids(IdRuns(*left)).tolist()], np.int64)
+        self._partly = dict(zip(last_ids(IdRuns(*left)).tolist(), groups_left.tolist(), strict=True))
+        self._add(came, group)
+        self._left = _Runs(left, groups_left, len(self._numbers))
+        self._count()
+
+    def _groups_of(self, population: Population, runs: Ints) -> Ints:
+        """Return the group of each of these runs of ended episodes, -1 where the episode has no value."""
+        if not runs.shape[1]:
+            return np.zeros(0, np.int64)
+        values, known = population.followed.episode_values(self._leaf, runs[0])
+        texts = [value.tobytes() for value in values[known]]
+        group = np.full(len(known), -1)
+        group[known] = [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
+        return group
+
+    def _hide(self, reached: Ints) -> None:
+        """Take away the runs that came first."""
+        count, parts = reached.shape[1], [np.zeros(0, np.int64)]
+        while count:
+            first = self._came[0]
+            parts.append(first[:count])
+            if count < len(first):
+                self._came[0] = first[count:]
+            else:
+                self._came.popleft()
+            count -= len(parts[-1])
+        group = np.concatenate(parts)
+        self._partly.update(zip(last_ids(IdRuns(*reached)).tolist(), group.tolist(), strict=True))
+        some = group >= 0
+        np.add.at(self._hidden, group[some], reached[2, some])
+
+    def _add(self, runs: Ints, group: Ints) -> None:
+        """Put runs behind all others."""
+        many = len(self._numbers)
+        self._hidden = np.append(self._hidden, np.zeros(many - len(self._hidden), np.int64))
+        self._old.grow(many)
+        if not len(group):
+            self._new.grow(many)
+            return
+        self._came.append(group)
+        self._new = self._new.with_more(runs, group, many)
+        if len(self._new.group) > max(_FEW, len(self._old.group) // 32):
+            self._old, self._new = self._old.with_more(self._new.runs, self._new.group, many), _Runs.none(many)
+            self._came = deque([np.concatenate(self._came)])
+
+    def _count(self) -> None:
+        """Count what there is of each group."""
+        self._total = self._old.count + self._new.count + self._left.count - self._hidden
+        if len(self._order) < len(self._numbers):
+            self._order = np.array([self._numbers[text] for text in sorted(self._numbers)], np.int64)
+        self.some = self._order[self._total[self._order] > 0]
+
+    def draw(self, size: int, rng: np.random.Generator) -> Ints:
+        """Draw ids, each of a group that is drawn with the same probability as any other."""
+        pick, number = rng.random((2, size))
+        group = self.some[(pick * len(self.some)).astype(np.int64)]
+        at = (number * self._total[group]).astype(np.int64) + self._hidden[group]
+        found = np.zeros(size, np.int64)
+        for runs in (self._old, self._new, self._left):
+            here = (at >= 0) & (at < runs.count[group])
+            found[here] = runs.take(group[here], at[here])
+            at -= runs.count[group]
+        return found
+
+    def chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which each id is drawn."""
+        drawable = population.contains(ids)
+        group, keys = np.full(len(ids), -1), lane_keys(ids, *population.segments)
+        for runs in (self._old, self._new, self._left):
+            runs.find(ids, keys, population.segments, group)
+        there = drawable & (group >= 0)
+        chances = np.zeros(len(ids))
+        chances[there] = 1.0 / (len(self.some) * self._total[group[there]])
+        return chances
+
+
+class _Runs:
+    """Runs of ids, (3, n), in the order of their groups, of which there are `many`; those of group -1 are left out."""
+
+    def __init__(self, runs: Ints, group: Ints, many: int) -> None:
+        order = np.argsort(group, kind="stable")
+        order = order[np.count_nonzero(group < 0) :]
+        self.runs, self.group = runs[:, order], group[order]
+        self.count = np.bincount(self.group, self.runs[2], many).astype(np.int64)
+        self._begin = np.cumsum(self.count) - self.count
+        self._before = np.cumsum(self.runs[2]) - self.runs[2]
+        self._index: LaneIndex | None = None
+
+    @classmethod
+    def none(cls, many: int = 0) -> "_Runs":
+        """Return no runs."""
+        return cls(np.zeros((3, 0), np.int64), np.zeros(0, np.int64), many)
+
+    def with_more(self, runs: Ints, group: Ints, many: int) -> "_Runs":
+        """Return these and others, which come behind those of the same groups."""
+        return _Runs(np.append(self.runs, runs, axis=1), np.append(self.group, group), many)
+
+    def grow(self, many: int) -> None:
+        """Have more groups, without runs."""
+        if many > len(self.count):
+            more = np.zeros(many - len(self.count), np.int64)
+            self.count, self._begin = np.append(self.count, more), np.append(self._begin, more)
+
+    def take(self, group: Ints, number: Ints) -> Ints:
+        """Return ids by their group and number."""
+        return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
+
+    def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:
+        """Write the groups of the ids that are in these runs."""
+        if not len(self.group):
+            return
+        if self._index is None:
+            self._index = by_lane(self.runs[0], segments)
+        run, _, found = runs_with(ids, keys, self._index, IdRuns(*self.runs))
+        group[found] = self.group[run[found]]

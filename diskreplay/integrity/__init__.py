@@ -1,0 +1,1 @@
+"""What keeps a store whole: the independent checker, repair, and backups."""

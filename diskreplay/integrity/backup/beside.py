@@ -1,0 +1,102 @@
+"""Copies what a store has beside its segments: documents, evictions by hand, limiters, saved states, quarantine."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from diskreplay.folders import is_folder
+from diskreplay.integrity.backup.account import Account
+from diskreplay.integrity.backup.trees import copy_noted, files_below, make_folder, make_free_lock, remove_others
+from diskreplay.integrity.backup.unfinished import write_root_document
+from diskreplay.segments.documents import layout, state_files
+from diskreplay.segments.documents.metadata import Identity, identify
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.cloning import FileCopier
+from diskreplay.segments.segment import DRAFT
+
+# What living processes make or remove, beside the counters.
+_TEMPORARY = ("old-", "new-", DRAFT, state_files.DRAFT)
+# Files that are changed in their place.
+_CHANGING = (layout.LIMITERS, layout.EVICTIONS)
+
+
+class Beside:
+    """What lies beside the segments of a store, and its copy in another folder. Not thread-safe."""
+
+    def __init__(self, root: Root, target: Path, copier: FileCopier, account: Account) -> None:
+        self._root, self._source, self._target = root, root.folder, target
+        self._copier, self._account = copier, account
+        self._copied: dict[str, Identity] = {}
+
+    def copy_ahead(self) -> None:
+        """Copy what is seldom replaced, and never changed in its place, such as saved states, without a lock."""
+        self._copy([top for top in self._tops() if top not in _CHANGING])
+
+    def copy(self) -> None:
+        """Copy everything as it is now, and remove what is not there any more. The caller holds the store lock.
+
+        What was copied ahead and is still the same is not copied again. The counters are left to the caller.
+        """
+        self._account.begin("")
+        known = self._copy(self._tops())
+        write_root_document(self._root, self._target)
+        known |= {layout.METADATA, f"{layout.COUNTERS}/c.0", f"{layout.COUNTERS}/{layout.LOCK}"}
+        remove_others(self._target, known, lambda folder: _is_segment(folder.relative_to(self._target)))
+
+    def _tops(self) -> list[str]:
+        names = sorted(os.listdir(self._source))
+        return [name for name in names if name != layout.METADATA and not name.startswith(".")]
+
+    def _copy(self, tops: list[str]) -> set[str]:
+        """Copy these parts of the store's folder; return the paths of all their files."""
+        known = set()
+        for name in tops:
+            for path in self._files(name):
+                known.add(path)
+                self._bring(path)
+        return known
+
+    def _files(self, top: str) -> Iterator[str]:
+        """Yield the paths of the files to copy, after their folder was made."""
+        if not is_folder(self._source / top):
+            yield top
+            return
+        for folder, names in files_below(self._source / top, self._is_left_out):
+            inside = folder.relative_to(self._source)
+            with suppress(FileNotFoundError):  # gone, or its parent
+                make_folder(self._target / inside, folder)
+                yield from (path for name in names if not _is_made_anew(path := f"{inside}/{name}"))
+
+    def _is_left_out(self, folder: Path) -> bool:
+        inside = folder.relative_to(self._source)
+        first, second = (*inside.parts, "")[:2]
+        return _is_segment(inside) or (first == layout.COUNTERS and second.startswith((".", *_TEMPORARY)))
+
+    def _bring(self, path: str) -> None:
+        source, target = self._source / path, self._target / path
+        parts = path.split("/")
+        if parts[0] == layout.LIMITERS and parts[-1] == layout.LOCK:
+            make_free_lock(target, source)
+            return
+        now = identify(source)
+        if parts[0] not in _CHANGING and self._copied.get(path) == now:
+            return
+        stays = parts[0] == layout.SAMPLERS or path.startswith(f"{layout.COUNTERS}/quarantine/")
+        copy_noted(source, target, "", path, self._copier, self._account, may_clone=stays)
+        self._copied[path] = now
+
+
+def _is_segment(folder: Path) -> bool:
+    return len(folder.parts) == 2 and folder.parts[0] == layout.SEGMENTS and folder.name.isdecimal()
+
+
+def _is_made_anew(path: str) -> bool:
+    """Whether a file is no part of the copy, or is written by others: temporary ones, counters, and their lock.
+
+    A segment that is a file, or a link, is none either.
+    """
+    folder, _, name = path.rpartition("/")
+    if (folder == layout.COUNTERS and name in ("c.0", layout.LOCK)) or _is_segment(Path(path)):
+        return True
+    return name.startswith(".") and not path.startswith(f"{layout.COUNTERS}/quarantine/")

@@ -1,0 +1,109 @@
+"""Copies segments that are being written, up to what was committed at one moment, and seals the copies."""
+
+import dataclasses
+import os
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.ids import Ints
+from diskreplay.integrity.backup.account import Account
+from diskreplay.integrity.backup.trees import SegmentVanished, make_folder, make_free_lock
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.metadata import RowArray
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.cloning import copy_ranges
+from diskreplay.segments.files.durable import descriptor, write_file
+from diskreplay.segments.files.extents import Extent, extent_of
+from diskreplay.segments.files.mapping import opened
+from diskreplay.segments.files.volume import volume_of
+from diskreplay.segments.marks import map_trusted, new_rows_crc, read_marks
+from diskreplay.segments.segment import SegmentInfo, counter_inode
+
+
+class LiveRows(NamedTuple):
+    """What was committed to an unsealed segment at one moment: rows of each lane, and those with an observation."""
+
+    info: SegmentInfo
+    committed: Ints
+    observed: Ints
+
+
+def read_live(info: SegmentInfo) -> LiveRows:
+    """Return what is committed to a segment now, whose memory can be trusted.
+
+    Raises FileNotFoundError where it was evicted, FormatError where a counter is damaged.
+    """
+    shown, committed = map_trusted(info)
+    # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
+    observed = shown.copy()
+    committed = committed.copy()
+    if (committed < 0).any() or (observed > committed + 1).any():
+        raise FormatError(f"{info.path}: committed or observed is damaged; restore the segment")
+    return LiveRows(info, committed, np.maximum(observed, committed))
+
+
+def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
+    """Copy the committed rows of a segment into another store, and return the copy: unsealed, and in its place.
+
+    Nothing but these rows is in it, so that `seal_segments` makes of it what it makes of the segment of a writer that
+    died at that moment. Rows that do not match the marks of the original are noted. Raises SegmentVanished where the
+    segment is gone, FormatError or FileNotFoundError where files of it are missing or damaged, otherwise the system's
+    OSError of the target.
+    """
+    info, where = live.info, layout.segment_folder(live.info.number)
+    account.begin(where)
+    path = root.segment_path(info.number)
+    if is_folder(path):
+        shutil.rmtree(path)
+    try:
+        make_folder(path, info.path)
+        extent = extent_of(info, live.committed)
+        for name, document in info.documents():
+            make_folder(path / name, info.path / name)
+            if array := info.arrays.get(name):
+                _copy_array(live, array, extent, str(path), account)
+                continue
+            write_file(f"{path}/{name}/{layout.METADATA}", document)
+            if name in info.blueprint.counters:
+                rows = {layout.COMMITTED: live.committed, layout.OBSERVED: live.observed}.get(name)
+                write_file(f"{path}/{name}/c.0", bytes(8 * len(info.lanes)) if rows is None else rows.tobytes())
+        make_free_lock(path / layout.COMMITTED / layout.LOCK, info.path / layout.COMMITTED / layout.LOCK)
+        marks = read_marks(str(info.path), len(info.lanes))
+    except FileNotFoundError:
+        if is_folder(info.path):
+            raise
+        raise SegmentVanished(where) from None
+    copy = dataclasses.replace(info, root=root, path=path, inode=counter_inode(str(path)), volume=volume_of(str(path)))
+    write_file(f"{path}/{layout.METADATA}", copy.own_document())
+    before = Extent.begin(len(live.committed))
+    for mark in marks:
+        if (mark.rows > live.committed).any():
+            break
+        upto = extent_of(copy, mark.rows, before)
+        if new_rows_crc(copy, before, upto) != mark.sums:
+            account.note(where, "checksum", "", "rows do not match the mark that made them durable; copied as they are")
+            break
+        before = upto
+    return copy
+
+
+def _copy_array(live: LiveRows, array: RowArray, extent: Extent, folder: str, account: Account) -> None:
+    info, leaf = live.info, array.path
+    per_chunk, nbytes = info.chunk_rows[leaf], info.chunk_nbytes(leaf)
+    rows = live.observed if leaf == "obs" or leaf.startswith("obs/") else extent.of(leaf)
+    most = extent.values if array.is_of_episodes else live.observed
+    chunks = max(1, -(-int(most.max()) // per_chunk))
+    write_file(f"{folder}/{leaf}/{layout.METADATA}", info.rows_document(leaf, chunks * per_chunk))
+    for chunk in range(chunks):
+        target = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
+        write_file(target, nbytes=nbytes)
+        inside = np.clip(rows - chunk * per_chunk, 0, per_chunk).tolist()
+        ranges = layout.merge_ranges((lane * per_chunk, lane * per_chunk + count) for lane, count in enumerate(inside))
+        if ranges:
+            with opened(info.chunk_path(leaf, chunk), nbytes) as source, descriptor(target, os.O_WRONLY) as copy:
+                copy_ranges(source, copy, [(start * array.row_bytes, stop * array.row_bytes) for start, stop in ranges])
+            account.advance(os.stat(target).st_blocks * 512)

@@ -1,0 +1,165 @@
+"""Seals the segments of dead writers, and deletes what they never finished."""
+
+import time
+from contextlib import suppress
+from functools import partial
+
+from diskreplay.errors import FormatError, StorageFull
+from diskreplay.integrity.repair.remedies import Remedies, prove
+from diskreplay.integrity.verify.check_root import read_words
+from diskreplay.integrity.verify.verify import segment_numbers
+from diskreplay.retention.retention import LOCK_OF_DRAFT, Retention
+from diskreplay.segments.damage.damaged_copies import Proof
+from diskreplay.segments.damage.quarantine import QUARANTINE
+from diskreplay.segments.damage.unproven import WHY, Fate, fate_of
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.removals import PREFIX, destroy
+from diskreplay.segments.files.locks import held_lock, is_locked, try_lock
+from diskreplay.segments.sealing import may_seal
+from diskreplay.segments.segment import SegmentInfo, is_never_written
+from diskreplay.writing.marker import Marker
+from diskreplay.writing.sealer import Sealer
+
+# What begins like this is being made or deleted; some have a lock that their maker holds.
+_TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
+# Longer than a living process takes to put in place what it makes, or to remove it: what then stays was left behind.
+_PAUSE_S = 0.05
+
+
+class DeadWriters:
+    """Ends the work of dead writers as the next process that opens the store with mode "a" does. Used by one thread.
+
+    ``foreign``: segments that another machine wrote are sealed, too.
+    """
+
+    def __init__(self, remedies: Remedies, foreign: bool) -> None:
+        self._remedies, self._foreign = remedies, foreign
+        self._root, self._dry_run = remedies.root, remedies.dry_run
+
+    def seal(self) -> None:
+        """Seal the segments of dead writers, and delete what was never finished or is half evicted.
+
+        It takes the store lock itself.
+        """
+        unsealed = [info for info in self._unsealed() if self._foreign or may_seal(info)]
+        leftovers, lost = self._dead_leftovers(), self._never_written()
+        fates = {info.number: fate_of(info) for info in unsealed}
+        proofs = {info.number: prove(info) for info in unsealed}
+        # Of what another process has sealed and retention taken out meanwhile, there was nothing to be read.
+        unsealed = [info for info in unsealed if info.path.is_dir()]
+        if not self._dry_run:
+            self._seal(unsealed)
+            leftovers -= self._leftovers()
+        for where in lost:
+            self._remedies.note("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
+        for name in sorted(leftovers):
+            # A living process deletes without the store lock, which may take long.
+            detail = "was being deleted" if name.startswith(PREFIX) else "a process died in the middle of it"
+            self._remedies.note("removed", f"{layout.COUNTERS}/{name}", detail)
+        for info in unsealed:
+            self._note_fate(info, fates[info.number], proofs[info.number])
+
+    # --- segments ----------------------------------------------------------------------------------------------------
+
+    def _unsealed(self) -> list[SegmentInfo]:
+        """Return the unsealed segments that no living process of this machine holds."""
+        files = self._remedies.files
+        words = read_words(files)
+        numbers = (n for n in segment_numbers(files) if words is None or n < words.next_segment)
+        found = map(self._remedies.read, numbers)
+        return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
+
+    def _never_written(self) -> list[str]:
+        """Return the segments that say nothing of themselves since the power went, where no writer holds them."""
+        names = [layout.segment_folder(n) for n in segment_numbers(self._remedies.files)]
+        return [
+            name
+            for name in names
+            if is_never_written(str(self._root / name))
+            and not is_locked(self._root / name / layout.COMMITTED / layout.LOCK)
+        ]
+
+    def _seal(self, unsealed: list[SegmentInfo]) -> None:
+        store = self._remedies.store
+        retention = Retention(store, store.counters(writable=True))
+        sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
+        with suppress(FormatError):  # what a living writer holds may be damaged; that is reported in the end
+            while dead := retention.dead_segments():
+                for info, lock in dead:
+                    sealer.submit(info, lock)
+        if self._foreign:
+            self._submit_foreign(retention, sealer, unsealed)
+        try:
+            sealer.drain()
+        except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            self._give_up(unsealed, error)
+
+    def _submit_foreign(self, retention: Retention, sealer: Sealer, unsealed: list[SegmentInfo]) -> None:
+        gone: list[str] = []
+        with held_lock(self._remedies.store.lock_path):
+            for info in unsealed:
+                if may_seal(info) or (lock := try_lock(info.lock_path)) is None:
+                    continue
+                if retention.has_to_be_sealed(info, gone):
+                    sealer.submit(info, lock)
+                else:
+                    lock.release()
+        destroy(self._remedies.store, gone)
+
+    def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
+        """Set aside what cannot be sealed: no row of it was safe, or verify would have found what is missing."""
+        with held_lock(self._remedies.store.lock_path):
+            for info in unsealed:
+                where = layout.segment_folder(info.number)
+                now = self._remedies.read(info.number)
+                with self._remedies.segment_lock(where) as is_free:
+                    if is_free and now is not None and not now.sealed:
+                        self._remedies.set_aside(where, f"cannot be sealed: {error}")
+
+    def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
+        """Note what became of a segment of a dead writer, or would; a damaged copy has a ``proof``."""
+        now = info if self._dry_run else self._remedies.read(info.number)
+        where, note = layout.segment_folder(info.number), self._remedies.note
+        if self._dry_run and any(action.where == where for action in self._remedies.actions):
+            return  # it would be gone by now
+        kept = None if now is None or now.steps is None else now.steps - now.lost.steps
+        if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
+            detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
+            note("rebuilt", where, detail, proof.steps_lost)
+            return
+        if fate not in (Fate.SEALED, Fate.COPIED):
+            if self._dry_run or now is None:
+                place = f"; now in {QUARANTINE}" if fate is Fate.SET_ASIDE else ""
+                note(fate.value, where, f"{WHY[fate]}{place}")
+            return
+        if fate is Fate.COPIED:
+            note("quarantined", where, f"{WHY[fate]}; a copy is in {QUARANTINE}")
+        if now is not None and (self._dry_run or now.sealed):
+            steps = "" if kept is None else f", {kept} steps kept"
+            note("sealed", where, f"its writer is gone{steps}")
+
+    # --- what was never finished -------------------------------------------------------------------------------------
+
+    def _dead_leftovers(self) -> set[str]:
+        """Return what processes that died left; what a living one is just making or removing is gone after a while."""
+        found = self._leftovers()
+        if found:
+            time.sleep(_PAUSE_S)
+            found &= self._leftovers()
+        return found
+
+    def _leftovers(self) -> set[str]:
+        names = self._remedies.files.listing(layout.COUNTERS) or {}
+        folder = self._root / layout.COUNTERS
+        return {
+            name
+            for name in names
+            for beginning, lock in _TEMPORARY.items()
+            if name.startswith(beginning) and not (lock and is_locked(folder / name / lock))
+        }
+
+
+def _count_sealed(retention: Retention) -> None:
+    """Notify readers; where that fails, they check by themselves once a second."""
+    with suppress(FormatError, StorageFull):
+        retention.count_sealed()

@@ -1,0 +1,133 @@
+"""What a repair does to the files of a store, and its list of that."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cached_property
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import OpenFolder, is_folder
+from diskreplay.integrity.repair.repair_documents import known_document, restore_file
+from diskreplay.integrity.repair.repaired import Action, Repaired, without
+from diskreplay.integrity.verify.check_root import read_evictions, read_words
+from diskreplay.integrity.verify.check_segment import verify_segment
+from diskreplay.integrity.verify.documents import Plan
+from diskreplay.integrity.verify.files import Files, Problem
+from diskreplay.segments.damage.damaged_copies import Proof, prove_by_blocks
+from diskreplay.segments.damage.quarantine import QUARANTINE, move_aside
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root, read_root
+from diskreplay.segments.files.locks import held_lock, is_locked, try_lock
+from diskreplay.segments.segment import SegmentInfo, read_segment
+
+
+class Remedies:
+    """Restores files of one store or sets them aside, or with ``dry_run`` only lists that. Used by one thread.
+
+    Attributes
+    ----------
+    plan : Plan
+        The layout of every segment, by the document of the root: set as soon as that is whole.
+    actions : list of Action
+        What was done.
+    """
+
+    plan: Plan
+
+    def __init__(self, home: OpenFolder, dry_run: bool, max_lost_steps: int | None) -> None:
+        self.home, self.root, self.dry_run = home, home.path, dry_run
+        self._most = max_lost_steps
+        self.actions: list[Action] = []
+
+    @cached_property
+    def store(self) -> Root:
+        """The store, whose own document is whole."""
+        return read_root(self.home.name, self.home)
+
+    @property
+    def files(self) -> Files:
+        """The files of the store, as verify reads them; its findings are not kept."""
+        return Files(str(self.root))
+
+    @cached_property
+    def evicted(self) -> dict[int, list[tuple[int, int]]]:
+        """Position and steps of the episodes of each segment that were evicted by hand."""
+        files = self.files
+        words = read_words(files)
+        return {} if words is None else read_evictions(files, self.plan, words)
+
+    def note(self, what: str, where: str, detail: str, steps: int = 0) -> None:
+        """Add an `Action` to the list."""
+        self.actions.append(Action(what, where, detail, steps))
+
+    def store_lock(self) -> AbstractContextManager[None]:
+        """Return what holds the store lock; a dry run takes none."""
+        return nullcontext() if self.dry_run else held_lock(self.root / layout.COUNTERS / layout.LOCK)
+
+    @contextmanager
+    def segment_lock(self, where: str) -> Iterator[bool]:
+        """Hold a segment's lock, and yield whether it has no living writer. What is not a folder has no lock."""
+        committed = self.root / where / layout.COMMITTED
+        path = committed / layout.LOCK
+        lock, is_free = None, True
+        if not (self.root / where).is_symlink() and not committed.is_symlink() and committed.is_dir():
+            try:
+                lock = None if self.dry_run else try_lock(path)
+                is_free = not is_locked(path) if self.dry_run else lock is not None
+            except PermissionError:
+                is_free = False
+            except (FormatError, OSError):  # a link or a folder: no writer can hold it
+                pass
+        try:
+            yield is_free
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def read(self, number: int) -> SegmentInfo | None:
+        """Read the document of a segment, None where it cannot be read."""
+        try:
+            return read_segment(self.store, number)
+        except (FormatError, OSError):
+            return None
+
+    def verify_segment(self, number: int) -> list[Problem]:
+        """Verify a segment with all its checksums; unproven rows are no finding."""
+        found, _ = verify_segment(str(self.root), number, self.plan, deep=True, evicted={})
+        return without(found, "unproven")
+
+    def set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
+        """Move something into quarantine, for which so many steps are lost.
+
+        ``said`` are the steps that a segment's own document tells of; None: they are counted.
+        """
+        now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=said)
+        self.note("quarantined", where, f"{detail}; now {now}", steps)
+
+    def may_lose(self, where: str, detail: str, steps: int) -> bool:
+        """Whether so many steps more may be set aside; that they may not is noted."""
+        left = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
+        if left is None or steps <= left:
+            return True
+        self.note("refused", where, f"{detail}; {steps} steps would be set aside, and {left} may be", steps)
+        return False
+
+    def restore(self, where: str, data: bytes, detail: str) -> None:
+        """Restore a file; a folder in its place is set aside."""
+        if is_folder(self.root / where):
+            self.set_aside(where, detail)
+        if self.dry_run or restore_file(self.root / where, data):
+            self.note("restored", where, detail)
+
+    def make_group(self, name: str) -> None:
+        """Make a group of the root again, with its document."""
+        if not self.dry_run:
+            (self.root / name).mkdir()
+        where = f"{name}/{layout.METADATA}"
+        self.restore(where, known_document(self.plan, where, 0) or b"", "was missing")
+
+
+def prove(info: SegmentInfo) -> Proof | None:
+    """Return what `prove_by_blocks` does, None also where the small files of the segment are damaged."""
+    with suppress(FormatError, OSError):
+        return prove_by_blocks(info)
+    return None

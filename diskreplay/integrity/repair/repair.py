@@ -1,0 +1,209 @@
+"""Repairs a store: what is damaged is restored, rebuilt or set aside, and segments of dead writers are sealed."""
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+
+from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.folders import OpenFolder, is_folder, shown_paths
+from diskreplay.integrity.repair.dead_writers import DeadWriters
+from diskreplay.integrity.repair.remedies import Remedies
+from diskreplay.integrity.repair.repair_documents import from_copy, known_document, repair_words, restore_file
+from diskreplay.integrity.repair.repaired import Repaired, without
+from diskreplay.integrity.repair.restore import restore_segment
+from diskreplay.integrity.repair.salvage import salvage
+from diskreplay.integrity.repair.segment_repair import SegmentRepair
+from diskreplay.integrity.verify.check_root import COUNTERS_FILE, GROUPS, read_plan, read_words
+from diskreplay.integrity.verify.files import Problem
+from diskreplay.integrity.verify.pack_tables import find_superseded
+from diskreplay.integrity.verify.verify import check_beside, read_packs, segment_numbers, verify
+from diskreplay.segments.damage.quarantine import quarantined_numbers, read_quarantine
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import open_home
+from diskreplay.segments.rebuild import finish_replacements
+
+Progress = Callable[[int, int], None]
+_ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
+
+
+@shown_paths()
+def repair(
+    path: str | os.PathLike[str] | OpenFolder,
+    *,
+    dry_run: bool = False,
+    foreign: bool = False,
+    salvage: bool = False,
+    restore: int | None = None,
+    max_lost_steps: int | None = None,
+    progress: Progress | None = None,
+) -> Repaired:
+    """Repair a store without deleting anything: what cannot be repaired is moved to ``counters/quarantine``.
+
+    Small files whose content follows from others are written again. A sealed segment with damaged rows is rebuilt
+    with the episodes that are whole, under the same ids, and the damaged one goes into quarantine; so does a segment
+    of which nothing is left, or that cannot be read at all, and what has no place in a store. Segments whose writer
+    died are sealed. What a living writer holds is left alone. Every sealed chunk is read once, or where it is damaged
+    a few times. Readers follow with their next refresh.
+
+    The arguments are those of `Store.repair`. Other processes may use the store meanwhile; where its folder is moved,
+    on its file system, it is followed. ``progress`` is called with the bytes that were read of segments, and of
+    all of them. Raises what `Store.repair` does, but never ReadOnlyError; ValueError where ``max_lost_steps`` is no
+    number of steps, FormatError where the store is of a version that this release does not know.
+    """
+    if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
+        raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")
+    home = open_home(path)
+    try:
+        if restore is not None:
+            return restore_segment(home, restore, dry_run=dry_run)
+        return _Repair(home, dry_run, foreign, salvage, max_lost_steps).run(progress)
+    except OSError as error:
+        if isinstance(error, StoreNotFound) or not home.is_deleted():
+            raise
+        gone = f"{home.name} was deleted, or moved to another file system, while it was repaired"
+        raise StoreNotFound(gone) from error
+
+
+class _Repair:
+    """One repair of one store. Used by one thread."""
+
+    def __init__(
+        self, home: OpenFolder, dry_run: bool, foreign: bool, salvage: bool, max_lost_steps: int | None
+    ) -> None:
+        self._remedies = Remedies(home, dry_run, max_lost_steps)
+        self._home, self._root, self._dry_run = home, home.path, dry_run
+        self._foreign, self._salvage = foreign, salvage
+
+    def run(self, progress: Progress | None) -> Repaired:
+        """Repair everything."""
+        problems = without(verify(self._home, deep=True, progress=progress), "quarantine")
+        plan = read_plan(self._remedies.files)
+        if plan is None:  # without its own document nothing is known about a store
+            data = from_copy(self._root / layout.METADATA, self._root / layout.ROOT_COPY)
+            if data is not None:
+                self._remedies.note("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
+            if data is None or self._dry_run:
+                return Repaired(self._remedies.actions, problems)
+            with self._remedies.store_lock():
+                restore_file(self._root / layout.METADATA, data)
+            return self.run(progress)
+        self._remedies.plan = plan
+        if not self._has_lock():
+            return Repaired(self._remedies.actions, problems)
+        with self._remedies.store_lock():
+            self._repair_damage(problems)
+        # Before anything is repaired, the store may be unreadable to what finds dead writers.
+        with suppress(FormatError) if self._dry_run else nullcontext():
+            DeadWriters(self._remedies, self._foreign).seal()
+            if self._salvage:
+                self._remedies.actions += salvage(self._remedies.store, dry_run=self._dry_run)
+        left = problems if self._dry_run else without(verify(self._home), "quarantine")
+        return Repaired(self._remedies.actions, left, read_quarantine(self._root))
+
+    # --- beside the segments -----------------------------------------------------------------------------------------
+
+    def _has_lock(self) -> bool:
+        """Make the folder of the store lock where it is missing; return whether it is there."""
+        folder = self._root / layout.COUNTERS
+        if not os.path.lexists(folder):
+            self._remedies.make_group(layout.COUNTERS)
+            if self._dry_run:
+                return True
+        if not is_folder(folder):
+            return False
+        lock = folder / layout.LOCK
+        if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file()):
+            self._remedies.set_aside(f"{layout.COUNTERS}/{layout.LOCK}", "is not a regular file")
+        return True
+
+    def _repair_damage(self, problems: list[Problem]) -> None:
+        """Repair everything but what dead writers left."""
+        self._finish_others()
+        if not self._dry_run:
+            problems = self._still_found(problems)
+        self._repair_groups(problems)
+        numbers = segment_numbers(self._remedies.files)
+        if any(problem.where in (layout.COUNTERS, COUNTERS_FILE) for problem in problems):
+            self._repair_counters(numbers)
+        names = {layout.segment_folder(number): number for number in numbers}
+        damaged: dict[int, list[Problem]] = {}
+        for problem in problems:
+            if problem.kind == "unproven":
+                continue  # no damage: it is kept where it is
+            number = names.get("/".join(problem.where.split("/")[:2]))
+            if number is None:
+                self._repair_beside(problem)
+            else:
+                damaged.setdefault(number, []).append(problem)
+        self._repair_segments(damaged, numbers)
+
+    def _repair_groups(self, problems: list[Problem]) -> None:
+        """Make the groups of the root that are missing, or that something else is in place of."""
+        for problem in problems:
+            if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
+                if problem.kind == "type":
+                    self._remedies.set_aside(problem.where, problem.detail)
+                self._remedies.make_group(problem.where)
+
+    def _repair_segments(self, damaged: dict[int, list[Problem]], numbers: list[int]) -> None:
+        """Repair the damaged ones of the segments ``numbers``; those of living writers are left alone."""
+        if not damaged:
+            return
+        # Rows of some of them may have been put into a pack since.
+        superseded = find_superseded(read_packs(self._remedies.files, self._remedies.plan, numbers))
+        segments = SegmentRepair(self._remedies)
+        for number, found in sorted(damaged.items()):
+            where = layout.segment_folder(number)
+            if number in superseded and all(problem.where != where for problem in found):
+                continue
+            with self._remedies.segment_lock(where) as is_free:
+                if is_free:
+                    segments.repair(number, found)
+
+    def _still_found(self, problems: list[Problem]) -> list[Problem]:
+        """Leave out findings beside the segments that are gone under the lock: the files were just being replaced.
+
+        Segments are looked at again one by one, and counters say themselves whether they are right.
+        """
+        words = (layout.COUNTERS, COUNTERS_FILE)
+        beside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
+        if not beside:
+            return problems
+        are_of_states = any(p.where.startswith(f"{layout.SAMPLERS}/") for p in beside)
+        still = {(p.kind, p.where) for p in check_beside(str(self._root), self._remedies.plan, are_of_states).problems}
+        return [p for p in problems if p not in beside or (p.kind, p.where) in still]
+
+    def _repair_counters(self, numbers: list[int]) -> None:
+        path = self._root / COUNTERS_FILE
+        if is_folder(path):
+            self._remedies.set_aside(COUNTERS_FILE, "is a folder")
+        aside = quarantined_numbers(self._root)
+        packs = read_packs(self._remedies.files, self._remedies.plan, numbers)
+        numbers = sorted({*numbers, *(number for tables in packs.values() for number in tables.numbers)})
+        detail = "from the segments that are there" if self._dry_run else repair_words(self._root, numbers, aside)
+        if detail is not None:
+            self._remedies.note("recomputed", COUNTERS_FILE, detail)
+
+    def _repair_beside(self, problem: Problem) -> None:
+        parts = problem.where.split("/")
+        words = read_words(self._remedies.files)
+        data = known_document(self._remedies.plan, problem.where, 0 if words is None else words.evictions, self._root)
+        if data is not None:
+            self._remedies.restore(problem.where, data, problem.detail)
+        elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
+            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was moved for another of its files
+                self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
+        elif problem.where.startswith(f"{layout.NOTES}/") or (
+            problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE
+        ):
+            self._remedies.set_aside(problem.where, problem.detail)
+        elif parts[0] == layout.LIMITERS and len(parts) == 3:
+            self._remedies.set_aside("/".join(parts[:2]), problem.detail)
+
+    def _finish_others(self) -> None:
+        """Complete the replacement of damaged segments that a process died in."""
+        if self._dry_run:
+            return
+        with suppress(FormatError):  # the store's counters may have to be repaired first; an opener finishes it then
+            for number in finish_replacements(self._remedies.store):
+                self._remedies.note("rebuilt", layout.segment_folder(number), "a process died in the middle of it")

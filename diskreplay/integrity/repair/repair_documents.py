@@ -1,0 +1,214 @@
+"""What repair can derive of a store: files whose content follows from others, and counters."""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.integrity.verify.documents import Plan, eviction_document, limiter_document, store_documents
+from diskreplay.segments.blocks import derive_blocks
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.metadata import read_document, verify_document
+from diskreplay.segments.episode_table import table_of
+from diskreplay.segments.files.durable import sync_file, sync_folder, write_atomic
+from diskreplay.segments.files.mapping import open_regular, read_regular
+from diskreplay.segments.inner_chunks import indexes_of
+from diskreplay.segments.packs import read_tables, table_from_copy
+from diskreplay.segments.segment import SegmentInfo
+
+_LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
+# A writer that dies between a counter and its complement has added at most the steps of one segment.
+_MOST_STEPS = 1 << layout.POSITION_BITS
+
+
+# --- files whose bytes are known -------------------------------------------------------------------------------------
+
+
+def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
+    """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
+
+    ``evictions`` is the number of evictions by hand. With ``root``, the store, the copy of its own document is known
+    too.
+    """
+    known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
+    known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)
+    if root is not None and (document := whole_document(root / layout.METADATA)) is not None:
+        known[layout.ROOT_COPY] = document
+    return limiter_document(plan) if _LIMITER.fullmatch(where) else known.get(where)
+
+
+def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
+    """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
+    folder, _, file = name.rpartition("/")
+    is_of_table = folder in layout.EPISODE_FOLDERS
+    if not info.sealed or not (is_of_table or folder in info.blueprint.paths):
+        return None
+    if name == layout.DOCUMENT_COPY:
+        return whole_document(info.path / layout.METADATA)
+    candidates: list[bytes] = []
+    if is_of_table:
+        candidates = [_of_episodes(info, name)]
+    elif name == layout.BLOCKS:
+        candidates = [derive_blocks(info)]
+    elif file == layout.METADATA:
+        candidates = [_document(info, folder)]
+    elif name == layout.TABLES_COPY and info.packed is not None:
+        with suppress(OSError, FormatError):
+            candidates = [b"".join(read_tables(info).contents)]
+    elif name == layout.INDEXES_COPY and info.compressed:
+        candidates = [indexes_of(info)]
+    elif file == "c.0.0" and folder in layout.PACK_TABLES:
+        candidates = [table_from_copy(info, folder)]
+    elif file == "c.0" and folder in layout.LANE_COUNTERS:
+        # Sealing made them equal.
+        candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
+    expected = info.checksums.get(name)
+    return next((data for data in candidates if data and crc32c(data) == expected), None)
+
+
+def whole_document(path: Path) -> bytes | None:
+    """Return the bytes of the root's or a segment's own document, or of a copy of it, if they fit their checksum."""
+    if not is_folder(path.parent):
+        return None
+    try:
+        data = read_document(path)
+        verify_document(data, path)
+    except (OSError, FormatError):
+        return None
+    return data
+
+
+def from_copy(document: Path, copy: Path) -> bytes | None:
+    """Return the copy of a document that does not fit its checksum or is gone, if the copy fits its own."""
+    if document.is_dir() or whole_document(document) is not None:
+        return None
+    return whole_document(copy)
+
+
+def restore_file(path: Path, data: bytes) -> bool:
+    """Write a file durably; False: its folder is missing, or is a link."""
+    if not is_folder(path.parent):
+        return False
+    write_atomic(path, data, synced=True)
+    sync_folder(path.parent)
+    return True
+
+
+def _document(info: SegmentInfo, folder: str) -> bytes:
+    if folder in info.arrays:
+        rows = max(info.values) if layout.is_of_episodes(folder) else int(_rows(info).max(initial=0))
+        return info.blueprint.arrays[folder].document(len(info.lanes), rows, info.chunk_rows[folder])
+    return dict(info.documents())[folder]
+
+
+def _rows(info: SegmentInfo) -> NDArray[np.int64]:
+    """Return the rows of each lane, none where no counter of them is whole."""
+    return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
+
+
+def _of_episodes(info: SegmentInfo, name: str) -> bytes:
+    """Return the right content of a file of the table of episodes, by the rows; nothing if the rows are damaged."""
+    if info.episodes is None:
+        return b""
+    known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
+    if name not in known and 0 < (rows := _rows(info)).sum() <= layout.MOST_TABLE_ROWS:
+        with suppress(OSError, FormatError):
+            known |= table_of(info, rows).files()
+    return known.get(name, b"")
+
+
+def _counter(info: SegmentInfo, counter: str) -> bytes:
+    """Return a counter of lanes if it is whole, else nothing."""
+    name = f"{counter}/c.0"
+    if not is_folder(info.path / counter):
+        return b""
+    with suppress(OSError, FormatError):
+        data = read_regular(str(info.path / name), 8 * len(info.lanes), 8 * len(info.lanes))
+        if crc32c(data) == info.checksums.get(name):
+            return data
+    return b""
+
+
+# --- the store's counters --------------------------------------------------------------------------------------------
+
+
+def repair_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str | None:
+    """Make the store's counters possible again; return what they were and are, or None where they were right.
+
+    One of a counter and its complement is right: a writer died between them, when the counter is the newer one, or a
+    bit of one flipped. What is there decides, and where it does not, the choice that keeps more. The caller holds the
+    store lock. ``numbers`` are those of the segments that are there, ``aside`` those in quarantine, which are never
+    given again.
+    """
+    path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
+    words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
+    with suppress(OSError, FormatError):
+        words = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")
+    values = words[: layout.COUNTER_WORDS]
+    chosen = _choose(
+        values.tolist(), (~words[layout.COUNTER_WORDS :]).tolist(), numbers, aside, _eviction_entries(root)
+    )
+    repaired = np.array([*chosen, *(~value for value in chosen)], "<i8")
+    if (repaired == words).all() and path.exists():
+        return None
+    try:
+        fd = open_regular(str(path), nbytes, os.O_RDWR)
+    except (OSError, FormatError):
+        write_atomic(path, repaired.tobytes())  # nobody can have it mapped
+        fd = open_regular(str(path), nbytes, os.O_RDWR)
+    with open(fd, "r+b", buffering=0) as file:
+        file.write(repaired.tobytes())
+    sync_file(path)
+    sync_folder(path.parent)
+    return f"{values.tolist()} is now {chosen}"
+
+
+def _choose(
+    values: list[int], others: list[int], numbers: list[int], aside: Sequence[int], evictions: int
+) -> list[int]:
+    chosen: list[int] = []
+    following = 1 + max([*numbers, *aside], default=-1)
+    for word, pair in enumerate(zip(values, others, strict=True)):
+        low, high = min(able := [value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0]), max(able)
+        if word == layout.NEXT_SEGMENT:
+            # The lower of those above every segment: a flipped bit would use up numbers.
+            choice = min((v for v in able if following <= v <= layout.MAX_SEGMENTS), default=following)
+        elif word == layout.FIRST_LIVE:
+            most = min(numbers, default=chosen[layout.NEXT_SEGMENT])
+            choice = max((v for v in able if v <= most), default=0)
+        elif word == layout.STEPS_EVICTED:
+            choice = high if high - low <= _MOST_STEPS else low
+        elif word == layout.RESERVED:
+            choice = high if high - low <= layout.RESERVED_AT_ONCE else low
+        elif word in (layout.CHANGES, layout.SEALED):
+            choice = high if high - low == 1 else low
+        elif word == layout.BOOT:
+            choice = low if low == high else 0
+        elif word == layout.EVICTION_ENTRIES:
+            choice = max((v for v in able if v <= evictions), default=0)
+        else:
+            # The lower horizon and frontier keep more; the other words are not used.
+            most = layout.MOST_COUNTED if word in (layout.HORIZON, layout.FRONTIER) else -1
+            choice = min((v for v in able if v <= most), default=0)
+        chosen.append(choice)
+    return chosen
+
+
+def _eviction_entries(root: Path) -> int:
+    """Return how many evictions by hand are in their files: entries are appended, and none has no steps."""
+    count = 0
+    with suppress(OSError, FormatError):
+        while is_folder(root / layout.EVICTIONS):
+            path, nbytes = root / layout.EVICTIONS / f"c.{count // layout.EVICTION_ROWS}.0", layout.EVICTION_ROWS * 16
+            steps = np.frombuffer(read_regular(str(path), nbytes, nbytes), "<i8")[1::2]
+            if not (steps > 0).all():
+                return count + int(np.argmin(steps > 0))
+            count += len(steps)
+    return count

@@ -1,0 +1,431 @@
+"""The attributes of a segment, and the counters of its lanes."""
+
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.integrity.verify.crc import checksum
+from diskreplay.integrity.verify.documents import (
+    MAX_DOCUMENT_BYTES,
+    Compressed,
+    Plan,
+    is_positive,
+    is_uuid,
+    is_whole,
+    read_group,
+)
+from diskreplay.integrity.verify.files import Files, read_at
+from diskreplay.integrity.verify.pack_tables import Tables
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.machine import boot_id
+from diskreplay.segments.files.volume import Volume, volume_of
+
+_SECTOR = 512  # what a disk writes as a whole
+_MOST_NS = 1 << 62
+_BLOCK_BYTES = 1 << 20  # of flags at once
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """The attributes in a segment's own document, checked."""
+
+    lanes: int
+    chunk_rows: dict[str, int]
+    in_place: bool
+    sealed: bool
+    steps: int
+    checksums: dict[str, int]
+    lost: tuple[tuple[int, int], ...]
+    lost_values: tuple[int, ...]  # of each of these ranges
+    steps_lost: int
+    writer: int
+    values: tuple[int, ...] = ()  # of each lane, if it is sealed and there are episode fields
+    times: tuple[int, int] | None = None
+    episodes: int | None = None  # lines of its table of episodes; None: it has none
+    claimed: tuple[int, ...] = ()
+    unproven_steps: int = 0
+    was_sealed: bool = False  # the original of a copy that has to prove its rows
+    packed: tuple[int, int] | None = None  # of a pack: the lines of its two tables
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: how arrays are, by path
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment as it was found: its folder, its attributes, and the rows of each lane that count.
+
+    ``values`` are the rows of each lane in arrays of episode fields. ``kept_values`` are the most of a lane, with rows
+    that are kept although nothing proves them. ``tables`` are the two tables of a pack, if they are whole.
+    """
+
+    files: Files
+    where: str
+    plan: Plan
+    attributes: Attributes
+    rows: NDArray[np.int64]
+    values: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    kept_values: int = 0
+    tables: Tables | None = None
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes it has."""
+        return self.attributes.lanes
+
+    @property
+    def chunk_rows(self) -> dict[str, int]:
+        """The rows of a lane in a chunk of each array."""
+        return self.attributes.chunk_rows
+
+    @property
+    def longest(self) -> int:
+        """The rows of its longest lane."""
+        return int(self.rows.max())
+
+    @property
+    def kept_rows(self) -> int:
+        """The rows of its longest lane with those that are kept although nothing proves them."""
+        return max(self.longest, *self.attributes.claimed) if self.attributes.claimed else self.longest
+
+    def rows_of(self, path: str) -> NDArray[np.int64]:
+        """Return the rows of each lane in an array."""
+        return self.values if layout.is_of_episodes(path) else self.rows
+
+    def longest_of(self, path: str) -> int:
+        """Return the most rows of a lane in an array."""
+        return int(self.rows_of(path).max())
+
+    def kept_of(self, path: str) -> int:
+        """Return the same with rows that are kept although nothing proves them."""
+        return max(self.longest_of(path), self.kept_values) if layout.is_of_episodes(path) else self.kept_rows
+
+    def inside(self, name: str) -> str:
+        """Return the name of a file of the segment, relative to the store."""
+        return f"{self.where}/{name}"
+
+    def chunk(self, path: str, chunk: int) -> str:
+        """Return the name of a chunk file, relative to the store."""
+        return f"{self.where}/{path}/{self.plan.arrays[path].chunk_name(chunk)}"
+
+    def chunk_bytes(self, path: str) -> int:
+        """Return the size of every chunk file of an array."""
+        if path in self.attributes.compressed:
+            return self.attributes.compressed[path].nbytes
+        return self.lanes * self.chunk_rows[path] * self.plan.arrays[path].row_bytes
+
+    def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
+        """Return the bytes of rows of one lane that lie in one chunk, None where its file is not whole."""
+        per_chunk, row_bytes = self.chunk_rows[path], self.plan.arrays[path].row_bytes
+        nbytes, at = (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes
+        # Files that are missing are reported where chunks are checked.
+        with self.files.quiet().opened(self.chunk(path, first // per_chunk), self.chunk_bytes(path)) as fd:
+            if fd is not None and len(data := read_at(fd, nbytes, at)) == nbytes:
+                return data
+        return None
+
+    def read_flags(self, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Return the flags of rows of one lane that lie in one chunk, none where its file is not whole."""
+        return np.frombuffer(self.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)
+
+    def flag_parts(self, lane: int, first: int, stop: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+        """Yield the flags of rows of one lane in parts of bounded size: first row, the row behind the last, flags."""
+        per_chunk = self.chunk_rows[layout.DONE]
+        while first < stop:
+            end = min(stop, (first // per_chunk + 1) * per_chunk, first + _BLOCK_BYTES)
+            yield first, end, self.read_flags(lane, first, end)
+            first = end
+
+
+def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
+    """Return the attributes of a segment, or None where a problem was reported."""
+    given = read_group(files, folder)
+    if given is None:
+        return None
+    try:
+        plan = plan.of(given["chunk_rows"])
+        found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
+        # A pack is complete before it has its place.
+        return (
+            found if found.packed or _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        text = f"no {error}" if isinstance(error, KeyError) else str(error)
+        files.report("metadata", f"{folder}/{layout.METADATA}", f"unusable attributes: {text[:120]}")
+        return None
+
+
+def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
+    need = partial(_need, given)
+    packed = _parse_packed(given)
+    compressed = _parse_compressed(given, plan)
+    requires = [*([] if packed is None else [layout.PACKS]), *([layout.ZSTD] if compressed else [])]
+    if given.get("requires", []) != requires:
+        raise ValueError(f"needs {given.get('requires')!r:.80} and not {requires}")
+    if given["store"] != plan.store:
+        raise ValueError(f"a segment of another store, {given['store']!r:.40}")
+    need(is_uuid(given["uuid"]), "uuid")
+    lanes, chunk_rows, sealed = given["lanes"], given["chunk_rows"], given["sealed"]
+    need(_are_whole(lanes) and 1 <= len(set(lanes)) <= layout.MAX_LANES and max(lanes) < layout.MAX_LANES, "lanes")
+    if len(set(lanes)) < len(lanes):
+        raise ValueError("a lane is there twice")
+    _check_chunk_rows(plan, len(lanes), chunk_rows, compressed)
+    need(isinstance(sealed, bool), "sealed")
+    _check_origin(given)
+    claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
+    most_rows = layout.POSITION_MASK // len(lanes)
+    need(_are_whole(claimed, most=most_rows) and len(claimed) in (0, len(lanes)), "claimed")
+    need(is_whole(unproven), "unproven_steps")
+    need(is_whole(given.get("unproven_time", 0), 0, _MOST_NS), "unproven_time")
+    if packed is not None:
+        need(lanes == [0], "lanes")
+        need(sealed, "sealed")
+        need(not claimed, "claimed")
+    need(packed is not None or not compressed, "compressed")
+    if sealed:
+        _check_sealed(given, len(lanes) if plan.episode_arrays else 0, most_rows)
+    times = given["times"] if sealed else None
+    return Attributes(
+        lanes=len(lanes),
+        chunk_rows={path: chunk_rows[path] for path in plan.arrays},
+        in_place=in_place,
+        writer=given["writer"],
+        claimed=tuple(claimed),
+        unproven_steps=unproven,
+        sealed=sealed,
+        steps=given["steps"] if sealed else 0,
+        times=None if times is None else tuple(times),
+        episodes=given.get("episodes") if sealed else None,
+        checksums=given["checksums"] if sealed else {},
+        values=tuple(given.get("values", ())) if sealed else (),
+        lost=_parse_lost(given, len(lanes)),
+        lost_values=tuple(given.get("lost_values", ())),
+        steps_lost=given.get("steps_lost", 0),
+        packed=packed,
+        compressed=compressed,
+    )
+
+
+def _need(given: Any, is_good: bool, name: str) -> None:
+    if not is_good:
+        raise ValueError(f"{name} is {given.get(name)!r:.60}")
+
+
+def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mapping[str, Compressed]) -> None:
+    """Raise ValueError if an array has chunks that no segment of so many lanes has."""
+    for path, array in plan.arrays.items():
+        rows = chunk_rows[path]
+        if not is_whole(rows, 1) or rows & (rows - 1):
+            raise ValueError(f"{rows!r:.40} rows a chunk of {path}")
+        if path in compressed:
+            if rows % compressed[path].rows or compressed[path].nbytes < 16 * (rows // compressed[path].rows) + 4:
+                raise ValueError(f"compressed says {compressed[path]} of {path}, whose chunk has {rows} rows")
+        elif rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
+            raise ValueError(f"chunks of {path} are too large")
+
+
+def _check_origin(given: Any) -> None:
+    """Raise ValueError if writer, machine, disk or clock cannot be."""
+    need = partial(_need, given)
+    need(is_whole(given["writer"]) and given["writer"] < layout.MAX_SEGMENTS, "writer")
+    need(is_whole(given["inode"]), "inode")
+    for name in ("machine_id", "boot_id", "created"):
+        need(isinstance(given[name], str), name)
+    need(_are_whole(given["volume"], 3), "volume")
+    wall = given["clock"]["wall"]  # where the epoch is on the clock of the rows
+    need(isinstance(wall, int) and not isinstance(wall, bool) and abs(wall) <= _MOST_NS, "clock")
+
+
+def _check_sealed(given: Any, lanes_with_values: int, most_rows: int) -> None:
+    """Raise ValueError if what sealing adds cannot be."""
+    need = partial(_need, given)
+    checksums, times = given["checksums"], given["times"]
+    are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()))
+    need(are_sums and max(checksums.values(), default=0) < 1 << 32, "checksums")
+    need(is_whole(given["steps"]), "steps")
+    need(_are_whole(given.get("values", []), lanes_with_values, most_rows), "values")
+    need(given.get("episodes") is None or is_whole(given["episodes"]), "episodes")
+    need(is_positive(given.get("sealed_at", 1)), "sealed_at")
+    need(_is_boot_time(given.get("sealed_clock")), "sealed_clock")
+    need(times is None or (_are_whole(times, 2) and times[0] <= times[1] <= _MOST_NS), "times")
+
+
+def _parse_packed(given: Any) -> tuple[int, int] | None:
+    """Return how many segments are in a pack, and how many lanes these have together; None of other segments."""
+    packed = given.get("packed")
+    if packed is None:
+        return None
+    members, runs = packed["members"], packed["runs"]
+    if not (is_whole(runs) and is_whole(members, 1, min(runs, layout.MAX_SEGMENTS))):
+        raise ValueError(f"packed is {packed!r:.60}")
+    return members, runs
+
+
+def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
+    """Return how arrays of a pack are compressed; those that every segment has never are."""
+    found = {path: Compressed(**how) for path, how in given.get("compressed", {}).items()}
+    if found.keys() - plan.arrays.keys() or found.keys() & {layout.DONE, layout.TIME, layout.PRIORITY}:
+        raise ValueError(f"compressed names {sorted(found)!r:.80}")
+    for path, how in found.items():
+        good = is_whole(how.rows, 1) and not how.rows & (how.rows - 1) and is_whole(how.nbytes)
+        if not good or not is_whole(how.level, *layout.ZSTD_LEVELS):
+            raise ValueError(f"compressed says {how!r:.80} of {path}")
+    return found
+
+
+def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> bool:
+    """Whether a value from JSON is a list of whole numbers of at most ``most``, of so many if given."""
+    return isinstance(value, list) and count in (None, len(value)) and all(is_whole(item, most=most) for item in value)
+
+
+def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
+    """Return position and rows of each range that was lost to damage: they follow one another and do not overlap."""
+    ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
+    if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
+        raise ValueError("lost is not a list of positions and rows")
+    if any(before[0] >= after[0] for before, after in pairwise(ranges)):
+        raise ValueError("lost is not in order")
+    free: dict[int, int] = {}  # the first row of each lane that is not in a range before
+    for position, rows in ranges:
+        row, lane = divmod(position, lanes)
+        if (row + rows) * lanes > layout.POSITION_MASK:
+            raise ValueError(f"lost names {rows} rows from position {position} on")
+        if row < free.get(lane, 0):
+            raise ValueError(f"lost names row {row} of lane {lane} twice")
+        free[lane] = row + rows
+    if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or (given["sealed"] and steps > given["steps"]):
+        raise ValueError(f"steps_lost is {steps!r:.40}")
+    values = given.get("lost_values", [])
+    if not _are_whole(values, len(ranges)) or any(n > rows for n, (_, rows) in zip(values, ranges, strict=True)):
+        raise ValueError(f"lost_values is {values!r:.60}")
+    return tuple((position, rows) for position, rows in ranges)
+
+
+def _is_boot_time(value: Any) -> bool:
+    """Whether a value is null, or machine, boot and seconds since that."""
+    if not isinstance(value, list) or len(value) != 3:
+        return value is None
+    return isinstance(value[0], str) and isinstance(value[1], str) and (value[2] == 0 or is_positive(value[2]))
+
+
+def was_lost(files: Files, folder: str) -> bool:
+    """Whether a segment is one whose machine went down before its own document was durable; no mark is there."""
+    scratch = files.quiet()
+    if not scratch.is_folder(folder) or has_marks(scratch, folder):
+        return False
+    data = _contents(scratch, f"{folder}/{layout.METADATA}")
+    if scratch.problems:
+        return False  # what is a link, or cannot be read, is another matter
+    return not data or any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR))
+
+
+def has_marks(files: Files, folder: str) -> bool:
+    """Whether any row of a segment is known to be durable: by a mark, or the counter."""
+    return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
+
+
+def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
+    """Whether a segment has no chunk that was copied before it was sealed; this may be a copy of it."""
+    if not found.sealed or inode == _inode(files, folder):
+        return True
+    writable, missing = False, False
+    for name, crc in found.checksums.items():
+        if name.rpartition("/")[0] not in plan.arrays or name.endswith(layout.METADATA):
+            continue
+        try:
+            mode = os.lstat(files.path(f"{folder}/{name}")).st_mode
+            if stat.S_ISREG(mode) and mode & 0o222:
+                writable = True
+                missing |= _checksum(files, f"{folder}/{name}") != crc
+        except OSError:
+            missing = True
+    counter = f"{layout.COMMITTED}/c.0"
+    missing |= writable and _checksum(files, f"{folder}/{counter}") != found.checksums.get(counter)
+    log = files.path(f"{folder}/{layout.MARKS}")
+    return not missing or not (writable or (os.path.lexists(log) and os.lstat(log).st_size))
+
+
+def _as_unsealed(found: Attributes) -> Attributes:
+    """Return what a segment says that was sealed while it was copied: it has to prove its rows."""
+    found = replace(found, sealed=False, was_sealed=True, in_place=False, claimed=(), unproven_steps=0)
+    return replace(found, steps=0, checksums={}, times=None, values=(), episodes=None)
+
+
+def _checksum(files: Files, where: str) -> int | None:
+    with files.quiet().opened(where) as fd:
+        return None if fd is None else checksum(fd)
+    return None
+
+
+def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
+    """Whether a segment is where it was written, in the same boot: what is in memory counts then."""
+    volume = attributes.get("volume")
+    if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
+        return False
+    try:
+        here = volume_of(files.path(folder))
+    except OSError:
+        return False
+    return attributes.get("inode") == _inode(files, folder) and here.may_be(Volume(*volume))
+
+
+def _contents(files: Files, where: str) -> bytes:
+    """Return the bytes of a file, none where it is missing."""
+    if not os.path.lexists(files.path(where)):
+        return b""
+    return files.read(where, MAX_DOCUMENT_BYTES) or b""
+
+
+def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
+    """Return the rows of each lane that are committed, or None where a problem was reported."""
+    lanes, before = attributes.lanes, len(files.problems)
+    values: dict[str, NDArray[np.int64]] = {}
+    if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
+        return None
+    # In this order: a writer stores `committed` first, so what is read of it is never behind the others.
+    for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
+        data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
+        if data is None:
+            return None
+        values[name] = np.frombuffer(data, "<i8")
+        crc = crc32c(data)
+        if attributes.checksums.get(f"{name}/c.0", crc) != crc:
+            files.report("checksum", f"{folder}/{name}/c.0", "does not fit the checksum that it was sealed with")
+    if len(files.problems) > before:
+        return None
+    if not attributes.sealed and not attributes.in_place:
+        return values[layout.COMMITTED]  # whatever they are, nothing but marks counts here
+    wrong = _wrong_counters(values, attributes.sealed)
+    for name, detail in wrong.items():
+        files.report("counters", f"{folder}/{name}/c.0", detail)
+    return None if wrong else values[layout.COMMITTED]
+
+
+def _wrong_counters(values: Mapping[str, NDArray[np.int64]], sealed: bool) -> dict[str, str]:
+    """Return what is wrong with counters of lanes, by name."""
+    committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
+    most = layout.POSITION_MASK // len(committed)
+    wrong: dict[str, str] = {}
+    for name, value in values.items():
+        if (value < 0).any() or (value > most).any():
+            wrong[name] = "a lane has a number of rows that cannot be"
+    if not wrong:
+        if (observed > committed + 1).any() or (sealed and (observed > committed).any()):
+            wrong[layout.OBSERVED] = "a lane has more observations than its rows allow"
+        if (durable > committed).any() or (sealed and (durable != committed).any()):
+            wrong[layout.DURABLE] = "a lane has other rows than are committed"
+    return wrong
+
+
+def _inode(files: Files, folder: str) -> int:
+    try:
+        return os.stat(files.path(f"{folder}/{layout.COMMITTED}/c.0")).st_ino
+    except OSError:
+        return -1

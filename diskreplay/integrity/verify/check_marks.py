@@ -1,0 +1,102 @@
+"""Which rows of a segment its marks prove, worked out from the page on the format."""
+
+import os
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.integrity.verify.check_attributes import Segment
+from diskreplay.integrity.verify.row_flags import NO_STEP
+from diskreplay.integrity.verify.values import count_values
+from diskreplay.segments.documents import layout
+
+Ints = NDArray[np.int64]
+_BLOCK_BYTES = 1 << 20
+_MOST_BYTES = 1 << 30
+_INVERTED = 0xFFFFFFFF
+
+
+def proven_rows(segment: Segment) -> Ints:
+    """Return the rows of each lane up to the last mark such that it and all before it fit."""
+    proven, values = np.zeros((2, segment.lanes), np.int64)
+    for sums, upto in _marks(segment):
+        more = count_values(segment, upto, proven)
+        if _new_bytes(segment, (proven, values), (upto, values + more)) != sums:
+            break
+        proven, values = upto, values + more
+    return proven
+
+
+def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
+    """Return the checksums of the new bytes and the rows of each mark, up to the first one that is not whole."""
+    where = segment.inside(layout.MARKS)
+    if not os.path.lexists(segment.files.path(where)):
+        return []
+    data = segment.files.read(where, _MOST_BYTES)
+    size = 24 + 8 * segment.lanes
+    found: list[tuple[list[int], Ints]] = []
+    seed, before = 0, np.zeros(segment.lanes, np.int64)
+    for start in range(0, len(data or b"") - size + 1, size):
+        record = (data or b"")[start : start + size]
+        own = crc32c(record[:-4], seed)
+        upto = np.frombuffer(record[16:-8], "<i8")
+        if int.from_bytes(record[:4], "little") != size or int.from_bytes(record[-4:], "little") != own:
+            break
+        if (upto < before).any() or int(upto.max()) > layout.POSITION_MASK // segment.lanes:
+            break
+        found.append(([int.from_bytes(part, "little") for part in (record[4:8], record[-8:-4])], upto))
+        seed, before = own, upto
+    return found
+
+
+def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, Ints]) -> list[int] | None:
+    """Return the CRC-32C of the rows and values that are not proven yet; None if a file is not whole.
+
+    That of the priorities apart, which begins and ends with the register as it is, so that zeros make 0.
+    """
+    sums = [0, _INVERTED]
+    for path in sorted(segment.plan.arrays):
+        which, is_of_values = int(path == layout.PRIORITY), layout.is_of_episodes(path)
+        before, upto = proven[is_of_values], marked[is_of_values]
+        grown = np.flatnonzero(before < upto).tolist()
+        per_chunk, row_bytes = segment.chunk_rows[path], segment.plan.arrays[path].row_bytes
+        most = max(1, _BLOCK_BYTES // max(1, row_bytes))
+        first = min((int(before[lane]) // per_chunk for lane in grown), default=0)
+        stop = max((-(-int(upto[lane]) // per_chunk) for lane in grown), default=0)
+        for chunk in range(first, stop):
+            for lane in grown:
+                at = max(int(before[lane]), chunk * per_chunk)
+                end = min(int(upto[lane]), (chunk + 1) * per_chunk)
+                while at < end:
+                    data = segment.read_rows(path, lane, at, min(end, at + most))
+                    if data is None:
+                        return None
+                    sums[which], at = crc32c(data, sums[which]), min(end, at + most)
+    return [sums[0], sums[1] ^ _INVERTED]
+
+
+def count_unproven(segment: Segment, proven: Ints) -> int:
+    """Return how many steps there are at most behind the proven rows, by the counters or by flags."""
+    lanes = segment.lanes
+    data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
+    claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
+    return sum(_count_behind(segment, lane, int(proven[lane]), int(claimed[lane])) for lane in range(lanes))
+
+
+def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
+    """Count the steps of a lane from a row on: those that are claimed, and as far as there are flags."""
+    per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
+    while True:
+        stop = min((at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
+        data = segment.read_rows(layout.DONE, lane, at, stop)
+        if data is None:
+            return steps
+        flags = np.frombuffer(data, np.uint8)
+        used = max(int(np.flatnonzero(flags)[-1]) + 1 if flags.any() else 0, min(claimed - at, len(flags)))
+        is_step = (flags & NO_STEP) == 0
+        if used > 0:
+            steps += pending + int(np.count_nonzero(is_step[:used]))
+            pending = 0
+        pending += int(np.count_nonzero(is_step[max(used, 0) :]))
+        at = stop

@@ -1,0 +1,244 @@
+"""A store apart from its segments: its own document, its counters, and what lies beside them."""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.folders import shown
+from diskreplay.integrity.verify.documents import (
+    MAX_DOCUMENT_BYTES,
+    Document,
+    Plan,
+    check_content,
+    check_itself,
+    check_templates,
+    eviction_document,
+    fits_itself,
+    is_positive,
+    is_uuid,
+    is_whole,
+    limiter_document,
+    make_plan,
+    parse,
+    read_schema,
+    store_documents,
+)
+from diskreplay.integrity.verify.files import Files, read_at
+from diskreplay.segments.documents import layout
+
+COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
+GROUPS = (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
+# A counter and its complement disagree for an instant while they are stored, one after the other.
+_ATTEMPTS = 50
+_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Words:
+    """The store's counters that matter here; ``evictions`` counts the entries of evictions by hand."""
+
+    next_segment: int
+    evictions: int
+
+
+def read_plan(files: Files) -> Plan | None:
+    """Return what the segments of a store have, or None where its own document has to be reported.
+
+    Raises StoreNotFound where there is nothing that was a store, FormatError where it is of a version that this release
+    does not know, or needs a feature.
+    """
+    names = _root_names(files)
+    if layout.METADATA not in names and not {layout.COUNTERS, layout.SEGMENTS} <= names.keys():
+        raise StoreNotFound(f"{shown(files.root)} is not a store: it has no zarr.json; diskreplay.create makes a store")
+    data = files.read(layout.METADATA, MAX_DOCUMENT_BYTES)
+    if data is None:
+        return None
+    fits = fits_itself(data)
+    _refuse_others(files, data, fits, {layout.COUNTERS, layout.SEGMENTS} <= names.keys())
+    if not check_itself(files, layout.METADATA, data) or (document := parse(files, layout.METADATA, data)) is None:
+        return None
+    attributes = document.get("attributes")
+    return _read_attributes(files, attributes if isinstance(attributes, dict) else {})
+
+
+def _root_names(files: Files) -> dict[str, str]:
+    names = files.quiet()
+    found = names.listing("")
+    if found is None:
+        raise StoreNotFound(f"{shown(files.root)} {names.problems[0].detail}; diskreplay.create makes a store")
+    return found
+
+
+def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
+    """Refuse what is not a store, and what an earlier or a later release wrote: that is not damage."""
+    attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
+    if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
+        if not has_folders:
+            raise StoreNotFound(f"{shown(files.root)} is not a diskreplay store; diskreplay.create makes a store")
+        return
+    version = attributes.get("format_version")
+    if fits is not False and version != layout.FORMAT_VERSION and is_whole(version):
+        raise FormatError(
+            f"{shown(files.root)} has format version {version!r:.40}, this release reads {layout.FORMAT_VERSION}; "
+            "update diskreplay"
+        )
+    requires = attributes.get("requires")
+    if fits and requires in (None, [], [layout.DISCARDS]):
+        raise FormatError(f"{shown(files.root)} {layout.BEFORE_RELEASE}")
+    if fits and requires != [layout.EPISODE_TABLES]:
+        raise FormatError(f"{shown(files.root)} needs {requires!r:.80}, which this release does not know")
+
+
+def _is_level(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"zstd"} and is_whole(value["zstd"], *layout.ZSTD_LEVELS)
+
+
+def _read_attributes(files: Files, attributes: Document) -> Plan | None:
+    before, get = len(files.problems), attributes.get
+    good = {
+        "format": get("format") == layout.FORMAT,
+        "format_version": get("format_version") == layout.FORMAT_VERSION,
+        "uuid": is_uuid(get("uuid")),
+        "capacity": get("capacity") is None or is_whole(get("capacity"), 1),
+        "capacity_bytes": get("capacity_bytes") is None or is_whole(get("capacity_bytes"), 1),
+        "max_age_s": get("max_age_s") is None or is_positive(get("max_age_s")),
+        "chunk_bytes": is_whole(get("chunk_bytes"), layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES),
+        "segment_steps": get("segment_steps") in (None, "episode") or is_whole(get("segment_steps"), 1),
+        "validate": get("validate") in (None, *layout.VALIDATIONS),
+        "compression": get("compression") is None or _is_level(get("compression")),
+        "compaction": get("compaction", layout.MANUAL) in layout.COMPACTIONS,
+        "segment_metadata": isinstance(get("segment_metadata"), dict),
+    }
+    for name in (name for name, is_good in good.items() if not is_good):
+        files.report("metadata", layout.METADATA, f"{name} is {str(get(name))[:80]}")
+    schema = read_schema(files, layout.METADATA, get("schema"))
+    if schema is None or not good["segment_metadata"]:
+        return None
+    plan = make_plan(schema, attributes["segment_metadata"], str(get("uuid")))
+    check_templates(files, plan, layout.METADATA)
+    return plan if len(files.problems) == before else None
+
+
+# --- what every store has beside its segments ------------------------------------------------------------------------
+
+
+def check_root(files: Files, plan: Plan) -> set[str]:
+    """Check the folders of a store and their documents; return those that are there."""
+    names = _root_names(files)
+    good = {name for name in GROUPS if files.is_folder(name)}
+    hidden = {name for name in names if name.startswith(".")}
+    files.report_unknown("", names, {*GROUPS, layout.METADATA, *hidden})
+    for name, expected in store_documents(plan).items():
+        if name in good:
+            check_content(files, f"{name}/{layout.METADATA}", expected, "metadata", "is not what every store has there")
+    if layout.COUNTERS in good:
+        files.check_lock(f"{layout.COUNTERS}/{layout.LOCK}")
+    if layout.EVICTIONS in good:
+        document = files.read(layout.METADATA, MAX_DOCUMENT_BYTES)
+        check_content(files, layout.ROOT_COPY, document, "checksum", "is not a copy of the root's zarr.json")
+    for group in sorted({layout.LIMITERS, layout.SAMPLERS} & good):
+        names = {name: kind for name, kind in (files.listing(group) or {}).items() if not name.startswith(".")}
+        folders = [name for name, kind in names.items() if kind == "folder" and name != layout.METADATA]
+        files.report_unknown(group, names, {layout.METADATA, *folders})
+        for name in sorted(folders) if group == layout.LIMITERS else ():
+            _check_limiter(files, plan, f"{group}/{name}")
+    return good
+
+
+def check_notes(files: Files) -> None:
+    """Check the notes of a store, if it has some: JSON documents, each with a checksum of itself."""
+    if not os.path.lexists(files.path(layout.NOTES)):
+        return
+    names = files.listing(layout.NOTES) or {}
+    notes = [name for name, kind in names.items() if kind == "file" and name.endswith(layout.NOTE_SUFFIX)]
+    files.report_unknown(layout.NOTES, names, notes)
+    for name in sorted(name for name in notes if not name.startswith(".")):
+        where = f"{layout.NOTES}/{name}"
+        data = files.read(where, MAX_DOCUMENT_BYTES)
+        if data is not None and check_itself(files, where, data):
+            parse(files, where, data)
+
+
+def _check_limiter(files: Files, plan: Plan, where: str) -> None:
+    document, detail = f"{where}/{layout.METADATA}", "is not that of a limiter's array"
+    check_content(files, document, limiter_document(plan), "metadata", detail)
+    slots = files.read(f"{where}/c.0", 8 * layout.LIMITER_SLOTS, 8 * layout.LIMITER_SLOTS)
+    if slots is not None and (np.frombuffer(slots, "<i8") < 0).any():
+        files.report("counters", f"{where}/c.0", "holds impossible counts")
+
+
+# --- counters --------------------------------------------------------------------------------------------------------
+
+
+def read_words(files: Files) -> Words | None:
+    """Return the store's counters, or None where a problem was reported."""
+    words = _stable_words(files)
+    if words is None:
+        return None
+    values, complements = words[: layout.COUNTER_WORDS], words[layout.COUNTER_WORDS :]
+    if (values ^ complements != -1).any():
+        word = int(np.flatnonzero(values ^ complements != -1)[0])
+        files.report("counters", COUNTERS_FILE, f"word {word} and its complement disagree")
+        return None
+    first, following = int(values[layout.FIRST_LIVE]), int(values[layout.NEXT_SEGMENT])
+    unused = values[layout.SEALED + 1 :]
+    possible = (values >= 0) & (values <= layout.MOST_COUNTED)
+    if not possible.all() or first > following or following > layout.MAX_SEGMENTS or unused.any():
+        files.report("counters", COUNTERS_FILE, f"holds impossible counters {values.tolist()}")
+        return None
+    return Words(following, int(values[layout.EVICTION_ENTRIES]))
+
+
+def _stable_words(files: Files) -> NDArray[np.int64] | None:
+    nbytes = 2 * layout.COUNTER_WORDS * 8
+    with files.opened(COUNTERS_FILE, nbytes) as fd:
+        if fd is None:
+            return None
+        for _ in range(_ATTEMPTS):
+            words = np.frombuffer(read_at(fd, nbytes, 0), "<i8")
+            if (words[: layout.COUNTER_WORDS] ^ words[layout.COUNTER_WORDS :] == -1).all():
+                break
+            time.sleep(_PAUSE_S)
+        return words
+    return None
+
+
+# --- evictions by hand -----------------------------------------------------------------------------------------------
+
+
+def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
+    """Return position and steps of each episode that was evicted by hand, by segment."""
+    where = f"{layout.EVICTIONS}/{layout.METADATA}"
+    data = files.read(where, MAX_DOCUMENT_BYTES)
+    document: Any = None if data is None else parse(files, where, data)
+    if document is not None:
+        shape = document.get("shape")
+        rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
+        # What was appended may not be counted yet.
+        fits = rows >= words.evictions and (rows == words.evictions or rows % layout.EVICTION_ROWS == 0)
+        if data != eviction_document(plan, rows) or not fits:
+            files.report("metadata", where, f"is not that of an array of {words.evictions} entries")
+    entries: dict[int, list[tuple[int, int]]] = {}
+    seen: set[int] = set()
+    left = words.evictions
+    for chunk in range(-(-words.evictions // layout.EVICTION_ROWS)):
+        name = f"{layout.EVICTIONS}/c.{chunk}.0"
+        block = files.read(name, layout.EVICTION_ROWS * 16, layout.EVICTION_ROWS * 16)
+        if block is None:
+            break
+        for first, steps in np.frombuffer(block, "<i8").reshape(-1, 2)[:left].tolist():
+            number = first >> layout.POSITION_BITS
+            if first < 0 or steps < 1 or number >= words.next_segment:
+                files.report("eviction", name, f"{steps} steps from id {first} were never there")
+            elif first in seen:
+                files.report("eviction", name, f"the episode of id {first} is named twice")
+            else:
+                seen.add(first)
+                entries.setdefault(number, []).append((first & layout.POSITION_MASK, steps))
+        left -= layout.EVICTION_ROWS
+    return entries

@@ -1,0 +1,171 @@
+"""The rows of a segment: whether they are episodes, with the steps and times it says, and those evicted by hand."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import EPISODE_VALUES
+from diskreplay.integrity.verify.check_attributes import Segment
+from diskreplay.integrity.verify.files import read_at
+from diskreplay.integrity.verify.row_flags import NO_STEP, START, count_steps, first_wrong
+from diskreplay.integrity.verify.values import lost_values
+from diskreplay.segments.documents import layout
+
+_BLOCK_BYTES = 1 << 20
+
+
+def check_flags(segment: Segment) -> bool:
+    """Check whether the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
+    files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
+    for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
+        if wrong := first_wrong(flags, before, counted):
+            at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
+            value = int(flags[wrong])
+            files.report("flags", segment.inside(layout.DONE), f"{at}: {value} is not part of a sequence of episodes")
+            return False
+        steps += count_steps(flags, counted)
+        counts = np.arange(flags.shape[1]) < counted[:, None]
+        values[lane : lane + len(flags)] += np.count_nonzero(counts & (flags & EPISODE_VALUES != 0), axis=1)
+    if not check_lost(segment):
+        return False
+    attributes = segment.attributes
+    steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # every row of a range is a step
+    if attributes.sealed and steps != attributes.steps:
+        files.report(
+            "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, and its rows hold {steps}"
+        )
+    values += lost_values(segment, np.zeros_like(segment.rows), segment.rows)
+    if attributes.values and attributes.values != tuple(values.tolist()):
+        detail = f"says that lanes have {list(attributes.values)!s:.60} values of episodes, and they have {values}"
+        files.report("counters", segment.inside(layout.METADATA), detail)
+    return True
+
+
+def check_times(segment: Segment) -> None:
+    """Check that times never fall within a lane, and have the bounds in the attributes of a sealed segment."""
+    attributes, files = segment.attributes, segment.files
+    found: list[int] = []
+    for lane, first, before, times, counted in blocks(segment, layout.TIME, 0):
+        counts = np.arange(times.shape[1]) < counted[:, None]
+        falls = (times < np.concatenate([before[:, None], times[:, :-1]], axis=1)) & counts
+        if attributes.packed:
+            falls &= _is_within_run(segment, first, times.shape[1])
+        if falls.any():
+            one, row = (int(i[0]) for i in np.nonzero(falls))
+            at = f"lane {lane + one}, row {first + row}"
+            files.report("times", segment.inside(layout.TIME), f"{at}: its time is before that of the previous row")
+            return
+        for position, count in attributes.lost:
+            row, one = divmod(position, attributes.lanes)
+            if lane <= one < lane + len(times):
+                counts[one - lane, max(0, row - first) : max(0, row + count - first)] = False
+        if counts.any():
+            found += [int(times[counts].min()), int(times[counts].max())]
+    bounds = (min(found), max(found)) if found else None
+    if attributes.sealed and attributes.times != bounds:
+        detail = f"says that the times of its rows are {attributes.times}, and they are {bounds}"
+        files.report("counters", segment.inside(layout.METADATA), detail)
+
+
+def check_priorities(segment: Segment) -> None:
+    """Check that initial priorities are finite and not negative."""
+    for lane, first, _, priorities, counted in blocks(segment, layout.PRIORITY, 0):
+        counts = np.arange(priorities.shape[1]) < counted[:, None]
+        bad = counts & ~((priorities >= 0) & np.isfinite(priorities))
+        if bad.any():
+            one, row = (int(i[0]) for i in np.nonzero(bad))
+            detail = f"lane {lane + one}, row {first + row}: {priorities[one, row]} is not a priority"
+            segment.files.report("priority", segment.inside(layout.PRIORITY), detail)
+            return
+
+
+def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
+    """Tell of rows of a pack whether the row before each is of the same lane of the same segment."""
+    if segment.tables is None:
+        return np.zeros(count, np.bool_)  # nobody knows
+    starts = segment.tables.first_rows - first
+    within = np.ones(count, np.bool_)
+    within[starts[(starts >= 0) & (starts < count)]] = False
+    return within
+
+
+Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
+
+
+def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
+    """Yield values of some lanes, in order of rows, a bounded number at a time.
+
+    With them come lane and row of the first one, in front of them the last value of each lane that counted before,
+    ``before`` at first, and behind them how many of each lane count.
+    """
+    per_chunk, longest = segment.chunk_rows[path], segment.longest
+    dtype = np.dtype(segment.plan.arrays[path].dtype)
+    last = np.full(segment.lanes, before, dtype)
+    at_once = _BLOCK_BYTES // dtype.itemsize
+    width = min(per_chunk, at_once)
+    together = max(1, at_once // per_chunk)
+    for chunk in range(-(-longest // per_chunk)):
+        with segment.files.opened(segment.chunk(path, chunk), segment.chunk_bytes(path)) as fd:
+            if fd is None:
+                return
+            for lane in range(0, segment.lanes, together):
+                lanes = min(together, segment.lanes - lane)
+                most = int(segment.rows[lane : lane + lanes].max())
+                for start in range(0, min(per_chunk, most - chunk * per_chunk), width):
+                    count = min(width, most - chunk * per_chunk - start) if lanes == 1 else width
+                    nbytes = lanes * count * dtype.itemsize
+                    data = read_at(fd, nbytes, (lane * per_chunk + start) * dtype.itemsize)
+                    if len(data) < nbytes:
+                        return  # cut off just now; its size was right a moment ago
+                    values, here = np.frombuffer(data, dtype).reshape(lanes, count), slice(lane, lane + lanes)
+                    counted = np.clip(segment.rows[here] - chunk * per_chunk - start, 0, count)
+                    yield lane, chunk * per_chunk + start, last[here], values, counted
+                    some = np.flatnonzero(counted)
+                    last[lane + some] = values[some, counted[some] - 1]
+
+
+def check_lost(segment: Segment) -> bool:
+    """Check that each range that was lost to damage is one episode of as many steps, truncated by its last."""
+    for position, count in segment.attributes.lost:
+        row, lane = divmod(position, segment.lanes)
+        stop, rows = row + count, segment.rows[lane]
+        good = stop <= rows and (stop == rows or bool((segment.read_flags(lane, stop, stop + 1) & layout.FIRST).all()))
+        for at, end, flags in segment.flag_parts(lane, row, stop) if good else ():
+            expected = np.zeros(end - at, np.uint8)
+            if at == row:
+                expected[0] = layout.FIRST
+            if end == stop:
+                expected[-1] |= layout.TRUNCATED
+            good &= np.array_equal(flags, expected)
+        if not good:
+            detail = f"{count} rows from row {row} of lane {lane} on were lost, and are not one episode"
+            segment.files.report("flags", segment.inside(layout.DONE), detail)
+            return False
+    return True
+
+
+def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
+    """Check that each eviction by hand, position and steps, names an episode that was not lost: each counts once."""
+    for position, steps in evicted:
+        row, lane = divmod(position, segment.lanes)
+        if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])) or is_lost(segment, position):
+            detail = f"{steps} steps from row {row} of lane {lane} of {segment.where} are not an episode"
+            segment.files.report("eviction", layout.EVICTIONS, detail)
+
+
+def is_lost(segment: Segment, position: int) -> bool:
+    """Whether the row at a position is the first one of a range that was lost to damage."""
+    return any(first == position for first, _ in segment.attributes.lost)
+
+
+def is_episode(segment: Segment, lane: int, row: int, stop: int, rows: int) -> bool:
+    """Whether an episode has its steps in exactly the rows ``[row, stop)`` of those before ``rows``."""
+    if not row < stop <= rows:
+        return False
+    for at, end, flags in segment.flag_parts(lane, row, stop):
+        starts = np.flatnonzero(flags & layout.FIRST).tolist()
+        if len(flags) < end - at or starts != ([0] if at == row else []) or (flags & NO_STEP).any():
+            return False
+    return stop == rows or bool((segment.read_flags(lane, stop, stop + 1) & (layout.FIRST | NO_STEP)).all())

@@ -1,0 +1,194 @@
+"""The checksums of a sealed segment: that every file fits its own, and which rows are in damaged blocks."""
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.integrity.verify.check_attributes import Segment
+from diskreplay.integrity.verify.crc import after_zeros, checksum, joined
+from diskreplay.integrity.verify.documents import MAX_DOCUMENT_BYTES, check_content
+from diskreplay.integrity.verify.files import read_at
+from diskreplay.segments.documents import layout
+
+_RANGES_TOLD = 3
+
+
+def block_length(row_bytes: int) -> int:
+    """Return the bytes of a block of an array with rows of so many bytes."""
+    length = row_bytes
+    while length * 2 <= layout.BLOCK_BYTES and length * 2 <= layout.BLOCK_ROWS * row_bytes:
+        length *= 2
+    return min(length, layout.BLOCK_BYTES)
+
+
+class Blocks:
+    """What ``durable/blocks`` of a sealed segment says of each chunk file."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    @cached_property
+    def sums(self) -> dict[str, NDArray[np.uint32]]:
+        """The checksums of each chunk file's blocks, by its name below the segment; none where the file is short."""
+        quiet = self._segment.files.quiet()  # who checks the file itself reports of it
+        data = quiet.read(self._segment.inside(layout.BLOCKS), self.nbytes) or b""
+        found, at = {}, 0
+        for name, nbytes, length in self._chunks():
+            count = -(-nbytes // length)
+            values = np.frombuffer(data[at : at + 4 * count], np.uint8)
+            at += 4 * count
+            if len(values) == 4 * count:  # exclusive-or the checksums of as many zeros
+                zeros = np.full(count, after_zeros(0, length), np.uint32)
+                zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
+                found[name] = values.view("<u4") ^ zeros
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """How long the file has to be."""
+        return sum(4 * -(-nbytes // length) for _, nbytes, length in self._chunks())
+
+    def _chunks(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the name and the bytes of each chunk file that has a checksum, and the length of its blocks."""
+        segment = self._segment
+        for path, array in sorted(segment.plan.arrays.items()):
+            names = (name.removeprefix(f"{path}/") for name in segment.attributes.checksums if name.startswith(path))
+            for number in sorted(number for name in names if (number := array.chunk_number(name)) is not None):
+                name = f"{path}/{array.chunk_name(number)}"
+                yield name, segment.chunk_bytes(path), self._length(path)
+
+    def _length(self, path: str) -> int:
+        is_raw = path not in self._segment.attributes.compressed
+        return block_length(self._segment.plan.arrays[path].row_bytes) if is_raw else layout.BLOCK_BYTES
+
+    def check(self) -> None:
+        """Report chunk files whose blocks say something else than the checksum of the whole file."""
+        segment, where = self._segment, self._segment.inside(layout.BLOCKS)
+        for name, nbytes, length in self._chunks():
+            sums = self.sums.get(name)
+            if sums is None:
+                segment.files.report("size", where, f"is shorter than the {self.nbytes} bytes that it has to be")
+                return
+            crc = joined(sums, length, nbytes - (len(sums) - 1) * length)
+            if crc != segment.attributes.checksums[name]:
+                segment.files.report("checksum", where, f"does not fit the checksum of {name}")
+
+    def damage(self, name: str, fd: int) -> str:
+        """Describe the rows of a chunk file that are in damaged blocks; empty where that is unknown."""
+        sums, segment = self.sums.get(name), self._segment
+        path, _, file = name.rpartition("/")
+        if sums is None or path in segment.attributes.compressed:
+            return ""
+        array, per_chunk, nbytes = segment.plan.arrays[path], segment.chunk_rows[path], segment.chunk_bytes(path)
+        length, first = self._length(path), (array.chunk_number(file) or 0) * per_chunk
+        bad: list[tuple[int, int]] = []  # of the rows of all lanes, one lane after the other
+        for i, value in enumerate(sums.tolist()):
+            count = min(length, nbytes - i * length)
+            if crc32c(_read(fd, count, i * length)) != value:
+                start, stop = i * length // array.row_bytes, -(-(i * length + count) // array.row_bytes)
+                if bad and start <= bad[-1][1]:
+                    start = bad.pop()[0]
+                bad.append((start, stop))
+        rows = segment.rows_of(path)
+        ranges = [part for start, stop in bad for part in self._by_lane(start, stop, per_chunk, first, rows)]
+        if not ranges:
+            return ": no row that counts" if bad else ""
+        more = f" and {len(ranges) - _RANGES_TOLD} more" if len(ranges) > _RANGES_TOLD else ""
+        return f": {', '.join(ranges[:_RANGES_TOLD])}{more}"
+
+    def _by_lane(self, start: int, stop: int, per_chunk: int, first: int, rows: NDArray[np.int64]) -> Iterator[str]:
+        for lane in range(start // per_chunk, -(-stop // per_chunk)):
+            low = max(start - lane * per_chunk, 0) + first
+            high = min(min(stop - lane * per_chunk, per_chunk) + first, int(rows[lane]))
+            if low < high:
+                yield f"rows {low} to {high - 1} of lane {lane}" if high - low > 1 else f"row {low} of lane {lane}"
+
+
+def _read(fd: int, count: int, at: int) -> bytes:
+    try:
+        return read_at(fd, count, at)
+    except OSError:  # the disk refuses this part
+        return b""
+
+
+def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
+    """Check that every file of a sealed segment has its checksum, and with ``deep`` that it fits."""
+    files, sums, wanted = segment.files, segment.attributes.checksums, _wanted_sums(segment, present)
+    for name in sorted(wanted - sums.keys()):
+        files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
+    reported = {problem.where for problem in files.problems}
+    links: dict[str, bool] = {}
+    blocks = Blocks(segment)
+    for name in sorted(sums):
+        folder = name.rpartition("/")[0]
+        if not _is_safe(name):
+            files.report("metadata", segment.inside(layout.METADATA), f"a checksum of {name!r:.80}, outside of it")
+        elif segment.inside(name) in reported or (folder in segment.plan.folders and name not in wanted):
+            continue  # reported already
+        elif (deep or not _is_chunk(segment, name)) and not _is_behind_link(segment, folder, links):
+            _check_sum(segment, name, sums[name], blocks)
+    _check_copy(segment)
+    if deep and segment.inside(layout.BLOCKS) not in {problem.where for problem in files.problems}:
+        blocks.check()
+
+
+def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
+    """Return the files of a sealed segment that have a checksum; ``present`` are the chunks of each array."""
+    plan = segment.plan
+    wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
+    wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
+    wanted |= {f"{name}/c.0.0" for name in plan.tables} | ({layout.TABLES_COPY} if plan.tables else set())
+    wanted |= {f"{path}/c.0" for path in plan.columns} if segment.attributes.episodes else set()
+    wanted |= {layout.INDEXES_COPY} if segment.attributes.compressed else set()
+    for path, chunks in present.items():
+        needed = -(-segment.kept_of(path) // segment.chunk_rows[path])
+        wanted |= {f"{path}/{plan.arrays[path].chunk_name(chunk)}" for chunk in chunks if chunk < needed}
+    return wanted
+
+
+def _check_copy(segment: Segment) -> None:
+    """Check that the copy of the segment's own document, which it can be restored from, is one."""
+    document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
+    where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
+    check_content(segment.files, where, document, "checksum", detail)
+
+
+def _is_chunk(segment: Segment, name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return file != layout.METADATA and folder not in (
+        *layout.LANE_COUNTERS,
+        *segment.plan.tables,
+        *segment.plan.columns,
+    )
+
+
+def _is_safe(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
+def _is_behind_link(segment: Segment, folder: str, known: dict[str, bool]) -> bool:
+    """Whether a folder, or one above it, is a link, and lies elsewhere."""
+    if folder and folder not in known:
+        known[folder] = os.path.islink(segment.files.path(segment.inside(folder))) or _is_behind_link(
+            segment, folder.rpartition("/")[0], known
+        )
+    return bool(folder) and known[folder]
+
+
+def _check_sum(segment: Segment, name: str, expected: int, blocks: Blocks) -> None:
+    where = segment.inside(name)
+    with segment.files.opened(where) as fd:
+        if fd is None:
+            return
+        if checksum(fd) != expected:
+            which = blocks.damage(name, fd) if name in blocks.sums else ""
+            segment.files.report("checksum", where, f"does not fit the checksum that it was sealed with{which}")
+        segment.files.on_read(os.fstat(fd).st_blocks * 512)

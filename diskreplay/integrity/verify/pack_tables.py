@@ -1,0 +1,96 @@
+"""The two tables of a pack as verify reads them, and which segments count where packs stand beside what they hold."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.integrity.verify.files import Files
+from diskreplay.segments.documents import layout
+
+Ints = NDArray[np.int64]
+# Of a table, so that a hostile one takes no memory.
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """A line for each segment of a pack, and one for each lane of these: see `layout.PACK_COLUMNS`."""
+
+    members: Ints
+    runs: Ints
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the segments."""
+        found: list[int] = self.members[:, 0].tolist()
+        return found
+
+    @property
+    def first_rows(self) -> Ints:
+        """Where in the pack each lane begins."""
+        return self.runs[:, 0]
+
+    @property
+    def stops(self) -> Ints:
+        """Where in the pack each lane ends."""
+        return self.runs[:, 0] + self.runs[:, 1]
+
+    @cached_property
+    def between(self) -> list[tuple[int, int]]:
+        """The rows between two lanes, first and the one after the last: compressed lanes begin with an inner chunk."""
+        bounds = np.stack([self.stops[:-1], self.first_rows[1:]], axis=1)
+        found: list[list[int]] = bounds[bounds[:, 0] < bounds[:, 1]].tolist()
+        return [(first, stop) for first, stop in found]
+
+    @property
+    def content(self) -> bytes:
+        """What the copy of both has to be."""
+        return self.members.astype("<i8").tobytes() + self.runs.astype("<i8").tobytes()
+
+    @cached_property
+    def first_line(self) -> dict[int, tuple[int, int]]:
+        """The line of the first lane of each segment, and how many it has, by the number of the segment."""
+        lanes = self.members[:, 1].tolist()
+        lines = np.cumsum([0, *lanes])[:-1].tolist()
+        return {number: (line, count) for number, line, count in zip(self.numbers, lines, lanes, strict=True)}
+
+
+def read_tables(files: Files, where: str, packed: tuple[int, int], checksums: Mapping[str, int]) -> Tables | None:
+    """Return the tables of a pack; None where one is missing, or does not fit its checksum."""
+    found = []
+    for path, lines, columns in zip(layout.PACK_TABLES, packed, layout.PACK_COLUMNS, strict=True):
+        name, nbytes = f"{path}/c.0.0", 8 * lines * len(columns)
+        data = files.read(f"{where}/{name}", _MOST_BYTES, nbytes) if files.is_folder(f"{where}/{path}") else None
+        if data is not None and crc32c(data) == checksums.get(name):
+            found.append(np.frombuffer(data, "<i8").reshape(lines, len(columns)))
+    return Tables(*found) if len(found) == len(layout.PACK_TABLES) else None
+
+
+def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
+    """Return the numbers of segments, and of packs, whose rows are in packs that came later: readers ignore them."""
+    found: set[int] = set()
+    for number in sorted(packs, reverse=True):
+        if number in found:
+            continue
+        members = {*packs[number].numbers}
+        found |= {other for other, tables in packs.items() if other < number and not members.isdisjoint(tables.numbers)}
+        found |= members
+    return found
+
+
+def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
+    """Return the packs of which a later one has some segments, and others are in none, by the number of that one."""
+    superseded = set(superseded)
+    counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}
+    torn = {}
+    for number in sorted(packs.keys() & superseded):
+        own = {*packs[number].numbers}
+        if not own <= set[int]().union(*counted.values()):
+            # A damaged table may name the pack itself as one of its segments.
+            own.add(number)
+            torn[number] = next(other for other, members in counted.items() if not own.isdisjoint(members))
+    return torn

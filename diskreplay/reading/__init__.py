@@ -1,0 +1,1 @@
+"""Reading: follows the files of a store, and makes snapshots, episodes and chunks of what it found."""

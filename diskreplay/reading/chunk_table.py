@@ -1,0 +1,706 @@
+"""Where the rows of each field are in memory: chunk files mapped or read when first needed, addresses in arrays."""
+
+import sys
+import threading
+import weakref
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate
+from operator import is_
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import ReplayError, SegmentGone
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate, places_of
+from diskreplay.kernels.frozen import OWN_FOLDER
+from diskreplay.kernels.gathering import table_line
+from diskreplay.kernels.packed import pack
+from diskreplay.kernels.table import chosen
+from diskreplay.reading import chunk_budget
+from diskreplay.reading.arena import BLOCK_BYTES, Piece, zeros_piece
+from diskreplay.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ, Room
+from diskreplay.reading.decompression import decompress, reads_no_disk
+from diskreplay.reading.folder import GONE, Folder, Pack
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.layout import split_range
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import StoreCounters
+from diskreplay.segments.files.mapping import (
+    MADV_HUGEPAGE,
+    MADV_RANDOM,
+    Mapping,
+    MappingRefused,
+)
+from diskreplay.segments.segment import SegmentInfo, read_segment
+
+# Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
+# is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
+WIDE_ROW = 1024
+
+# Bytes of the largest chunk file that is read and not mapped. Only of sealed segments, which never change, and of
+# narrow rows.
+LARGEST_READ = 256 << 10
+
+# The system may refuse a mapping, and then others leave, also of those needed with it: what is missing is opened again.
+_ATTEMPTS = 8
+
+# The binary logarithm of more rows than a lane can have.
+WHOLE = 40
+
+# `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
+Addresses = tuple[Ints, Ints, Ints, Ints]
+
+# The line of `gathering` that has their addresses, and these arrays.
+TableLine = tuple[Ints, Addresses]
+
+LACKING = -1
+"""In place of how a folder's rows are divided into chunks: it has no such array."""
+
+# Bytes, about, of the parts that an array of a pack is divided into: who has to read it from another pack, into which
+# it was merged, reads a part.
+_PART = 16 << 20
+
+# Of more ranges of rows, it is quicker to look first which of them differ.
+_MANY_RANGES = 1 << 12
+
+# Of so many rows a lane, on average, it is quicker to copy lane by lane.
+_ROWS_A_LANE = 64
+
+
+class ChunkTable:
+    """The chunks of one array in all folders: segments, and packs, each of which has one lane.
+
+    ``first_chunk``, ``chunks`` and ``shift``, the binary logarithm of the rows of a chunk, are by folder: see
+    `ChunkTables`. The latter is `LACKING` where a folder has no such array. ``bases`` holds the address of each chunk
+    that is mapped or read, and 0 for the others; ``holder`` has what lies there. ``used`` says at which call of
+    `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
+
+    One mapping serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one.
+
+    Concurrency: any thread. Arrays and ``holder`` are replaced, under the lock of all tables, and never change what
+    they say, but for an address that is filled in: see `ChunkTables.addresses`.
+    """
+
+    def __init__(self, tables: "ChunkTables", leaf: str) -> None:
+        root = tables.root
+        # No cycle: old tables, and what only they keep mapped, go with the last snapshot and not with the collector.
+        self._tables: ChunkTables = weakref.proxy(tables)
+        self.leaf = leaf
+        array = root.blueprint.of([leaf]).arrays[leaf]
+        self.dtype, self.shape = array.dtype, array.shape
+        self.row_bytes = array.row_bytes
+        self.wide = self.row_bytes >= WIDE_ROW
+        self.first_chunk = np.zeros(0, np.int64)
+        self.chunks = np.zeros(0, np.int64)
+        self.shift = np.zeros(0, np.int64)
+        self.bases = np.zeros(0, np.int64)
+        self.used = np.zeros(0, np.int64)
+        self.how = np.zeros(0, np.uint8)
+        self.holder: dict[int, Mapping | Piece] = {}
+        self._line: TableLine | None = None
+
+    def arrays(self) -> Addresses:
+        """Return the arrays whose addresses kernels read."""
+        return self.first_chunk, self.chunks, self.shift, self.bases
+
+    def line(self) -> TableLine:
+        """Return these as `gather` reads them, under the lock."""
+        arrays, found = self.arrays(), self._line
+        if found is None or not all(map(is_, found[1], arrays)):
+            found = self._line = table_line(*arrays, self.row_bytes), arrays
+        return found
+
+    @property
+    def lock(self) -> Any:
+        """That of all tables of the store: while it is held, nothing leaves for what other threads map."""
+        return self._tables.lock
+
+    def add_folders(self, folders: Sequence[Folder | None]) -> None:
+        """Add folders behind the others: packs with room for all chunks, others with room for one."""
+        divided = [(0, 0, MAPPED) if folder is None else self._divide(folder.info) for folder in folders]
+        shift, chunks, how = np.array(divided, np.int64).reshape(-1, 3).T
+        self.shift = np.append(self.shift, shift)
+        self.first_chunk = np.append(self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks)
+        self.chunks = np.append(self.chunks, chunks)
+        self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how.astype(np.uint8), chunks))
+
+    def _divide(self, info: SegmentInfo) -> tuple[int, int, int]:
+        """Return the logarithm of the rows of a folder's chunks, for how many there is room, and how they are held."""
+        if self.leaf not in info.chunk_rows:
+            return LACKING, 1, MAPPED
+        rows = info.chunk_rows[self.leaf]
+        if info.packed is None:
+            return rows.bit_length() - 1, 1, MAPPED
+        compressed = info.compressed.get(self.leaf)
+        part = max(1, _PART // self.row_bytes) if compressed is None else compressed.rows
+        bits = part.bit_length() - 1
+        return bits, -(-rows >> bits), IN_PACK if compressed is None else DECOMPRESSED
+
+    def note_array(self, folder: int, info: SegmentInfo) -> None:
+        """Note that a segment has got this array since it was added."""
+        if self.shift[folder] == LACKING:
+            shift = self.shift.copy()
+            shift[folder] = self._divide(info)[0]
+            self.shift = shift
+            self._tables.note_change()
+
+    def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
+        count = len(self.bases)  # the others have more after an interrupt
+        self.used = np.concatenate([self.used[:count], np.zeros(len(bases), np.int64)])
+        self.how = np.concatenate([self.how[:count], how])
+        self.bases = np.concatenate([self.bases, bases])
+
+    def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:
+        """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
+
+        ``slot[i]`` is that of its segment.
+        No chunk leaves for these that was asked for in the use of this number, or later: see `chunk_budget.now`. Raises
+        SegmentGone where a segment has been evicted, FormatError where a chunk is missing or has the wrong size.
+        """
+        folder, _, before = self._tables.find(slot, lane)
+        first, last = ((before + row) >> self.shift[folder] for row in (first_row, last_row))
+        self._ensure(folder, first, last, since)
+
+    def _ensure(self, folder: Ints, first: Ints, last: Ints, since: int = sys.maxsize) -> None:
+        if len(folder) > _MANY_RANGES:  # neighbours mostly need the same chunks
+            wanted = np.stack([folder, first, last])
+            folder, first, last = wanted[:, np.append(True, (wanted[:, 1:] != wanted[:, :-1]).any(axis=0))]
+        if not self._has(folder, first, last):
+            with self._tables.lock:
+                self._map(folder, first, last, since)
+
+    def follow(self, slot: int, row: int) -> None:
+        """Map the chunk of a row of a segment that may grow if the one before is mapped: it is read soon, too."""
+        folder = int(self._tables.folders[slot])
+        if self.shift[folder] == LACKING:
+            return
+        chunk = row >> int(self.shift[folder])
+        if 0 < chunk <= int(self.chunks[folder]):
+            before = self._place(folder, chunk - 1)  # first: see `_extend`
+            if self.bases[before]:
+                with suppress(ReplayError, OSError):  # who needs it will say so
+                    self.ensure(*np.array([[slot], [0], [row], [row]]))
+
+    def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
+        """Whether these chunks are there, two of each folder at most; they count as used."""
+        if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
+            return False
+        at = self.first_chunk[folder]
+        self.used[at + first] = self.used[at + last] = chunk_budget.now()
+        return bool(self.bases[at + first].all() and self.bases[at + last].all())
+
+    def _map(self, folder: Ints, first: Ints, last: Ints, since: int) -> None:
+        most = int((last - first).max(initial=-1)) + 1
+        keys = [folder << POSITION_BITS | np.minimum(first + number, last) for number in range(most)]
+        every = np.unique(np.concatenate([folder[:0], *keys]))
+        folders, chunks = every >> POSITION_BITS, every & POSITION_MASK
+        for at in np.flatnonzero(chunks >= self.chunks[folders]).tolist():
+            self._extend(int(folders[at]), int(chunks[at]) + 1)
+        places = self.first_chunk[folders] + chunks
+        use = chunk_budget.now()
+        self.used[places] = use
+        use = min(use, since)
+        for attempt in range(_ATTEMPTS):
+            missing = self.bases[places] == 0
+            if not missing.any():
+                return
+            try:
+                self._open_all(folders[missing], chunks[missing], places[missing], use, copy=attempt > 0)
+            except MappingRefused:
+                if attempt > 0:
+                    raise
+        raise MappingRefused(
+            f"the system allows this process too few mappings for {len(every)} chunks of {self.leaf} at once; make "
+            "stores with larger chunk_bytes, or allow it more (sysctl vm.max_map_count)"
+        )
+
+    def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
+        """Open chunks that are not there; see `_open`."""
+        for folder in self._tables.compressed(self.leaf):
+            inside = folders == folder
+            if inside.any():
+                self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
+        for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
+            if not self.bases[place]:  # else it came with another one of its pack
+                self._open(folder, chunk, use, copy=copy)
+
+    def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
+        """Decompress inner chunks of a pack, for which others leave as in `_open`."""
+        found = pack.open_shard(self.leaf, inner)
+        if isinstance(found, Piece):
+            return self._keep_copied(places, found, use)
+        shard, inner = found
+        is_zero = shard.sizes[inner] == 0
+        if is_zero.any():
+            zeros = zeros_piece(shard.inner_bytes)
+            self._hold(places[is_zero], zeros, np.full(np.count_nonzero(is_zero), zeros.address))
+        places, inner = places[~is_zero], inner[~is_zero]
+        if not len(places):
+            return
+        of, on_disk = self._tables.bytes_of(self.leaf)
+        rooms = chunk_budget.allocate_inner(len(inner), shard.inner_bytes, use, of=of, grows=reads_no_disk())
+        stops = list(accumulate(room.chunks for room in rooms))[:-1]
+        decompress(shard, list(zip(np.split(inner, stops), rooms, strict=True)), on_disk=on_disk)
+        for part, room in zip(np.split(places, stops), rooms, strict=True):
+            self._keep(part, room, shard.inner_bytes, is_lone=room.piece.nbytes > BLOCK_BYTES)
+
+    def _keep(self, places: Ints, room: Room, inner_bytes: int, *, is_lone: bool) -> None:
+        chunk_budget.keep(self, places, room.piece, len(places) * inner_bytes, is_lone=is_lone)
+        self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
+
+    def _keep_copied(self, places: Ints, piece: Piece, use: int) -> None:
+        """Keep what was read from another pack than the one that it is of, for which others leave as in `_open`."""
+        chunk_budget.make_room_decompressed(piece.nbytes, use)
+        self.how[places] = DECOMPRESSED
+        self._keep(places, Room(len(places), piece, 0), piece.nbytes // len(places), is_lone=True)
+
+    def _hold(self, places: Ints, held: Mapping | Piece, addresses: Ints) -> None:
+        """Have places be at these addresses, which are good as long as what they lie in is there."""
+        self.holder.update(dict.fromkeys(places.tolist(), held))
+        self.bases[places] = addresses
+
+    def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
+        """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
+        source = self._tables.folder(folder)
+        piece = self._memory(source.info, use, copy)
+        if piece is None:
+            chunk_budget.make_room(use)
+        held = source.open(self.leaf, chunk, chunk << int(self.shift[folder]), self._rows(folder, chunk), piece)
+        if isinstance(held, Mapping):
+            # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
+            # ones are more than the processor has room for, which takes a quarter of a small batch's time.
+            held.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
+        places = np.array([self._place(folder, chunk)])
+        if source.tables is None:
+            self.how[places] = READ if isinstance(held, Piece) else MAPPED
+            self._hold(places, held, np.array([held.address]))
+        elif isinstance(held, Piece):
+            self._keep_copied(places, held, use)
+        else:
+            every = np.arange(int(self.chunks[folder]))
+            addresses = held.address + (every << int(self.shift[folder])) * self.row_bytes
+            self._hold(self._place(folder, 0) + every, held, addresses)
+
+    def _rows(self, folder: int, chunk: int) -> int:
+        """Return how many rows a chunk has."""
+        source, bits = self._tables.folder(folder), int(self.shift[folder])
+        rows = 1 << bits
+        return rows if source.tables is None else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
+
+    def _memory(self, info: SegmentInfo, use: int, copy: bool) -> Piece | None:
+        """Return memory to read a chunk into, or None where it is to be mapped.
+
+        Chunks of packs and those that may still change are mapped always, large ones and wide rows unless `copy` says
+        that there are too few mappings for what is needed at once.
+        """
+        if info.packed is not None or not info.sealed:
+            return None
+        nbytes = info.chunk_nbytes(self.leaf)
+        piece = None
+        if not self.wide and nbytes <= LARGEST_READ:
+            piece = chunk_budget.allocate(nbytes, use)
+        if piece is None and copy:
+            piece = chunk_budget.allocate_beyond_budget(nbytes, use)
+        return piece
+
+    def _place(self, folder: int, chunk: int) -> int:
+        return int(self.first_chunk[folder]) + chunk
+
+    def _extend(self, folder: int, chunks: int) -> None:
+        """Give a folder room for more chunks, at the end: its old places are left to whoever still reads them."""
+        have = int(self.chunks[folder])
+        if chunks <= have:
+            return
+        room = max(chunks, 2 * have)
+        old = int(self.first_chunk[folder])
+        start = len(self.bases)
+        more = np.zeros(room - have, np.int64)
+        how = np.append(self.how[old : old + have], more.astype(np.uint8))
+        self._add_places(np.append(self.bases[old : old + have], more), how)
+        self.used[start : start + have] = self.used[old : old + have]
+        # A new dict: who uses the old places holds the old one, and only new ones are released with their folder.
+        moved = range(old, old + have)
+        self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
+        # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length: who
+        # reads them in the other order, and then the addresses, without the lock, finds all of them.
+        first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
+        first_chunk[folder], counts[folder] = start, room
+        self.first_chunk, self.chunks = first_chunk, counts
+        self._tables.note_change()
+
+    def release(self, places: Ints) -> None:
+        """Release the chunks at these places, under the lock; those in use stay: see `ChunkTables.addresses`."""
+        bases, holder = self.bases.copy(), self.holder.copy()
+        bases[places] = 0
+        if len(places) > len(holder):  # all of a store that is opened, of which nothing is held
+            held = np.fromiter(holder, np.int64, len(holder))
+            places = held[np.isin(held, places)]
+        for place in places.tolist():
+            holder.pop(place, None)
+        self.bases, self.holder = bases, holder
+        self._tables.note_change()
+
+    def rows(self, slot: int, lane: int, first: int, stop: int) -> NDArray[Any]:
+        """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``.
+
+        A view where one chunk has them, unless it was decompressed.
+        """
+        if stop <= first:
+            return np.zeros((0, *self.shape), self.dtype)
+        (folder,), (line,), (before,) = (column.tolist() for column in self._tables.find(*np.array([[slot], [lane]])))
+        parts = self.rows_in(folder, line, before + first, before + stop)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
+        """Return rows of a line of a folder, in parts; errors as for `ensure`."""
+        bits = int(self.shift[folder])
+        where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
+        # One thread at a time: another's chunks may need the room that these have just taken.
+        with self._tables.lock:
+            self._ensure(where, first_chunk, last_chunk)
+            return self._blocks(folder, line, first, stop)
+
+    def rows_of_lanes(self, slot: int, lane: Ints, first: Ints, stop: Ints) -> NDArray[Any]:
+        """Return the rows ``[first[i], stop[i])`` of each ``lane[i]``, one lane after another."""
+        filled = first < stop
+        lane, first, stop = lane[filled], first[filled], stop[filled]
+        slots, count = np.full(len(lane), slot), stop - first
+        if int(count.sum()) <= _ROWS_A_LANE * len(lane):
+            return self.values(np.repeat(slots, count), np.repeat(lane, count), places_of(first, count))
+        bounds = np.stack([slots, lane, first, stop], axis=1).tolist()
+        return np.concatenate([self.rows(*bound) for bound in bounds])
+
+    def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
+        """Return the value at each row of each lane of each segment."""
+        out = np.empty((len(row), *self.shape), self.dtype)
+        # One segment at a time, and one thread: a chunk may need the room that another has just taken.
+        for slot in np.unique(slots).tolist():
+            here = np.flatnonzero(slots == slot)
+            with self._tables.lock:
+                folders, line, before = self._tables.find(slots[here], lane[here])
+                bits, at = self.shift[folders], before + row[here]
+                chunk, within = at >> bits, at & ((1 << bits) - 1)
+                self._ensure(folders, chunk, chunk)
+                for number in np.unique(chunk).tolist():
+                    some = chunk == number
+                    block, first = self._block(int(folders[0]), number)
+                    out[here[some]] = block[line[some], first + within[some]]
+        return out
+
+    def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
+        """Return the number that this array, that of priorities, has of each step; NaN where there is none.
+
+        ``lanes`` are those of the segments from number ``origin`` on.
+        """
+        found = np.empty(len(ids))
+        if self._read_priorities(ids, origin, lanes, found) < 0:
+            return found
+        known, slots, _, lane, row = locate(ids, origin, lanes)
+        # As in `values`: one segment at a time, and one thread.
+        for slot in np.unique(slots[known]).tolist():
+            here = np.flatnonzero((slots == slot) & known)
+            some = np.full(len(here), np.nan)
+            with self._tables.lock, suppress(SegmentGone):
+                if self.has_rows(slot):
+                    self.ensure(slots[here], lane[here], row[here], row[here])
+                self._read_priorities(ids[here], origin, lanes, some)
+            found[here] = some
+        found[~known] = np.nan
+        return found
+
+    def has_rows(self, slot: int) -> bool:
+        """Tell whether the folder of a segment has this array."""
+        return bool(self.shift[self._tables.folders[slot]] != LACKING)
+
+    def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: Floats) -> int:
+        """Call the kernel of this."""
+        tables = self._tables
+        where = tables.lane_base, tables.folders, tables.first_rows
+        _held, (addresses,) = tables.addresses([self.leaf])
+        return int(chosen("initial_priorities")(ids, origin, lanes, pack(*where, *addresses), out))
+
+    def _blocks(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
+        parts, bits = [], int(self.shift[folder])
+        if folder in self._tables.packs and isinstance(self.holder[self._place(folder, first >> bits)], Mapping):
+            bits = WHOLE  # all of the array is mapped as one
+        for chunk, start, count in split_range(first, stop, 1 << bits):
+            block, begin = self._block(folder, chunk)
+            if self.wide:
+                mapping = self.holder[self._place(folder, chunk)]
+                mapping.will_need((line * block.shape[1] + begin + start) * self.row_bytes, count * self.row_bytes)
+            rows = block[line, begin + start : begin + start + count]
+            # Who keeps a view keeps all that was decompressed with it.
+            parts.append(rows.copy() if self.how[self._place(folder, chunk)] == DECOMPRESSED else rows)
+        return parts
+
+    def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
+        """Return rows that are there, ``(lanes, rows, *shape)``, and at which of these a chunk begins."""
+        info, place = self._tables.folder(folder).info, self._place(folder, chunk)
+        held, address = self.holder[place], int(self.bases[place])
+        if info.packed is None:
+            return held.array(self.dtype, (len(info.lanes), 1 << int(self.shift[folder]), *self.shape)), 0
+        if isinstance(held, Piece):
+            rows = self._rows(folder, chunk)
+            return Piece(held, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
+        rows = held.nbytes // self.row_bytes
+        return held.array(self.dtype, (1, rows, *self.shape)), (address - held.address) // self.row_bytes
+
+
+class Held:
+    """What all tables have in memory at one moment: while it is referenced, that stays where it is."""
+
+    __slots__ = ("__weakref__", "_holders")
+
+    def __init__(self, tables: Iterable[ChunkTable]) -> None:
+        self._holders = [table.holder for table in tables]
+
+    def is_of(self, tables: Collection[ChunkTable]) -> bool:
+        """Tell whether it still has what these tables have."""
+        return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
+
+
+def unseen() -> Held | None:
+    """Stand for a weak reference to what `ChunkTables.held` was, of who has read no addresses yet.
+
+    Weak, because between its calls nobody is to keep mapped what others release.
+    """
+    return None
+
+
+class ChunkTables:
+    """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
+
+    Rows lie in folders: a segment's own, or that of the pack that it is in. ``folders`` says in which each slot's are,
+    -1: in none; ``known`` has what is known of each, None where it is gone, and ``packs`` those that are packs.
+    ``lane_base[slot] + lane`` is the place of a lane among all, and ``first_rows`` says by place at which row of its
+    pack a lane begins, or `frozen.OWN_FOLDER`.
+
+    Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
+
+    ``held`` is another object when an array or holder of any table was replaced: see `addresses`.
+    """
+
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self.root, self._counters = root, counters
+        # Folders of segments that may still get priorities, and what had been counted when they were known to lack
+        # them.
+        self._lacking, self._counted = set[int](), -1
+        self.lock = threading.RLock()
+        self.known: list[Folder | None] = []
+        self.packs: dict[int, Pack] = {}
+        self.folders, self.lane_base, self.first_rows = (np.zeros(0, np.int64) for _ in range(3))
+        self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
+        self.note_change()
+        chunk_budget.share(self)
+
+    def note_change(self) -> None:
+        """Tell readers, under the lock, that arrays of tables were replaced."""
+        self.held = Held(self.leaves.values())
+
+    def addresses(self, leaves: Iterable[str]) -> tuple[Held, list[Addresses]]:
+        """Return ``held``, and the `Addresses` of each of these arrays.
+
+        Raw addresses in the latter, also those that are filled in later, are good while ``held`` is the same object, or
+        what was returned is referenced. Who finds it to be the same, and references it from then on, need not ask
+        again.
+        """
+        with self.lock:
+            if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and its note
+                self.note_change()
+            tables = [self.leaves[leaf] for leaf in leaves]
+            return self.held, [table.arrays() for table in tables]
+
+    def lines(self, leaves: Collection[str]) -> tuple[Held, list[TableLine]]:
+        """Return what `addresses` does, as lines of `gathering`."""
+        with self.lock:
+            held, _ = self.addresses(leaves)
+            return held, [self.leaves[leaf].line() for leaf in leaves]
+
+    def reset_after_fork(self) -> None:
+        """Release all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
+        self.lock = threading.RLock()  # another thread may have held it
+        self.forget()
+
+    @property
+    def priorities(self) -> ChunkTable | None:
+        """The table of the priorities that steps were appended with; None where no segment has this array.
+
+        A segment may have got it since it was read. Its writer counts that before it publishes the first such row: so
+        whoever has followed the row finds the array here.
+        """
+        counted = self._counters.peek(layout.SEALED)
+        if counted != self._counted:
+            with self.lock:
+                for number in sorted(self._lacking):
+                    with suppress(OSError, ReplayError):  # who reads its steps says what is wrong
+                        self._note(number, read_segment(self.root, self.folder(number).info.number))
+                self._counted = counted
+        return self.leaves.get(layout.PRIORITY)
+
+    def add_slots(self, infos: list[SegmentInfo | None], lane_base: Ints, lanes: int) -> None:
+        """Add segments in the order of their numbers, each with a folder of its own.
+
+        None where one was evicted already, or is in a pack. ``lane_base`` are the places of all slots, of so many
+        lanes.
+        """
+        with self.lock:
+            there = np.array([info is not None for info in infos], np.bool_)
+            own = np.where(there, len(self.known) + np.cumsum(there) - 1, -1)
+            self.folders, self.lane_base = np.append(self.folders, own), lane_base
+            self.first_rows = np.append(self.first_rows, np.full(lanes - len(self.first_rows), OWN_FOLDER))
+            self._add_folders([Folder(info) for info in infos if info is not None])
+            self._counted = -1  # they were read before now
+
+    def _add_folders(self, folders: Sequence[Folder]) -> None:
+        start = len(self.known)
+        self.known.extend(folders)
+        for table in self.leaves.values():
+            table.add_folders(folders)
+        self.note_change()
+        for number, folder in enumerate(folders, start):
+            self._note(number, folder.info)
+
+    def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return where lanes of segments are: the folder, which line of each chunk, and how many rows come before.
+
+        Raises SegmentGone where a segment has no folder any more.
+        """
+        folder = self.folders[slot]
+        if (folder < 0).any():
+            raise SegmentGone(GONE)
+        first = self.first_rows[self.lane_base[slot] + lane]
+        is_own = first == OWN_FOLDER
+        return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
+
+    def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the sums of rewards of ended episodes of a sealed segment, and which are known without their rows."""
+        folder = self.folder_of(slot) if 0 <= slot < len(self.folders) else None
+        if folder is None or not folder.info.sealed:
+            return np.zeros(len(row)), np.zeros(len(row), np.bool_)
+        _, line, before = self.find(np.array(slot), lane)
+        return folder.reward_sums.find(line, before + row, steps)
+
+    def folder_of(self, slot: int) -> Folder | None:
+        """Return the folder of a slot, None where it is gone."""
+        number = int(self.folders[slot])
+        return None if number < 0 else self.known[number]
+
+    def info(self, slot: int) -> SegmentInfo | None:
+        """Return the attributes of the folder of a slot, None where it is gone."""
+        folder = self.folder_of(slot)
+        return None if folder is None else folder.info
+
+    def folder(self, number: int) -> Folder:
+        """Return a folder by its number; SegmentGone where it is gone."""
+        found = self.known[number]
+        if found is None:
+            raise SegmentGone(GONE)
+        return found
+
+    def compressed(self, leaf: str) -> list[int]:
+        """Return which folders are packs in which an array is compressed."""
+        return [folder for folder, pack in self.packs.items() if leaf in pack.info.compressed]
+
+    def bytes_of(self, leaf: str) -> tuple[int, int]:
+        """Return what an array takes in all packs in which it is compressed, when it is decompressed and on disk."""
+        table, packs = self.leaves[leaf], self.compressed(leaf)
+        decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
+        return decompressed, sum(self.packs[folder].info.compressed[leaf].nbytes for folder in packs)
+
+    def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
+        """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""
+        folder = self.folder_of(slot)
+        if folder is None:
+            return None
+        if (tables := folder.tables) is None:
+            return folder.info.writer, np.array(folder.info.lanes, np.int64)
+        member = int(tables.places(np.array([slot + origin]))[0])
+        return int(tables.writers[member]), tables.runs[tables.runs_of(member), 2]
+
+    def note_info(self, slot: int, info: SegmentInfo) -> None:
+        """Take in the attributes of a segment, which may have got priorities."""
+        self._note(int(self.folders[slot]), info)
+
+    def _note(self, number: int, info: SegmentInfo) -> None:
+        leaf, has_priorities = layout.PRIORITY, layout.PRIORITY in info.chunk_rows
+        with self.lock:
+            self.folder(number).note(info)
+            if has_priorities or info.sealed:
+                self._lacking.discard(number)
+            else:
+                self._lacking.add(number)
+            if has_priorities and leaf not in self.leaves:  # most stores never have them
+                table = ChunkTable(self, leaf)
+                table.add_folders(self.known)
+                self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
+                self.note_change()
+            elif has_priorities:
+                self.leaves[leaf].note_array(number, info)
+
+    def follow(self, slot: int, row: int) -> None:
+        """Map the chunks of a row of those arrays of which the chunk before is mapped."""
+        for leaf, table in self.leaves.items():
+            if not layout.is_of_episodes(leaf):
+                table.follow(slot, row)
+
+    def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
+        """Return where the arrays of episode fields have the values of rows with `EPISODE_VALUES`.
+
+        In place of the row, the number names the values in a lane of a segment. It is below 0 for most lanes of a pack:
+        their rows are further from its first one than their values are. ``committed`` are the rows of these lanes, all
+        of which may be read.
+        """
+        folder, line, before = self.find(slot, lane)
+        found = np.empty(len(row), np.int64)
+        for number in np.unique(folder).tolist():
+            here = folder == number
+            where = line[here], (before + row)[here], (before + committed)[here]
+            flags = partial(self.leaves[layout.DONE].rows_in, number)
+            found[here] = self.folder(number).value_rows.find(flags, self.lock, *where) - before[here]
+        return found
+
+    def forget(self) -> None:
+        """Release every chunk."""
+        with self.lock:
+            for table in self.leaves.values():
+                table.release(np.arange(len(table.bases)))
+
+    def without(self, slots: list[int]) -> "ChunkTables":
+        """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
+        folders = self.folders.copy()
+        folders[slots] = -1
+        return self._copy(folders)
+
+    def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
+        """Return tables in which these slots, one a segment of a pack, are in the pack."""
+        folders = self.folders.copy()
+        folders[slots] = number = len(self.known)
+        new = self._copy(folders)
+        with new.lock:
+            new.first_rows = self.first_rows.copy()
+            new.first_rows[places_of(self.lane_base[slots], pack.tables.lanes)] = pack.tables.first_rows
+            new.packs[number] = pack
+            new._add_folders([pack])
+        return new
+
+    def _copy(self, folders: Ints) -> "ChunkTables":
+        """Return a copy in which slots are in these folders, without those in which none is."""
+        new = ChunkTables(self.root, self._counters)
+        with self.lock, new.lock:  # others see it already
+            is_there = np.zeros(len(self.known) + 1, np.bool_)
+            is_there[folders] = True  # also, at the end, for those in none
+            gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
+            new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
+            new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows
+            new._lacking = self._lacking.difference(gone)
+            new.packs = {number: pack for number, pack in self.packs.items() if is_there[number]}
+            for leaf, table in self.leaves.items():
+                copy = new.leaves[leaf] = ChunkTable(new, leaf)
+                copy.shift, copy.chunks = table.shift, table.chunks
+                copy.first_chunk, copy.bases, copy.holder = table.first_chunk, table.bases, table.holder
+                copy.used, copy.how = table.used.copy(), table.how.copy()
+                copy.release(places_of(copy.first_chunk[gone], copy.chunks[gone]))
+        return new

@@ -1,0 +1,163 @@
+"""The ended episodes that a reader knows, and those that it leaves out: evicted by hand, or lost to damage."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import EPISODE_COLUMNS, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, row_keys
+from diskreplay.segments.documents.eviction_list import EvictionEntries
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.packs import PackTables
+from diskreplay.segments.segment import SegmentInfo
+
+
+class EpisodeLog:
+    """Ended episodes in the order they were found.
+
+    Concurrency: one thread appends; tables made earlier stay as they were, as appends go behind them and a removal
+    makes new arrays.
+    """
+
+    def __init__(self, generation: int = 0) -> None:
+        self.generation = generation
+        self.steps = 0
+        self._lines: Ints = np.zeros((0, EPISODE_COLUMNS), np.int64)
+        self.table = EpisodeTable(self._lines)
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self.table)
+
+    def reserve(self, room: int) -> Ints:
+        """Return the array of all lines, with as many as ``room`` behind the last: `extend_to` makes them episodes."""
+        size = len(self.table)
+        if size + room > len(self._lines):
+            # A quarter more: the table is memory a reader keeps beside the page cache.
+            lines = np.empty((size + size // 4 + room, EPISODE_COLUMNS), np.int64)
+            lines[:size] = self.table.lines
+            self._lines = lines
+            self.table = EpisodeTable(lines[:size])
+        return self._lines
+
+    def extend_to(self, size: int, steps: int) -> None:
+        """Make lines episodes, up to ``size`` of them, which have so many steps."""
+        self.table = EpisodeTable(self._lines[:size])
+        self.steps = steps
+
+    def append(self, episodes: EpisodeTable) -> None:
+        """Add episodes at the end."""
+        size = len(self.table)
+        end = size + len(episodes)
+        self.reserve(len(episodes))[size:end] = episodes.lines
+        self.extend_to(end, self.steps + int(episodes.steps.sum()))
+
+    def remove(self, gone: NDArray[np.bool_]) -> None:
+        """Drop the episodes at which ``gone`` is True; positions change, so the generation does."""
+        if not gone.any():
+            return
+        self.table = self.table.select(~gone)
+        self._lines = self.table.lines
+        self.steps = int(self.table.steps.sum())
+        self.generation += 1
+
+    def discard(self, at: Ints) -> None:
+        """Note that the episodes at these positions were discarded; the generation changes."""
+        self.table = self.table.with_discarded(at)
+        self._lines = self.table.lines
+        self.generation += 1
+
+
+class Evicted:
+    """The episodes of a snapshot's segments that are left out: evicted by hand, lost to damage, discarded. Immutable.
+
+    ``episodes`` is the table of them.
+    """
+
+    def __init__(self, episodes: EpisodeTable) -> None:
+        key = _keys(episodes.first, episodes.stride)
+        order = np.argsort(key, kind="stable")
+        self._key, self._steps = key[order], episodes.steps[order]
+        self.episodes = episodes
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self._key)
+
+    def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
+        """Tell which ids are those of such steps; ``lanes`` are as many as the segment of each id has."""
+        if not len(self._key):
+            return np.zeros(len(ids), np.bool_)
+        key = _keys(ids, lanes)
+        at = np.searchsorted(self._key, key, "right") - 1
+        inside: NDArray[np.bool_] = (at >= 0) & (key - self._key[at] < self._steps[at])
+        return inside
+
+    def with_more(self, episodes: EpisodeTable) -> "Evicted":
+        """Return these and others."""
+        return Evicted(EpisodeTable.concatenate([self.episodes, episodes])) if len(episodes) else self
+
+    def without(self, segments: Ints) -> "Evicted":
+        """Return those that are not in these segments."""
+        return Evicted(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
+
+
+class Evictions:
+    """Follows the entries of evictions by hand, and finds the episodes that they name. Not thread-safe.
+
+    So it does with what stands for rows that were lost to damage, which segments name themselves.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._entries = EvictionEntries(root)
+        self._firsts = np.zeros(0, np.int64)
+        self.found = Evicted(EpisodeTable.concatenate([]))
+
+    def read(self, count: int) -> bool:
+        """Take in the entries up to a number; tell whether there were new ones."""
+        new = self._entries.new(count)[:, 0]
+        if len(new):
+            self._firsts = np.union1d(self._firsts, new)
+        return len(new) > 0
+
+    def add_lost(self, info: SegmentInfo, tables: PackTables | None = None) -> bool:
+        """Take in what a sealed segment says was lost of it; tell whether that is anything.
+
+        ``tables`` are those of a pack.
+        """
+        if info.lost.ranges:
+            positions = np.array([position for position, _ in info.lost.ranges], np.int64)
+            if tables is not None:  # what is lost between lanes is of no segment
+                positions = positions[[tables.holds(row) for row in positions.tolist()]]
+            ids = positions | info.number << POSITION_BITS if tables is None else tables.ids_of(positions)
+            self._firsts = np.union1d(self._firsts, ids)
+        return bool(info.lost.ranges)
+
+    @property
+    def has_none(self) -> bool:
+        """Whether no episode is named."""
+        return not len(self._firsts)
+
+    def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
+        """Return which episodes are left, and a mask of those that are not; these are `found` from now on."""
+        out = np.zeros(len(episodes), np.bool_)
+        if len(self._firsts) and len(episodes):
+            at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)
+            out = self._firsts[at] == episodes.first
+        if not out.any():
+            return episodes, out
+        self.found = self.found.with_more(episodes.select(out))
+        return episodes.select(~out), out
+
+    def discard(self, at: int) -> None:
+        """Note that the episode at this position of `found` was discarded, too."""
+        self.found = Evicted(self.found.episodes.with_discarded(at))
+
+    def forget(self, segments: Ints) -> None:
+        """Forget what was in segments that are gone."""
+        if len(self.found):
+            self.found = self.found.without(segments)
+            self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]
+
+
+def _keys(ids: Ints, lanes: Ints) -> Ints:
+    row, lane = np.divmod(ids & POSITION_MASK, lanes)
+    return row_keys(ids, lanes, lane, row)

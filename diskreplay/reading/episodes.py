@@ -1,0 +1,281 @@
+"""Episodes as a user sees them: views of the mapped rows."""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import SchemaError
+from diskreplay.ids import (
+    CONTINUES,
+    CUT,
+    EPISODE_VALUES,
+    OPEN,
+    POSITION_BITS,
+    POSITION_MASK,
+    TERMINATED,
+    TRUNCATED,
+    EpisodeTable,
+    places_of,
+)
+from diskreplay.reading.episode_html import episode_html, episodes_html
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.segments.documents.layout import LEAST_PRIORITY, PRIORITY, TIME
+from diskreplay.segments.episode_table import add_rewards
+
+ENDS_SHOWN = 5  # episodes at either end of a list, in a notebook
+
+
+def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the sum of rewards between each pair of rows, ``(n, 2)`` int64, in float64.
+
+    A sum depends on its own rows alone, to the last bit: a predicate must not see another one than a table shows.
+    """
+    found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
+    add_rewards(found, np.repeat(np.arange(len(bounds)), steps), rewards[places_of(bounds[:, 0], steps)])
+    return found
+
+
+class Episode:
+    """One episode of a snapshot, whole: ``T = len(episode)`` steps, also those that a capacity or an age hides.
+
+    Arrays are read-only views of the store where the rows lie in one chunk, else copies. Thread-safe.
+    """
+
+    __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")
+
+    def __init__(self, snapshot: Snapshot, position: int, episodes: EpisodeTable | None = None) -> None:
+        # Those of an earlier snapshot of the same store, where they are given.
+        episodes = snapshot.episodes if episodes is None else episodes
+        self._snapshot = snapshot
+        self._first, self._stride = int(episodes.first[position]), int(episodes.stride[position])
+        self._steps, self._obs_rows = int(episodes.steps[position]), int(episodes.obs_rows[position])
+        self._end = int(episodes.end[position])
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return self._steps
+
+    @property
+    def length(self) -> int:
+        """The number of steps: ``len(episode)``."""
+        return self._steps
+
+    @property
+    def hidden_steps(self) -> int:
+        """How many of its first steps are not drawn any more: the store's capacity or its age limit hides them."""
+        return int(self._snapshot.hidden_steps(self._table)[0])
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continues an episode that was cut for its length: the environment was not reset before it."""
+        return bool(self._end & CONTINUES)
+
+    @property
+    def continued(self) -> bool:
+        """Whether it was cut for its length, and the snapshot has the episode that continues it."""
+        return bool(self._snapshot.continued(self._table)[0])
+
+    @property
+    def _table(self) -> EpisodeTable:
+        return EpisodeTable.of([self._first], [self._stride], [self._steps], [self._obs_rows], [self._end])
+
+    def __repr__(self) -> str:
+        """Say which episode this is and how it ended."""
+        return f"Episode(id={self._first}, length={self._steps}, {self.ended})"
+
+    def _repr_html_(self) -> str:
+        return episode_html(self, self._snapshot.schema)
+
+    @property
+    def ended(self) -> str:
+        """How it ended, in a word: "terminated", "truncated", "cut" or "open"."""
+        if self._end & OPEN:
+            return "open"
+        if self._end & TERMINATED:
+            return "terminated"
+        return "cut" if self._end & CUT else "truncated"
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the environment reached a terminal state."""
+        return bool(self._end & TERMINATED)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was ended outside of its Markov decision process: by a time limit, or by us."""
+        return bool(self._end & TRUNCATED)
+
+    @property
+    def cut(self) -> bool:
+        """Whether it was ended by us and not by the environment."""
+        return bool(self._end & CUT)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids of its steps, ``(T,)`` int64."""
+        return self._first + np.arange(self._steps, dtype=np.int64) * self._stride
+
+    @property
+    def segment(self) -> int:
+        """The number of the segment it lies in."""
+        return self._first >> POSITION_BITS
+
+    @property
+    def lane(self) -> int:
+        """Its lane inside the segment."""
+        return (self._first & POSITION_MASK) % self._stride
+
+    @property
+    def obs(self) -> Any:
+        """Observations, ``(T + 1, ...)`` with a final observation, else ``(T, ...)``; nested as the space is."""
+        return self._read("obs", self._obs_rows)
+
+    @property
+    def has_final_obs(self) -> bool:
+        """Whether there is an observation after the last step."""
+        return self._obs_rows > self._steps
+
+    @property
+    def action(self) -> Any:
+        """Actions, ``(T, ...)``; nested as the space is: dicts, and tuples that also have the keys "0", "1"."""
+        return self._read("action", self._steps)
+
+    @property
+    def reward(self) -> NDArray[Any]:
+        """Rewards, ``(T,)``."""
+        return self._snapshot.rows("reward", self._first, self._steps)
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """When each step was published, ``(T,)`` float64 in seconds since the epoch.
+
+        They never fall, and can be compared across all episodes that were written in the same boot of a machine: they
+        go by a clock that nobody sets.
+        """
+        times = self._snapshot.rows(TIME, self._first, self._steps)
+        seconds: NDArray[np.float64] = (times + self._snapshot.clocks[self.segment - self._snapshot.origin]) / 1e9
+        return seconds
+
+    @property
+    def total_reward(self) -> float:
+        """The undiscounted return, summed in float64."""
+        sums, are_known = self._snapshot.kept_reward_sums(self._table)
+        return float((sums if are_known[0] else sums_between(self.reward, np.array([[0, self._steps]])))[0])
+
+    def rows(self, path: str, first: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Return rows of one leaf of the steps, ``(stop - first, ...)``, without reading any others.
+
+        Parameters
+        ----------
+        path : str
+            A path of `Schema.step_leaves`: "reward", "obs/image", "extra/log_prob".
+        first, stop : int
+            From which row to before which; None: to the last one, which of an observation may be that after the last
+            step.
+
+        Raises
+        ------
+        SchemaError
+            The schema has no such leaf.
+        IndexError
+            The episode has no such rows.
+        """
+        leaves = self._snapshot.schema.step_leaves
+        if path not in leaves:
+            raise SchemaError(f"the steps of this store have no leaf {path!r}; they have {', '.join(leaves)}")
+        count = self._obs_rows if path.split("/")[0] == "obs" else self._steps
+        stop = count if stop is None else stop
+        if not 0 <= first <= stop <= count:
+            raise IndexError(f"{path} of this episode has the rows 0 to {count - 1}, not {first} to {stop - 1}")
+        return self._snapshot.rows(path, self._first + first * self._stride, stop - first)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field by name: one of the steps ``(T, ...)``, or an episode's value ``(...)``, None if not given.
+
+        Of an episode that was given some of its values, the others are zeros: a store does not tell them apart.
+
+        "priority" is what each step was appended with, ``(T,)`` float64, NaN where that is none.
+
+        Raises
+        ------
+        SchemaError
+            The schema has no such field; ``episode[3]`` may mean several things.
+        """
+        schema = self._snapshot.schema
+        if not isinstance(name, str):
+            raise SchemaError(
+                f"an episode is indexed by the name of a field, not {name!r:.80}: episode.reward[3] is the reward of "
+                "step 3, store.episodes[3] the fourth episode"
+            )
+        if name in ("obs", "action", "reward"):
+            return getattr(self, name)
+        if name == PRIORITY:
+            return self._priorities()
+        if name in schema.extra:
+            return self._read(f"extra/{name}", self._steps)
+        if name not in schema.episode:
+            known = ["obs", "action", "reward", *schema.extra, *schema.episode]
+            raise SchemaError(f"no field {name!r} in this store; it has {', '.join(known)}")
+        if not self._end & EPISODE_VALUES:
+            return None
+        (slot,), (lane,), (row,) = (place.tolist() for place in self._snapshot.value_places(self._table))
+        return self._map(f"episode/{name}", lambda leaf: self._snapshot.leaf(leaf).rows(slot, lane, row, row + 1)[0])
+
+    def _priorities(self) -> NDArray[np.float64]:
+        snapshot = self._snapshot
+        table = snapshot.tables.priorities
+        if table is None or not table.has_rows(self.segment - snapshot.origin):
+            return np.full(self._steps, np.nan)
+        stored = snapshot.rows(PRIORITY, self._first, self._steps)
+        return np.where(stored > LEAST_PRIORITY, stored, np.where(stored > 0, 0.0, np.nan))
+
+    def _read(self, root: str, count: int) -> Any:
+        return self._map(root, lambda leaf: self._snapshot.rows(leaf, self._first, count))
+
+    def _map(self, root: str, read: Any) -> Any:
+        schema = self._snapshot.schema
+        part, *name = root.split("/", 1)
+        leaves = {leaf: read(leaf) for leaf in schema.leaves if leaf == root or leaf.startswith(f"{root}/")}
+        nested = schema.unflatten(part, leaves)
+        return nested[name[0]] if name else nested
+
+
+class EpisodeList(Sequence[Episode]):
+    """The episodes of a snapshot, oldest first. Immutable and thread-safe."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def __repr__(self) -> str:
+        return f"EpisodeList({len(self)} episodes)"
+
+    def _repr_html_(self) -> str:
+        ends = [*range(len(self))[:ENDS_SHOWN], *range(max(ENDS_SHOWN, len(self) - ENDS_SHOWN), len(self))]
+        return episodes_html(len(self), [(at, self[at]) for at in ends])
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self._snapshot.episodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Episode]: ...
+    def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
+        """Return one episode, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return [Episode(self._snapshot, i) for i in range(*index.indices(len(self)))]
+        if isinstance(index, str) or not hasattr(index, "__index__"):
+            raise TypeError(
+                f'episodes are indexed by their number or a slice, not {index!r:.80}: store.episodes[0]["reward"] is a '
+                "field of the first one"
+            )
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(
+                f"there is no episode {index}: the snapshot has {len(self)}, numbered from 0; store.refresh() shows "
+                "what was appended since"
+            )
+        return Episode(self._snapshot, at)

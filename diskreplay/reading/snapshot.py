@@ -1,0 +1,387 @@
+"""A frozen set of committed lengths, and the episodes in it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import InvalidIndex, SegmentGone
+from diskreplay.ids import (
+    CUT,
+    DISCARDED,
+    EPISODE_COLUMNS,
+    EPISODE_VALUES,
+    FIRST,
+    NO_STEP,
+    OPEN,
+    POSITION_BITS,
+    POSITION_MASK,
+    EpisodeTable,
+    Floats,
+    Ints,
+    is_end_with_values,
+    locate,
+    places_of,
+)
+from diskreplay.kernels import following, frozen
+from diskreplay.kernels.runs import Visible, lane_keys, open_episodes
+from diskreplay.reading.chunk_table import ChunkTable, ChunkTables
+from diskreplay.reading.episode_log import Evicted
+from diskreplay.reading.lanes import LaneMap
+from diskreplay.schema.schema import Schema
+from diskreplay.segments.documents import layout
+
+# Of the newest ended episodes: most that are asked for have just ended. Then so many times more.
+_NEWEST, _MORE = 1024, 8
+
+
+class SegmentTable(NamedTuple):
+    """What a snapshot knows of segments: shared by all snapshots between which none came, was sealed or went.
+
+    ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is gone), ``lane_base``, ``sealed`` and
+    ``clocks``, the wall time at which the clock of its rows began, in nanoseconds since the epoch. The episodes in
+    ``evictions`` were evicted by hand, lost to damage, or discarded by their writers, and are not visible. Discarded
+    ones keep their place in the log, and have ``discarded_steps`` steps. Positions in the log of ended
+    episodes mean the same episode in every snapshot of one ``generation``.
+
+    ``folders`` and ``first_rows`` say where the rows of each are: see `ChunkTables`.
+
+    ``growing`` are the segments that may grow, ``live_base`` says where their lanes are among those that may, -1 for
+    others, and ``live_places`` where each of these is among all; ``head`` is what is the same in all records of these
+    snapshots: see `kernels.frozen`.
+    """
+
+    schema: Schema
+    tables: ChunkTables
+    origin: int
+    lanes: Ints
+    lane_base: Ints
+    clocks: Ints
+    sealed: NDArray[np.bool_]
+    evictions: Evicted
+    generation: int
+    folders: Ints
+    first_rows: Ints
+    growing: Ints
+    live_base: Ints
+    live_places: Ints
+    head: Ints
+    discarded_steps: int = 0
+
+    @classmethod
+    def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
+        """Return the table of these columns; ``growing`` is that of `LiveLanes`."""
+        slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
+        column = np.cumsum(width) - width
+        lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
+        lanes, lane_base = columns["lanes"], columns["lane_base"]
+        live_base, head = np.full(len(lanes), -1), np.zeros(frozen.HEAD, np.int64)
+        live_base[slot] = column
+        head[[frozen.ORIGIN, frozen.SLOTS, frozen.LIVE_LANES]] = columns["origin"], len(lanes), width.sum()
+        arrays = [array.ctypes.data for array in (lanes, lane_base, live_base, lines)]
+        head[[frozen.LANES, frozen.LANE_BASE, frozen.LIVE_BASE, frozen.GROWING]] = arrays
+        folders, first_rows = columns["folders"], columns["first_rows"]
+        head[[frozen.FOLDERS, frozen.FIRST_ROWS]] = folders.ctypes.data, first_rows.ctypes.data
+        head[[frozen.GROWING_COUNT, frozen.FOLDER_COUNT]] = len(lines), folders.max(initial=-1) + 1
+        head[frozen.FIRST_GROWING] = slot.min(initial=len(lanes))
+        places = places_of(place, width)
+        return cls(growing=lines, live_base=live_base, live_places=places, head=head, **columns)
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """What a reader sees until it refreshes.
+
+    Immutable; any number of threads may use one. ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the
+    rows of that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden
+    by a capacity or for its age. Every hidden step was published before ``hidden_before``, and none is of an episode
+    that began at ``reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
+    the order they were found, ``open`` the others.
+
+    ``record`` is what kernels read, with what was known of the lanes that may grow. ``lane_rows`` is what is known of
+    all lanes; it is the follower's own, and only what it says of sealed lanes stays as it is.
+    """
+
+    segments: SegmentTable
+    steps: int
+    record: Ints
+    lane_rows: Ints
+    log: EpisodeTable
+    oldest: Ints
+    reached: int
+    hidden_before: int
+
+    def __len__(self) -> int:
+        """Return the number of visible steps."""
+        return self.steps
+
+    @property
+    def schema(self) -> Schema:
+        """The store's schema."""
+        return self.segments.schema
+
+    @property
+    def generation(self) -> int:
+        """Changes when positions in ``log`` do; see `SegmentTable`."""
+        return self.segments.generation
+
+    @property
+    def tables(self) -> ChunkTables:
+        """Where the rows of each array are in memory."""
+        return self.segments.tables
+
+    @property
+    def origin(self) -> int:
+        """The number of the first slot's segment."""
+        return self.segments.origin
+
+    @property
+    def lanes(self) -> Ints:
+        """The lanes of each segment, 0 where it is gone."""
+        return self.segments.lanes
+
+    @property
+    def lane_base(self) -> Ints:
+        """The place of each segment's first lane among all lanes."""
+        return self.segments.lane_base
+
+    @property
+    def clocks(self) -> Ints:
+        """What is added to the times of each segment."""
+        return self.segments.clocks
+
+    @property
+    def sealed(self) -> NDArray[np.bool_]:
+        """Whether each segment is sealed."""
+        return self.segments.sealed
+
+    @property
+    def evictions(self) -> Evicted:
+        """Episodes that were evicted by hand, lost to damage or discarded."""
+        return self.segments.evictions
+
+    @property
+    def committed(self) -> Ints:
+        """The complete rows of each lane."""
+        return self._counters[following.COMMITTED]
+
+    def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
+        """Return the complete rows of some lanes, without looking at all."""
+        rows: Ints = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
+        column = self.segments.live_base[slot]
+        grows = column >= 0
+        rows[grows] = self._live[following.COMMITTED, column[grows] + lane[grows]]
+        return rows
+
+    @property
+    def observed(self) -> Ints:
+        """The rows of each lane whose observation is there."""
+        return self._counters[following.OBSERVED]
+
+    def rows_of(self, number: int) -> Ints | None:
+        """Return the complete rows of each lane of a segment that may grow; None: it is sealed, or is not here.
+
+        One that was made since this snapshot has a lane without rows.
+        """
+        slot = number - self.origin
+        if slot >= len(self.lanes):
+            return np.zeros(1, np.int64)
+        if slot < 0 or self.sealed[slot] or not self.lanes[slot]:
+            return None
+        lane = np.arange(self.lanes[slot])
+        return self.committed_rows(np.full(len(lane), slot), lane)
+
+    @cached_property
+    def _counters(self) -> tuple[Ints, Ints]:
+        found = self.lane_rows[: following.OBSERVED + 1].copy()
+        found[:, self.segments.live_places] = self._live[: following.OBSERVED + 1]
+        return found[following.COMMITTED], found[following.OBSERVED]
+
+    @property
+    def _live(self) -> Ints:
+        return self.record[frozen.HEAD :].reshape(following.LANE_ROWS, -1)
+
+    @cached_property
+    def open(self) -> EpisodeTable:
+        """The open episodes."""
+        return open_episodes(self.origin, self.segments.growing, self._live)
+
+    @property
+    def visible(self) -> Visible:
+        """What is hidden of each lane."""
+        return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
+
+    def leaf(self, path: str) -> ChunkTable:
+        """Return the table of one array: a leaf of the schema, or ``done``."""
+        return self.segments.tables.leaves[path]
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """The episodes with a visible step, oldest first: each is whole, with the steps of it that are hidden."""
+        log = self.log.without_discarded()
+        every = EpisodeTable.concatenate([log, self.open]) if len(self.open) else log
+        if (every.first[1:] < every.first[:-1]).any():
+            every = every.select(np.argsort(every.first, kind="stable"))
+        shown = self.hidden_steps(every) < every.steps
+        return every if shown.all() else every.select(shown)
+
+    def least_ids(self, ids: Ints) -> Ints:
+        """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
+        return self.visible.least_ids(ids)
+
+    def times(self, ids: Ints) -> Ints:
+        """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
+        found = np.zeros(len(ids), np.int64)
+        there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
+        slots = slots[there]
+        found[there] = self.leaf(layout.TIME).values(slots, lane[there], row[there]) + self.clocks[slots]
+        return found
+
+    def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the value of an episode field, ``(n, *shape)``, for the episode of each of these steps.
+
+        And which have one: episodes that are open, gone, or were given none have zeros.
+        """
+        episodes, values = self._ended_episodes(ids), self.leaf(leaf)
+        given = (episodes.end & EPISODE_VALUES) != 0
+        found = np.zeros((len(ids), *values.shape), values.dtype)
+        found[given] = values.values(*self.value_places(episodes.select(given)))
+        return found, given
+
+    def _ended_episodes(self, ids: Ints) -> EpisodeTable:
+        """Return the ended episode of each of these steps; a line of zeros where it is open or not there any more."""
+        found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
+        keys = lane_keys(ids, self.origin, self.lanes)
+        while len(missing) and len(self.log):
+            some = self.log.select(slice(max(0, len(self.log) - count), None))
+            begin = lane_keys(some.first, self.origin, self.lanes)
+            order = np.argsort(begin)
+            at = np.searchsorted(begin[order], keys[missing], "right") - 1
+            episode = order[at]
+            inside = (at >= 0) & (keys[missing] >= 0) & (keys[missing] - begin[episode] < some.steps[episode])
+            found[missing[inside]] = some.lines[episode[inside]]
+            missing = missing[~inside]
+            if count >= len(self.log):
+                break
+            count *= _MORE
+        return EpisodeTable(found)
+
+    def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
+        """Return where the arrays of episode fields have the values of ended episodes that were given some.
+
+        Slots, lanes and rows: see `ChunkTables.value_rows`.
+        """
+        slots = (episodes.first >> POSITION_BITS) - self.origin
+        row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
+        last, committed = row + episodes.steps, self.committed_rows(slots, lane)
+        behind = np.flatnonzero(last < committed)
+        flags = np.full(len(last), FIRST, np.uint8)
+        flags[behind] = self.leaf(layout.DONE).values(slots[behind], lane[behind], last[behind])
+        last -= ~is_end_with_values(flags)
+        return slots, lane, self.tables.value_rows(slots, lane, last, committed)
+
+    def value_rows(self, slot: Ints, lane: Ints, row: Ints) -> Ints:
+        """Return where the arrays of episode fields have the values of rows; see `ChunkTables.value_rows`."""
+        return self.tables.value_rows(slot, lane, row, self.committed_rows(slot, lane))
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether any step may have been appended with a priority."""
+        return self.segments.tables.priorities is not None
+
+    def priorities(self, ids: Ints) -> Floats:
+        """Return the |td| that each step was appended with, ``(n,)``, NaN where that is none or its segment is gone."""
+        table = self.segments.tables.priorities
+        return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
+
+    def hidden_steps(self, episodes: EpisodeTable) -> Ints:
+        """Return how many of each episode's first steps are hidden."""
+        least = self.least_ids(episodes.first)
+        hidden: Ints = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
+        return hidden
+
+    def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return how many steps of the segment in each slot are visible, hidden, discarded, and discarded and evicted.
+
+        The last ones are among the discarded.
+        """
+
+        def count(episodes: EpisodeTable, steps: Ints) -> Ints:
+            slots = (episodes.first >> POSITION_BITS) - self.origin
+            counts: Ints = np.bincount(slots, steps, len(self.lanes)).astype(np.int64)
+            counts[self.lanes == 0] = 0
+            return counts
+
+        # None of an episode that began at `reached` or later is hidden.
+        log, total = self.log.without_discarded(), count(self.log, self.log.steps)
+        older = log.select(log.time < self.reached)
+        hidden = count(older, self.hidden_steps(older)) + count(self.open, self.hidden_steps(self.open))
+        kept = count(log, log.steps)
+        out = self.evictions.episodes
+        out = out.select(out.end & DISCARDED != 0)
+        discarded = count(out, out.steps)
+        return kept + count(self.open, self.open.steps) - hidden, hidden, discarded, discarded - (total - kept)
+
+    def kept_reward_sums(self, episodes: EpisodeTable) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the sums of rewards of episodes, all of one segment, and which are known without reading rewards."""
+        slot = int(episodes.first[0] >> POSITION_BITS) - self.origin
+        row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
+        return self.tables.reward_sums(slot, lane, row, episodes.steps)
+
+    def find(self, first: int) -> int:
+        """Return the position in `episodes` of the episode whose first step has the id ``first``."""
+        begins = self.episodes.first
+        at = int(np.searchsorted(begins, max(first, 0)))
+        if at < len(begins) and begins[at] == first:
+            return at
+        raise InvalidIndex(f"no visible episode begins at id {first}")
+
+    @cached_property
+    def _lane_map(self) -> LaneMap:
+        found = LaneMap()
+        found.update(self)
+        return found
+
+    def continued(self, episodes: EpisodeTable) -> NDArray[np.bool_]:
+        """Tell which episodes were cut for their length: the next part of each is in the snapshot."""
+        found: NDArray[np.bool_] = (episodes.end & (CUT | OPEN)) == CUT
+        first = episodes.first[found]
+        slot, lane = (first >> POSITION_BITS) - self.origin, (first & POSITION_MASK) % episodes.stride[found]
+        at, row = self.lane_base[slot] + lane, (first & POSITION_MASK) // episodes.stride[found] + episodes.steps[found]
+        done, committed = self.leaf(layout.DONE), self.committed
+        inside = np.flatnonzero(row < committed[at])
+        row[inside] += (done.values(slot[inside], lane[inside], row[inside]) & NO_STEP) != 0
+        behind = np.where(row < committed[at], at, self._lane_map.next_rows(self, at))
+        row[behind != at] = 0
+        slot = self._lane_map.slot[behind]
+        there = np.flatnonzero((behind >= 0) & (self.lanes[slot] > 0))
+        slot, lane = slot[there], behind[there] - self.lane_base[slot[there]]
+        continues = np.zeros(len(first), np.bool_)
+        continues[there] = (done.values(slot, lane, row[there]) & (FIRST | CUT)) == FIRST | CUT
+        found[found] = continues
+        return found
+
+    def holds(self, ids: Ints) -> NDArray[np.bool_]:
+        """Tell which ids are those of visible steps."""
+        there, slot, _, lane, row = locate(ids, self.origin, self.lanes)
+        at = self.lane_base[slot[there]] + lane[there]
+        there[there] = (self.oldest[at] <= row[there]) & (row[there] < self.committed[at])
+        there[there] = ~self.evicted(ids[there])
+        return there
+
+    def evicted(self, ids: Ints) -> NDArray[np.bool_]:
+        """Tell which ids, all of rows of the snapshot's segments, are of episodes in `evictions`."""
+        return self.evictions.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
+
+    def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
+        """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy where one chunk has them."""
+        slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
+        if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
+            raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh and look again")
+        lanes = int(self.lanes[slot])
+        row, lane = divmod(position, lanes)
+        if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
+            raise InvalidIndex(f"id {step_id} has no {count} rows")
+        return self.leaf(leaf).rows(slot, lane, row, row + count)

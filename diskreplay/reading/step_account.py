@@ -1,0 +1,107 @@
+"""The account of a store's steps: each step that was ever inserted is in one class."""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from diskreplay.reading.follower import Follower
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
+
+
+class Steps(NamedTuple):
+    """The steps inserted into a segment or a store, and how many of them are in each class.
+
+    A step that could be in two classes is in the one that comes last here. Those of a damaged segment that readers
+    leave out are lost.
+    """
+
+    inserted: int = 0
+    visible: int = 0
+    hidden: int = 0
+    evicted: int = 0
+    discarded: int = 0
+    lost: int = 0
+
+    def by_key(self) -> dict[str, int]:
+        """Return them by the names that they have in `Store.info`."""
+        return {
+            "steps": self.visible,
+            "steps_hidden": self.hidden,
+            "steps_evicted": self.evicted,
+            "steps_discarded": self.discarded,
+            "steps_lost": self.lost,
+            "steps_inserted": self.inserted,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepAccount:
+    """The account of a store at one moment.
+
+    Attributes
+    ----------
+    total : Steps
+        Those of the store. `inserted` is `counted.ever`: it is no sum of the others.
+    counted : Inserted
+        What limiters count.
+    quarantined : int
+        The steps in quarantine that are in no other class.
+    segments : dict of int to Steps
+        Those of each segment, and of each pack in place of its members.
+    visible : dict of int to int
+        The visible steps of each segment, in packs too.
+    """
+
+    total: Steps
+    counted: Inserted
+    quarantined: int
+    segments: dict[int, Steps]
+    visible: dict[int, int]
+
+    def without(self, numbers: Iterable[int]) -> "StepAccount":
+        """Return the account after these segments were deleted: all their steps are evicted."""
+        segments, total = self.segments.copy(), self.total
+        for number in numbers:
+            gone = segments.pop(number)
+            left = Steps(*(one - other for one, other in zip(total, gone, strict=True)))
+            total = left._replace(inserted=total.inserted, evicted=left.evicted + gone.inserted)
+        return replace(self, total=total, segments=segments)
+
+
+def read_account(follower: Follower, counter: StepCounter) -> tuple[Snapshot, StepAccount]:
+    """Take a new snapshot of a store and return it with the account of its moment.
+
+    While segments come and leave all the time, numbers may be of moments next to each other.
+    """
+    looks = deque[Snapshot](maxlen=1)
+
+    def look() -> RowsOf:
+        looks.append(follower.refresh()[0])
+        return looks[-1].rows_of
+
+    counted = counter.read(look)
+    return looks[-1], _account(counter, counted, looks[-1], follower.damaged)
+
+
+def _account(counter: StepCounter, counted: Inserted, snapshot: Snapshot, damaged: Collection[int]) -> StepAccount:
+    by_slot = np.stack(snapshot.count_by_segment())
+    there, origin = (snapshot.lanes > 0).tolist(), snapshot.origin
+    segments, visible = dict[int, Steps](), dict[int, int]()
+    for number, count in counter.segments().items():
+        slots = [member - origin for member in count.members if 0 <= member - origin < len(there)]
+        if number in damaged:
+            segments[number] = Steps(count.inserted, lost=count.inserted)
+        elif any(there[slot] for slot in slots):
+            shown, hidden, discarded, evicted_too = by_slot[:, slots].sum(axis=1).tolist()
+            evicted = count.evicted - evicted_too
+            segments[number] = Steps(count.inserted, shown, hidden, evicted, discarded, count.lost)
+            visible |= {slot + origin: int(by_slot[0, slot]) for slot in slots}
+        else:  # limits have hidden all of it, and it is about to be deleted
+            segments[number] = Steps(count.inserted, evicted=count.inserted)
+    total = Steps(*(sum(counts) for counts in zip(Steps(), *segments.values(), strict=True)))
+    total = total._replace(inserted=counted.ever, evicted=total.evicted + counter.deleted)
+    return StepAccount(total, counted, counter.aside, segments, visible)

@@ -1,0 +1,401 @@
+"""The rules of retention: which segments are due to be removed, by what each holds and takes on disk."""
+
+import heapq
+import os
+import time
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.ids import DISCARD_BEFORE
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.eviction_list import EvictionEntries
+from diskreplay.segments.documents.metadata import identify
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import StoreCounters
+from diskreplay.segments.files.durable import sync_folder
+from diskreplay.segments.files.machine import boot_time, is_clock_synchronized
+from diskreplay.segments.files.numbers import present_segments, segment_numbers
+from diskreplay.segments.files.times import count_until
+from diskreplay.segments.packs import read_tables
+from diskreplay.segments.sealing import count_steps
+from diskreplay.segments.segment import SegmentInfo, pack_draft, read_segment
+from diskreplay.segments.segment_reader import read_sealed
+
+
+class Ages:
+    """The ages of sealed segments. Not thread-safe.
+
+    A wall clock that is wrong must not cost a store. Of a segment that was sealed since this machine booted, the clock
+    of the boot alone decides, which nobody can set. Of others the wall clock decides, if one of these confirms it: a
+    time service keeps the wall clock; this machine sealed the segment, and has been up for as long; this process has
+    known the segment for as long. A time of sealing in the future counts as the moment at which it was seen.
+    """
+
+    def __init__(self) -> None:
+        self._this_boot: list[tuple[float, int]] = []  # a heap: seconds of this boot when a segment was sealed
+        self._others: list[tuple[float, int]] = []  # a heap: wall time when a segment was sealed
+        self._confirmed_by: dict[int, float] = {}  # of these: the moment of this boot that is as old, for certain
+        self._old: set[int] = set()  # of these: old by the wall clock, and by nothing else so far
+
+    def add(self, number: int, info: SegmentInfo) -> None:
+        """Take in a sealed segment."""
+        now, sealed = boot_time(), info.sealed_clock
+        if sealed is not None and sealed.boot == now.boot and sealed.seconds <= now.seconds:
+            heapq.heappush(self._this_boot, (sealed.seconds, number))
+            return
+        wall = time.time()
+        heapq.heappush(self._others, (min(info.sealed_at or wall, wall), number))
+        was_here = sealed is not None and sealed.machine == now.machine and sealed.boot != now.boot
+        self._confirmed_by[number] = 0.0 if was_here else now.seconds
+
+    def older_than(self, seconds: float) -> set[int]:
+        """Return the segments that have become so old; each is returned once."""
+        due = set()
+        latest = boot_time().seconds - seconds
+        while self._this_boot and self._this_boot[0][0] <= latest:
+            due.add(heapq.heappop(self._this_boot)[1])
+        wall = time.time() - seconds
+        while self._others and self._others[0][0] <= wall:
+            self._old.add(heapq.heappop(self._others)[1])
+        if self._old:
+            is_kept = is_clock_synchronized()
+            certain = {number for number in self._old if is_kept or self._confirmed_by[number] <= latest}
+            self._old -= certain
+            due |= certain
+            for number in certain:
+                del self._confirmed_by[number]
+        return due
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of a segment; one that is not sealed may have more by now."""
+
+    steps: int = 0
+    evicted: int = 0  # of these steps, evicted by hand
+    nbytes: int = 0  # on disk; 0 where the store has no capacity in bytes
+    info: SegmentInfo | None = None
+    first: int = 0  # when the first row of a sealed one came, in nanoseconds since the epoch; 0 where it has none
+
+    @property
+    def sealed(self) -> bool:
+        return self.info is not None and self.info.sealed
+
+    @property
+    def lost(self) -> int:
+        return 0 if self.info is None else self.info.lost.steps
+
+    @property
+    def kept(self) -> int:
+        return max(0, self.steps - self.evicted - self.lost)
+
+
+class RetentionPolicy:
+    """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
+
+    Only sealed segments that can be read are removed, by any of these rules: the one whose last step is oldest,
+    while the others hold `capacity` steps that are newer and not hidden; the same, while all segments together, and the
+    pack that is being made, take more than `capacity_bytes` on disk; those that were sealed `max_age_s` ago (`Ages`);
+    those whose every step was evicted by hand. The first two move the retention horizon: a time.
+    """
+
+    def __init__(self, root: Root, counters: StoreCounters) -> None:
+        self._root, self._counters = root, counters
+        self._changes = 0
+        self.pack_nbytes = 0  # that are kept free for a pack that this process makes
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing."""
+        self._next = 0  # numbers below it are known
+        self._accounts: dict[int, _Account] = {}  # of every segment, lowest number first
+        self._unsealed: set[int] = set()
+        self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
+        self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
+        self._short = -1, 0  # a segment that could not be removed yet, and the steps from which on it is counted again
+        self._below: dict[int, None] = {}  # segments below the horizon that are still there
+        self._kept = 0  # steps of all others
+        self._nbytes = 0  # of all others
+        self._draft_nbytes = 0  # of the pack that is being made, if one is
+        self._ages = Ages()
+        self._doomed: set[int] = set()  # too old, or hidden whole
+        self._entries = EvictionEntries(self._root)
+        self._by_hand: dict[int, int] = {}  # steps evicted by hand, by the number of their segment
+        self._packs: dict[int, list[int]] = {}  # which segments are in each pack
+        self._merged: set[int] = set()  # segments, and packs, that may still be beside the packs that have their rows
+        self._durable: set[int] = set()  # of these: the ones whose pack is durable
+        self._evicted = 0
+        self.has_more = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rule can remove anything."""
+        if self._counters.peek(layout.CHANGES) != self._changes:
+            self._root.follow_limits()
+        return not self._root.limits.are_set and not self._counters.peek(layout.EVICTION_ENTRIES)
+
+    def sync_packs(self) -> None:
+        """Make packs durable whose members `due` found in their old places: the packs' maker may have died.
+
+        The caller does not hold the store lock, so that others need not wait for the disk. Any thread may call it.
+        """
+        found = self._merged.copy()
+        if not found <= self._durable:
+            sync_folder(self._root.segments_folder)
+            self._durable.update(found)
+
+    def look(self, pace: Callable[[], None]) -> None:
+        """Read all segments, and call ``pace`` often; `due` reads only later ones then.
+
+        The caller does not hold the store lock. No other thread uses this object yet.
+        """
+        if not self.is_idle:
+            self._look(self._counters.read(), again=True, pace=pace)
+
+    def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
+        """Yield number and steps of segments that are due; each is forgotten when the next one is asked for.
+
+        They are ``most`` at most; `has_more` tells whether more are due.
+
+        Moves the horizon first. ``again``: read known segments that were not sealed, too. Without it their steps may
+        be too few, which only makes the horizon move later. A segment whose rows are in a pack is due
+        after `sync_packs`.
+        """
+        words = self._counters.read()
+        end = self._look(words, again=again)
+        self._move_horizon(int(words[layout.HORIZON]))
+        for number in self._left_by_merges(most):
+            yield number, 0
+            self._merged.discard(number)
+        # None of the others as long as any is left: once its pack were gone, it would count again.
+        due = [] if self._merged else self._candidates()
+        self.has_more = len(due) > most or bool(self._merged)
+        for number in due[:most]:
+            steps = self._accounts[number].steps
+            if os.path.exists(self._root.segment_path(number)):
+                yield number, steps
+            self._forget(number)  # by another process, or by hand
+        first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
+        if first > words[layout.FIRST_LIVE]:
+            self._counters.set(layout.FIRST_LIVE, first)
+        self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
+
+    def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
+        """Read new segments; return the number of the next one."""
+        if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
+            self._changes = int(words[layout.CHANGES])
+            self._begin()  # some may have been replaced by what was whole in them
+        first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
+        if self._evicted != words[layout.STEPS_EVICTED] and (
+            self._root.limits.max_age_s or words[layout.EVICTION_ENTRIES]
+        ):
+            self._forget_gone()
+        for number in segment_numbers(self._root, first, end):
+            self._accounts[number] = _Account()
+            self._unsealed.add(number)
+        self._next = max(end, self._next)
+        self._read_evictions(int(words[layout.EVICTION_ENTRIES]))
+        for number in [n for n in self._unsealed if again or n >= first]:
+            self._read(number)
+            pace()
+        self._forget_merged()
+        return end
+
+    def _candidates(self) -> list[int]:
+        if self._root.limits.max_age_s is not None:
+            self._doomed |= self._ages.older_than(self._root.limits.max_age_s) & self._accounts.keys()
+        return [*self._below, *sorted(self._doomed - self._below.keys())]
+
+    # --- the horizon -------------------------------------------------------------------------------------------------
+
+    def _move_horizon(self, horizon: int) -> None:
+        """Move the horizon past the segments that the limits have no room for, the oldest first."""
+        if not self._root.has_horizon:
+            return
+        before = horizon
+        if self._root.limits.capacity_bytes is not None:
+            # By whichever process.
+            self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
+        while (oldest := self._oldest()) is not None:
+            last, number = oldest
+            if not (last < horizon or self._has_enough_without(last, number) or self._has_too_many_bytes()):
+                break
+            account = self._accounts[number]
+            heapq.heappop(self._by_last)
+            self._leave_first(number, account)
+            self._kept -= account.kept
+            self._nbytes -= account.nbytes
+            self._below[number] = None
+            horizon = max(horizon, min(last + 1, layout.MOST_COUNTED))  # a time may be damaged, or hostile
+        if horizon > before:
+            self._counters.set(layout.HORIZON, horizon)
+
+    def _leave_first(self, number: int, account: _Account) -> None:
+        del self._by_first[bisect_left(self._by_first, (account.first, number))]
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """Return the time of the last step, and the number, of the sealed segment for which it is the lowest."""
+        while self._by_last and self._by_last[0][1] not in self._accounts:
+            heapq.heappop(self._by_last)  # gone
+        return self._by_last[0] if self._by_last else None
+
+    def _has_too_many_bytes(self) -> bool:
+        most = self._root.limits.capacity_bytes
+        return most is not None and self._nbytes + self._draft_nbytes > most
+
+    def _has_enough_without(self, last: int, number: int) -> bool:
+        """Whether the other segments hold ``capacity`` steps that came after the last one of this segment."""
+        capacity = self._root.limits.capacity
+        if capacity is None:
+            return False
+        newer = self._kept - self._accounts[number].kept
+        if newer < capacity or (number == self._short[0] and self._kept < self._short[1]):
+            return False
+        begun = [n for first, n in self._by_first[: bisect_right(self._by_first, (last, layout.MAX_SEGMENTS))]]
+        for other in {*begun, *self._unsealed} - {number}:
+            newer -= self._older_steps(other, last)
+            if newer < capacity:
+                break
+        # To count takes long, and each step that comes is one more at most.
+        self._short = number, self._kept + capacity - newer
+        return newer >= capacity
+
+    def _older_steps(self, number: int, last: int) -> int:
+        """Return how many of the steps of a segment at most came no later than a time."""
+        account = self._accounts[number]
+        if account.info is None or not account.kept:
+            return account.kept  # damaged: it cannot be counted
+        try:
+            return min(account.kept, count_until(account.info, last - account.info.clock.wall))
+        except (FormatError, OSError):
+            return account.kept
+
+    # --- what segments hold ------------------------------------------------------------------------------------------
+
+    def _read_evictions(self, count: int) -> None:
+        if count <= self._entries.count:
+            return
+        in_pack = {number: pack for pack, numbers in self._packs.items() for number in numbers}
+        for number, steps in self._entries.steps_by_segment(count).items():
+            self._by_hand[number] = self._by_hand.get(number, 0) + steps
+            holder = in_pack.get(number, number)
+            account = self._accounts.get(holder)
+            if account is not None:  # else it is gone
+                with self._changing(holder, account):
+                    account.evicted += steps
+
+    def _read(self, number: int) -> None:
+        """Count the steps and bytes of a segment that was not sealed when it was read last, if ever."""
+        account, path = self._accounts[number], self._root.segment_path(number)
+        nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
+        try:
+            info = account.info
+            if info is None or info.document != identify(path / layout.METADATA):
+                info = read_segment(self._root, number)
+            steps = count_steps(info) if info.steps is None else info.steps
+            if info.packed is not None and number not in self._packs:
+                self._packs[number] = read_tables(info).numbers.tolist()
+        except FileNotFoundError:
+            if not os.path.lexists(path):
+                self._forget(number)  # set aside; who brings it back counts a change
+            return
+        except (FormatError, NotADirectoryError, IsADirectoryError):
+            # Damaged: it holds what it takes on disk, and stays until it is repaired, as one that is not sealed.
+            with self._changing(number, account):
+                account.nbytes = nbytes
+            return
+        with self._changing(number, account):
+            account.info, account.steps, account.nbytes = info, steps, nbytes
+            if info.packed is not None:
+                account.evicted = sum(self._by_hand.get(member, 0) for member in self._packs[number])
+        if info.sealed and number in self._unsealed:
+            self._take_sealed(number, account, info)
+
+    def _forget_merged(self) -> None:
+        """Forget the segments, and the packs, whose rows are in packs that came later."""
+        for pack in sorted(self._packs, reverse=True):
+            if pack not in self._packs:
+                continue
+            numbers = {*self._packs[pack]}
+            merged = [other for other, members in self._packs.items() if other != pack and members[0] in numbers]
+            for number in [*merged, *(numbers & self._accounts.keys())]:
+                self._forget(number)
+                self._merged.add(number)
+
+    def _left_by_merges(self, most: int) -> list[int]:
+        """Return segments, and packs, that are still there though their rows are in packs, which are durable."""
+        self._merged = {number for number in self._merged if os.path.lexists(self._root.segment_path(number))}
+        self._durable &= self._merged
+        return sorted(self._durable)[:most]
+
+    def _take_sealed(self, number: int, account: _Account, info: SegmentInfo) -> None:
+        self._unsealed.discard(number)
+        account.first = info.bounds[0]
+        heapq.heappush(self._by_last, (info.kept_until, number))
+        insort(self._by_first, (account.first, number))
+        if self._root.limits.max_age_s is not None:
+            self._ages.add(number, info)
+
+    @contextmanager
+    def _changing(self, number: int, account: _Account) -> Iterator[None]:
+        """Keep the sums right while the account of a segment changes."""
+        kept, nbytes = account.kept, account.nbytes
+        yield
+        if number not in self._below:
+            self._kept += account.kept - kept
+            self._nbytes += account.nbytes - nbytes
+        info = account.info
+        if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
+            return
+        # Rows that no mark proves were not evicted. Without the marker, earlier parts would be shown again.
+        if info.claimed is None and not _discards_earlier_parts(info):
+            self._doomed.add(number)
+
+    def _forget_gone(self) -> None:
+        """Forget what other processes removed from between the others."""
+        there = set(present_segments(self._root, list(self._accounts)))
+        for number in [n for n in self._accounts if n not in there]:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        if number not in self._below:
+            account = self._accounts[number]
+            self._kept -= account.kept
+            self._nbytes -= account.nbytes
+            if number not in self._unsealed:
+                self._leave_first(number, account)
+        del self._accounts[number]
+        self._below.pop(number, None)
+        self._unsealed.discard(number)
+        self._doomed.discard(number)
+        self._packs.pop(number, None)
+
+
+def _discards_earlier_parts(info: SegmentInfo) -> bool:
+    """Tell whether a sealed segment has a row that discards parts in earlier segments and has no step itself."""
+    try:
+        return bool((read_sealed(info)[1].flags == DISCARD_BEFORE).any())
+    except (FormatError, OSError):
+        return True  # damaged: repair decides
+
+
+def disk_usage(path: Path) -> tuple[int, int]:
+    """Return the bytes that a file, or the files below a folder, take on disk, and the bytes they seem to have."""
+    on_disk = apparent = 0
+    for folder, _, files in os.walk(path) if is_folder(path) else [(str(path.parent), [], [path.name])]:
+        for name in files:
+            try:
+                status = os.stat(os.path.join(folder, name), follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # replaced or evicted meanwhile
+            on_disk += status.st_blocks * 512
+            apparent += status.st_size
+    return on_disk, apparent

@@ -1,0 +1,120 @@
+"""Arguments of samplers, in their plain form or refused."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diskreplay.distributions.base import Distribution
+from diskreplay.distributions.bounded import REMOVERS
+from diskreplay.distributions.number_arguments import int_argument
+from diskreplay.distributions.population import Share
+from diskreplay.distributions.uniform import Uniform
+from diskreplay.errors import InvalidIndex
+from diskreplay.store.store import Store
+from diskreplay.views.base import INT64, View
+
+
+def share_argument(rank: Any, world_size: Any) -> Share:
+    """Return the share of a rank, or raise ValueError."""
+    world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
+    if rank >= world_size:
+        raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
+    return Share(rank, world_size)
+
+
+def bound_arguments(max_size: Any, remover: Any) -> tuple[int | None, str]:
+    """Return how many ids a sampler draws from at the most and which are removed, or raise ValueError."""
+    if remover not in REMOVERS:
+        raise ValueError(f'remover must be "oldest", "lowest_priority" or "random", not {remover!r}')
+    if max_size is None and remover != "oldest":
+        raise ValueError(f"remover={remover!r} means nothing without max_size: give both, or leave it out")
+    return None if max_size is None else int_argument("max_size", max_size), str(remover)
+
+
+def device_argument(device: Any) -> torch.device:
+    """Return a device that torch can use here, the CPU for None, or raise ValueError."""
+    try:
+        found = torch.device("cpu" if device is None else device)
+        if found.type != "cpu":
+            torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        known = ", ".join(['"cpu"', *(f'"cuda:{number}"' for number in range(count))])
+        raise ValueError(f"torch cannot use device={device!r} here; choose one of {known}, or leave it out") from error
+    return found
+
+
+def store_argument(store: Any) -> Store:
+    """Return a store, or raise ValueError."""
+    if not isinstance(store, Store):
+        raise ValueError(f"store must be a Store or its path, not {store!r}")
+    return store
+
+
+def view_argument(view: Any) -> View:
+    """Return a view, or raise ValueError."""
+    if isinstance(view, type) or not isinstance(view, View):
+        raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
+    return view
+
+
+def distribution_argument(distribution: Any) -> Distribution:
+    """Return a distribution, `Uniform()` for None, or raise ValueError."""
+    if distribution is None:
+        return Uniform()
+    if not isinstance(distribution, Distribution):
+        raise ValueError(f"distribution must be one such as Uniform(), not {distribution!r}")
+    return distribution
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a tensor's numbers, most often without a copy."""
+    # Nearly always in one call: what is behind a call into torch is seldom in the processor's caches.
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError):  # it has a gradient, is elsewhere, or of a dtype that numpy has not
+        found = tensor.detach().cpu()
+        return (found.double() if found.is_floating_point() else found).numpy(force=True)
+
+
+def ids_argument(ids: Any) -> NDArray[np.int64]:
+    """Return ids with one axis, in one piece of memory, or raise InvalidIndex."""
+    given = np.asarray(_array(ids) if isinstance(ids, torch.Tensor) else ids, order="C")
+    if given.dtype == INT64 and given.ndim == 1:
+        return given
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidIndex(f"ids must be integers with one axis, not {given.dtype}{list(given.shape)}")
+    if given.dtype.kind == "u" and given.size and int(given.max()) > np.iinfo(np.int64).max:
+        raise InvalidIndex(f"id {given.max()} never existed")
+    return given.astype(np.int64)
+
+
+def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
+    """Return errors as float64 in one piece of memory, (count,) or (count, length); ValueError for another shape.
+
+    They are given as numpy has them, or as a tensor with or without a gradient.
+    """
+    given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
+    errors = np.asarray(given, np.float64, order="C")
+    if errors.ndim == 2 and errors.shape[1] == 1:
+        errors = errors.reshape(-1)
+    if errors.ndim not in (1, 2) or len(errors) != count:
+        raise ValueError(f"td_error must have one row for each of {count} ids, not shape {list(errors.shape)}")
+    return errors
+
+
+def kind_argument(kind: Any) -> tuple[Any, ...]:
+    """Return what ids are ids of, or raise ValueError."""
+    if not isinstance(kind, tuple):
+        raise ValueError(f'kind must be that of a batch or view, such as ("transitions",), not {kind!r}')
+    return kind
+
+
+def check_meaning(distribution: Distribution, view: View, batch_size: int | None, beta: float | None) -> None:
+    """Refuse arguments of `Sampler.sample` that mean nothing to the distribution or the view."""
+    if beta is not None and not distribution.weighted:
+        raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
+    if batch_size is not None and not distribution.sized:
+        raise ValueError(f"the size of a batch of {view} is its steps times lanes: leave batch_size out")

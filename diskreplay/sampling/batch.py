@@ -1,0 +1,394 @@
+"""A batch: torch tensors by name."""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
+
+from diskreplay import markup
+from diskreplay.distributions.number_arguments import int_argument, int_or_none
+from diskreplay.sampling.arguments import device_argument
+from diskreplay.sampling.rollout_sequences import Bools, Windows, shuffled_sequences
+from diskreplay.sampling.tensordicts import to_tensordict
+from diskreplay.schema.schema import TupleRecord
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleRecord of trees
+Kind = tuple[Any, ...]
+
+
+class Batch(Mapping[str, Tree]):
+    """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
+
+    It is a mapping of names to tensors, so that `dict(batch)`, `batch.items()`, TensorDict and the collation of a
+    DataLoader work, and a pytree of torch. `len` is the number of fields, `batch_size` that of items.
+
+    Dict spaces give nested dicts, and Tuple spaces tuples that also answer to the keys "0", "1", ...: `batch.action[0]`
+    and `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`. A batch is valid as
+    long as it, any tensor of it, or any view of one, is alive: its memory is not used again before. Immutable in its
+    names; the tensors are yours to change.
+
+    Parameters
+    ----------
+    fields : dict
+        Tensors, or arrays on the CPU, by name; `index` is one of them.
+    kind : tuple or None
+        What the ids in `index` are ids of; see `kind`. None: nothing says.
+    """
+
+    __slots__ = ("__weakref__", "_fields", "_kind")
+    _fields: dict[str, Tree]
+    _kind: Kind | None
+
+    def __init__(self, fields: dict[str, Tree], kind: Kind | None = None) -> None:
+        # Kept as it is, arrays and all: an array becomes a tensor when somebody asks for it. Most training loops leave
+        # some fields alone, and each costs nearly a microsecond to make and to drop.
+        _set_fields(self, fields)
+        _set_kind(self, kind)
+
+    @property
+    def kind(self) -> Kind | None:
+        """What the ids in `index` are ids of, the `kind` of the view: ("transitions",), ("sequences", 80, 40, True).
+
+        `index` carries it, so that `Sampler.update_priorities` leaves alone what is of another kind than the sampler's
+        view. What is computed of `index` (`index[rows]`, `index.numpy()`, a copy from a device) does not carry it.
+        """
+        return self._kind
+
+    def __getattr__(self, name: str) -> Tree:
+        # `_fields` is missing only while a copy is being made.
+        if name != "_fields" and name in self._fields:
+            return self[name]
+        raise AttributeError(f"a batch of {', '.join(self.keys()) if name != '_fields' else 'nothing'} has no {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a batch is frozen: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a batch is frozen: cannot delete {name!r}")
+
+    def __getitem__(self, name: str) -> Tree:
+        try:
+            value = self._fields[name]
+        except KeyError:
+            return self._leaf(name)
+        if type(value) is _array:
+            value = self._fields[name] = _tensor(value)
+        elif type(value) in _NODES and _has_arrays(value):
+            value = self._fields[name] = map_tree(torch.as_tensor, value)
+        if name == "index" and self._kind is not None:
+            value.__dict__["kind"] = self._kind
+        return value
+
+    def _leaf(self, path: str) -> Tree:
+        """Return what a path names, "obs/image"; KeyError where there is no such."""
+        first, *below = path.split("/")
+        if not below:
+            raise KeyError(path)
+        found = self[first]
+        for key in below:
+            if type(found) not in _NODES:
+                raise KeyError(path)
+            found = found[key]
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields or (isinstance(name, str) and "/" in name and super().__contains__(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        """Return the number of fields."""
+        return len(self._fields)
+
+    # Equal to itself alone: a comparison of tensors is a tensor.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def batch_size(self) -> int:
+        """The number of items, the length of the leading axis."""
+        return len(self._fields["index"])
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._fields]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batch, (map_tree(_to_pickle, self._tensors()), self._kind)
+
+    def __repr__(self) -> str:
+        return f"Batch({', '.join(f'{name}={_describe(value)}' for name, value in self._tensors().items())})"
+
+    def _repr_html_(self) -> str:
+        rows = [[*map(markup.text, row)] for name, value in self._tensors().items() for row in _rows_of(name, value)]
+        title = markup.element("strong", markup.text(f"Batch of {self.batch_size:,}"))
+        return markup.element("div", title, markup.table(["field", "shape", "dtype", "device"], rows))
+
+    def _tensors(self) -> dict[str, Tree]:
+        return {name: self[name] for name in self._fields}
+
+    def select(self, indices: Any) -> "Batch":
+        """Return a batch of some of the items, copies of them.
+
+        Parameters
+        ----------
+        indices : array_like of int or bool, or Tensor
+            Which items, in this order, (n,); or a mask of all items, (batch_size,).
+
+        Raises
+        ------
+        IndexError
+            There is no such item, or it is no list of them.
+        """
+        chosen = torch.as_tensor(indices, device=self["index"].device)
+        if chosen.ndim != 1:
+            raise IndexError(f"indices must have one axis, not shape {tuple(chosen.shape)}")
+        chosen = chosen if chosen.numel() else chosen.long()
+        return Batch(map_tree(operator.itemgetter(chosen), self._tensors()), self._kind)
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in pinned memory, from where a copy to a CUDA device is fastest.
+
+        Raises ValueError where torch cannot pin memory, such as without a device.
+        """
+        try:
+            return Batch(map_tree(torch.Tensor.pin_memory, self._tensors()), self._kind)
+        except RuntimeError as error:
+            (why, *_) = str(error).splitlines()
+            raise ValueError(f"torch cannot pin memory here, leave pin_memory() out: {why}") from error
+
+    def replaced(self, fields: Mapping[str, Tree]) -> "Batch":
+        """Return the batch with these fields in place of those of the same names, and beside the others."""
+        return Batch({**self._fields, **fields}, self._kind)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """Return the batch on a device; tensors that are there already are shared.
+
+        Raises ValueError where torch cannot use the device.
+        """
+        device = device_argument(device)
+        moved = map_tree(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors())
+        return Batch(moved, self._kind)
+
+    def numpy(self) -> dict[str, Any]:
+        """Return the fields as numpy arrays, nested as they are; on the CPU they share memory with the tensors."""
+        arrays: dict[str, Any] = map_tree(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
+        return arrays
+
+    def to_tensordict(self) -> "TensorDict":
+        """Return the batch as a TensorDict with TorchRL's keys, sharing memory.
+
+        `obs` is "observation" (of a Dict space, its keys are at the root), `next_obs` the same below "next", `reward`,
+        `terminated` and `truncated` are below "next" with "done", either of the last two, and (..., 1); `n_steps` is
+        "steps_to_next_obs", `is_first` "is_init", `weight` "priority_weight"; other names stay. The batch size is that
+        of `reward`: (B,), of sequences (B, L), over which what an item has once is spread.
+
+        Raises
+        ------
+        MissingExtra
+            tensordict is not installed.
+        """
+        return to_tensordict(self)
+
+    def minibatches(self, size: int, epochs: int = 1, seed: int | None = None) -> Iterator["Batch"]:
+        """Return an iterator over the items in random order, `size` at a time; an epoch's last batch may be smaller.
+
+        The items of a rollout are its steps, (num_steps, num_envs) of them. Minibatches are copies.
+
+        Parameters
+        ----------
+        size : int
+            Items of a minibatch, its leading axis.
+        epochs : int
+            How often each item is given, in another order each time.
+        seed : int or None
+            Makes the orders a function of the seed (give each rollout another); None is different each time.
+
+        Raises
+        ------
+        ValueError
+            `size` or `epochs` is no int of at least 1.
+        """
+        size, epochs = int_argument("size", size), int_argument("epochs", epochs)
+        return self._shuffled(size, epochs, np.random.Generator(np.random.PCG64(seed)))
+
+    def sequences(
+        self,
+        size: int,
+        epochs: int = 1,
+        seed: int | None = None,
+        *,
+        length: int | None = None,
+        start_only: Sequence[str] = (),
+    ) -> Iterator["Batch"]:
+        """Return an iterator over a rollout's sequences in random order, `size` at a time, for recurrent networks.
+
+        A sequence is the steps of one episode in one column, in order: it begins at the column's first step and behind
+        every step that ended an episode. Each step is in one sequence. Minibatches are copies, and an epoch's last one
+        may be smaller.
+
+        Parameters
+        ----------
+        size : int
+            Sequences of a minibatch, its leading axis B.
+        epochs, seed
+            As of `minibatches`.
+        length : int or None
+            A sequence is cut after so many steps, and L is `length` (truncated backpropagation through time). None:
+            sequences are whole, and L is the longest of the minibatch.
+        start_only : sequence of str
+            Fields of which a minibatch holds the sequences' first steps only, (B, ...): the recurrent state with which
+            the collector acted there is a sequence's initial state.
+
+        Returns
+        -------
+        iterator of Batch
+            The fields of the rollout as (B, L, ...), zeros and False behind a sequence's end, and `mask`, (B, L) bool:
+            which steps are real. `index`, (B,), has the ids of the first steps.
+
+        Raises
+        ------
+        ValueError
+            The batch is no rollout with `terminated` and `truncated`, or an argument is invalid.
+        """
+        if self["index"].ndim != 2 or not {"terminated", "truncated"} <= self.keys():
+            raise ValueError(
+                "only a batch of Rollouts, (num_steps, num_envs), with terminated and truncated has sequences"
+            )
+        ends = (self["terminated"] | self["truncated"]).cpu().numpy()
+        return sequences_of(self, ends, size, epochs, seed, length, start_only)
+
+    def _shuffled(self, size: int, epochs: int, rng: np.random.Generator) -> Iterator["Batch"]:
+        axes = self["index"].ndim
+        flat = Batch(map_tree(lambda tensor: tensor.flatten(0, axes - 1), self._tensors()), self._kind)
+        for _ in range(epochs):
+            order = torch.from_numpy(rng.permutation(flat.batch_size)).to(flat["index"].device)
+            for start in range(0, len(order), size):
+                yield flat.select(order[start : start + size])
+
+
+# Looked up once: a batch is made and read in a few microseconds.
+_set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
+_set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
+_tensor, _array = torch.from_numpy, np.ndarray
+_NODES = frozenset([dict, TupleRecord])
+# torch neither fills nor pickles unsigned integers of more than a byte; their zeros have the bytes of these.
+_SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _to_pickle(tensor: torch.Tensor) -> Tree:
+    """Return what a tensor is pickled as: itself, or an array, which is a tensor again in the copy."""
+    return tensor.numpy() if tensor.dtype in _SAME_BYTES and tensor.device.type == "cpu" else tensor
+
+
+def kind_of(index: Any) -> Kind | None:
+    """Return what a batch's `index` carries, see `Batch.kind`; None of anything else."""
+    return index.__dict__.get("kind") if isinstance(index, torch.Tensor) else None
+
+
+def sequences_of(
+    batch: Batch,
+    ends: Bools,
+    size: int,
+    epochs: int,
+    seed: int | None,
+    length: int | None,
+    start_only: Sequence[str],
+) -> Iterator[Batch]:
+    """Return minibatches of the sequences of a rollout, (steps, columns, ...): see `Batch.sequences`.
+
+    `ends`, (steps, columns), tells which steps nothing follows.
+    """
+    size, epochs = int_argument("size", size), int_argument("epochs", epochs)
+    length = int_or_none("length", length, "whole episodes")
+    if isinstance(start_only, str) or not set(start_only) <= batch.keys():
+        raise ValueError(f"start_only must be a sequence of names, of {', '.join(batch)}, not {start_only!r}")
+    flat = {name: map_tree(lambda tensor: tensor.flatten(0, 1), batch[name]) for name in batch}
+    found = shuffled_sequences(ends, size, epochs, np.random.Generator(np.random.PCG64(seed)), length)
+    return (Batch(_windows_of(flat, windows, {*start_only, "index"}), batch.kind) for windows in found)
+
+
+def _windows_of(flat: dict[str, Tree], windows: Windows, start_only: set[str]) -> dict[str, Tree]:
+    device = flat["index"].device
+    rows, mask = torch.from_numpy(windows.rows).to(device), torch.from_numpy(windows.mask).to(device)
+
+    def padded(tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor[rows]
+        found.view(_SAME_BYTES.get(found.dtype, found.dtype))[~mask] = 0
+        return found
+
+    first = operator.itemgetter(rows[:, 0])
+    parts = {name: map_tree(first if name in start_only else padded, tree) for name, tree in flat.items()}
+    return {**parts, "mask": mask}
+
+
+def _has_arrays(tree: Tree) -> bool:
+    return any(map(_has_arrays, tree.values())) if type(tree) in _NODES else not isinstance(tree, torch.Tensor)
+
+
+def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """Return a tree of what a function returns for each leaf, or for the leaves of several trees of one form."""
+    if isinstance(trees[0], dict):
+        return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
+    if isinstance(trees[0], TupleRecord):
+        return TupleRecord(map_tree(function, *below) for below in zip(*trees, strict=True))
+    return function(*trees)
+
+
+def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
+    """Return a tree of what a function returns for path and value of each leaf; `path` is that of the tree."""
+    if isinstance(tree, (dict, TupleRecord)):
+        below = [(name, map_paths(function, inner, f"{path}/{name}")) for name, inner in tree.items()]
+        return dict(below) if isinstance(tree, dict) else TupleRecord(inner for _, inner in below)
+    return function(path, tree)
+
+
+def torch_values(value_fn: Callable[[Tree], Any], device: torch.device) -> Callable[[Any], NDArray[Any]]:
+    """Return the function over arrays that calls one over tensors on a device, without gradients."""
+
+    def evaluate(observations: Tree) -> NDArray[Any]:
+        with torch.no_grad():
+            values = value_fn(map_tree(lambda array: torch.from_numpy(array).to(device), observations))
+        if isinstance(values, torch.Tensor):
+            values = values.to("cpu", torch.float64).numpy()
+        return np.asarray(values)
+
+    return evaluate
+
+
+def _describe(tree: Tree) -> str:
+    if isinstance(tree, TupleRecord):
+        return f"({', '.join(map(_describe, tree))})"
+    if isinstance(tree, dict):
+        return f"{{{', '.join(f'{name}: {_describe(below)}' for name, below in tree.items())}}}"
+    return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
+
+
+def _rows_of(path: str, tree: Tree) -> Iterator[tuple[object, ...]]:
+    """Yield path, shape, dtype and device of each tensor of a tree."""
+    if type(tree) in _NODES:
+        for key, below in tree.items():
+            yield from _rows_of(f"{path}/{key}", below)
+    else:
+        yield path, tuple(tree.shape), str(tree.dtype).removeprefix("torch."), tree.device
+
+
+def _parts(batch: Batch) -> tuple[list[Tree], tuple[list[str], Kind | None]]:
+    return [batch[name] for name in batch], (list(batch), batch.kind)
+
+
+def _of_parts(values: Iterable[Tree], context: tuple[list[str], Kind | None]) -> Batch:
+    names, kind = context
+    return Batch(dict(zip(names, values, strict=True)), kind)
+
+
+# torch has no public module of pytrees; where an older name of this function is used, torch advises this one.
+pytree.register_pytree_node(Batch, _parts, _of_parts)
+pytree.register_pytree_node(TupleRecord, lambda node: (list(node), None), lambda items, _: TupleRecord(items))

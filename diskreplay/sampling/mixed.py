@@ -1,0 +1,297 @@
+"""One batch from several samplers: demonstrations and own experience, for example."""
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from diskreplay.bounded_json import parse_json
+from diskreplay.device_tensors import fetched
+from diskreplay.distributions.number_arguments import int_argument
+from diskreplay.distributions.saved_state import state_of
+from diskreplay.errors import InvalidIndex
+from diskreplay.sampling.arguments import errors_argument, ids_argument, kind_argument
+from diskreplay.sampling.batch import Batch, Kind, Tree, kind_of, map_tree
+from diskreplay.sampling.sampler import Sampler
+from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
+from diskreplay.schema.schema import TupleRecord
+
+# Which sampler an index belongs to stands in the bits above an id's: more than 8 million segments would reach them.
+SOURCE_SHIFT = 58
+MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
+
+
+class MixedSampler(IterableDataset[Batch]):
+    """Draws from several samplers at once, a fixed share of each batch from each.
+
+    A batch holds the items of the first sampler, then those of the second, and so on. Its `index` tells the samplers
+    apart, so it means something to this mixed sampler only. Weights are those that each sampler gives its own items.
+
+    The samplers may have different stores, views or distributions: half of a batch of 1-step transitions and half of
+    5-step ones, or sequences of two lengths. Shorter sequences are padded to the longest of the batch, as their own are
+    padded. It ends with the first of its samplers that ends.
+
+    Samplers with `prefetch` make their parts of the next batches ahead.
+
+    Parameters
+    ----------
+    samplers : sequence of (Sampler, float)
+        Samplers and their shares, which need not sum to one. Their batches must have the same fields. The mixed sampler
+        does not close them.
+    batch_size : int
+        Items of a batch. Where shares of it are no whole numbers, the rest is dealt out at random, so that each sampler
+        gets its share on average.
+    seed : int or None
+        Makes that a function of the seed; None is different each time.
+
+    Raises
+    ------
+    ValueError
+        An argument is invalid.
+    """
+
+    def __init__(
+        self, samplers: Sequence[tuple[Sampler, float]], *, batch_size: int = 256, seed: int | None = None
+    ) -> None:
+        self._samplers, shares = _checked(samplers)
+        self._shares = shares / shares.sum()
+        self._batch_size = int_argument("batch_size", batch_size)
+        self._rng = np.random.default_rng(seed)
+        # How many items each sampler gives of the next batches, and what a call that failed was given of the first.
+        self._planned: deque[list[int]] = deque()
+        self._drawn: dict[int, Batch] = {}
+        for sampler, share in zip(self._samplers, self._shares, strict=True):
+            sampler._expect(max(1, int(share * self._batch_size)))
+
+    def __repr__(self) -> str:
+        return f"MixedSampler({list(zip(self._samplers, self._shares.tolist(), strict=True))})"
+
+    def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
+        """Draw a batch; see `Sampler.sample`. `beta` counts for the samplers whose distribution has weights.
+
+        Raises
+        ------
+        NotEnoughData
+            A sampler with a share has nothing to draw from.
+        ValueError
+            The samplers' batches differ in their fields.
+        """
+        size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
+        if size != self._batch_size:
+            return _joined(self._draw([self._counts(size)], beta, {}), self._kind)
+        while len(self._planned) <= max(sampler._prefetch for sampler in self._samplers):
+            self._planned.append(self._counts(size))
+        batch = _joined(self._draw(self._planned, beta, self._drawn), self._kind)
+        self._planned.popleft()
+        self._drawn = {}
+        return batch
+
+    def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
+        """Draw what the first of some batches lacks of each sampler, and return all of it."""
+        for source, sampler in enumerate(self._samplers):
+            if planned[0][source] and source not in drawn:
+                sizes = [counts[source] for counts in planned if counts[source]]
+                drawn[source] = sampler._sample_first(sizes, beta if sampler.distribution.weighted else None)
+        return drawn
+
+    @property
+    def _kind(self) -> Kind:
+        """What the ids of its batches are ids of: those of each sampler's view."""
+        return ("mixed", *(sampler.view.kind for sampler in self._samplers))
+
+    def _counts(self, size: int) -> list[int]:
+        """Return how many items of a batch each sampler gives."""
+        exact = self._shares * size
+        counts = np.floor(exact + 1e-9).astype(np.int64)
+        rest = size - int(counts.sum())
+        if rest:
+            left = np.maximum(exact - counts, 0.0)
+            counts += np.bincount(self._rng.choice(len(left), rest, p=left / left.sum()), minlength=len(left))
+        found: list[int] = counts.tolist()
+        return found
+
+    def gather(self, ids: Any) -> Batch:
+        """Gather the batch of exactly these ids, in their order, as `Sampler.gather` does.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is not one of a batch's `index`.
+        """
+        ids, sources = self._routed(ids)
+        parts, places = {}, []
+        for source in np.unique(sources).tolist():
+            places.append(np.flatnonzero(sources == source))
+            parts[source] = self._samplers[source].gather(ids[places[-1]])
+        return _joined(parts, self._kind).select(np.argsort(np.concatenate(places), kind="stable"))
+
+    def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
+        """Give each sampler the errors of its own items; see `Sampler.update_priorities`.
+
+        Items of samplers whose distribution has no priorities are left out. A batch's `kind` is ("mixed", ...), with
+        the kind of each sampler's view.
+
+        Returns
+        -------
+        int
+            How many ids were skipped: evicted meanwhile, unknown to their view, or of another kind.
+        """
+        kind = kind_of(index) if kind is None else kind_argument(kind)
+        index, td_error = fetched(index, td_error)
+        kinds = self._kind[1:] if kind is None else kind[1:]
+        if kind is not None and (kind[:1] != ("mixed",) or len(kinds) != len(self._samplers)):
+            return len(ids_argument(index))
+        ids, sources = self._routed(index)
+        errors = errors_argument(td_error, len(ids))
+        if not np.isfinite(errors).all():
+            raise ValueError("td_error must be finite: nothing was updated")
+        skipped = 0
+        for source in np.unique(sources).tolist():
+            sampler = self._samplers[source]
+            if sampler.distribution.weighted:
+                mine = sources == source
+                skipped += sampler.update_priorities(ids[mine], errors[mine], kinds[source])
+        return skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samplers' states and that of how shares are dealt out; see `Sampler.state_dict`.
+
+        After a call that failed, it also has the parts of the batch that some of the samplers had given, whole.
+        """
+        states = [sampler.state_dict() for sampler in self._samplers]
+        planned = np.array(self._planned, np.int64).reshape(-1, len(states))
+        rng = json.dumps(self._rng.bit_generator.state)
+        # Tensors and not arrays, which have not all of their dtypes; `torch.load` reads them without any unpickling.
+        parts = {str(source): part for source, part in self._drawn.items()}
+        drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
+        return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`.
+
+        Raises
+        ------
+        ValueError
+            It is none of as many samplers or, if batches were drawn ahead, of another batch size, or one of the
+            samplers refuses its state; nothing is changed.
+        """
+        with state_of("a mixed sampler"):
+            rng, states = np.random.PCG64(), list(state["samplers"])
+            rng.state = parse_json(state["rng"])
+            planned = np.array(as_arrays(state.get("planned", [])), np.int64).reshape(-1, len(states))
+            drawn = {int(source): _nested(fields) for source, fields in (state.get("drawn") or {}).items()}
+            asked = dict(enumerate(planned[0].tolist())) if len(planned) else {}
+            if any(len(fields["index"]) != asked.get(source) for source, fields in drawn.items()):
+                raise ValueError("parts of a batch are not as large as it was planned")
+        if len(states) != len(self._samplers):
+            raise ValueError(f"this is the state of {len(states)} samplers, and these are {len(self._samplers)}")
+        if (planned < 0).any() or (planned.sum(axis=1) != self._batch_size).any():
+            raise ValueError(
+                f"this state holds batches drawn ahead of {planned.sum(axis=1).tolist()} items, and the batch_size is "
+                f"{self._batch_size}: give it the same"
+            )
+        parts = {
+            source: Batch(fields, self._samplers[source].view.kind).to(self._samplers[source]._destination.device)
+            for source, fields in drawn.items()
+        }
+        own = {"_rng": np.random.Generator(rng), "_planned": deque(planned.tolist()), "_drawn": parts}
+
+        def load(number: int, changes: Sequence[Change]) -> None:
+            """Load the states of all samplers from this one on, whose locks are held until all have theirs."""
+            if number == len(states):
+                replace_attributes(changes)
+            else:
+                self._samplers[number]._load(states[number], lambda more: load(number + 1, [*changes, *more]))
+
+        load(0, [(self, own)])
+
+    def _routed(self, index: Any) -> tuple[Any, Any]:
+        """Return the ids in their own stores, and which sampler each belongs to."""
+        ids = ids_argument(index)
+        sources = ids >> SOURCE_SHIFT
+        unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
+        if len(unknown):
+            raise InvalidIndex(f"id {ids[unknown[0]]} is of none of the {len(self._samplers)} samplers")
+        return ids & ((1 << SOURCE_SHIFT) - 1), sources
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        return self.sample()
+
+
+def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
+    """Return the samplers and their shares."""
+    if isinstance(samplers, str) or not isinstance(samplers, Sequence) or not samplers or len(samplers) > MOST_SOURCES:
+        raise ValueError(f"samplers must be 1 to {MOST_SOURCES} pairs of a Sampler and its share, not {samplers!r}")
+    for pair in samplers:
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], Sampler):
+            raise ValueError(f"samplers must be pairs of a Sampler and its share, not {pair!r}")
+    shares = np.array([share for _, share in samplers], np.float64)
+    if not np.isfinite(shares).all() or (shares <= 0).any():
+        raise ValueError(f"shares must be positive numbers, not {shares.tolist()}")
+    return [sampler for sampler, _ in samplers], shares
+
+
+def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
+    """Return one batch of several, with indices that tell them apart; shorter sequences are padded with zeros."""
+    batches = list(parts.values())
+    sizes, lengths = [batch.batch_size for batch in batches], [_length(batch) for batch in batches]
+
+    def concatenated(*tensors: torch.Tensor) -> torch.Tensor:
+        if len({tensor.shape[1:] for tensor in tensors}) == 1:
+            return torch.cat(tensors)
+        if [tensor.shape[1] for tensor in tensors] != lengths:
+            raise _different(batches)
+        found = tensors[0].new_zeros((sum(sizes), max(lengths), *tensors[0].shape[2:]))
+        for rows, tensor, length in zip(found.split(sizes), tensors, lengths, strict=True):
+            rows[:, :length] = tensor
+        return found
+
+    def set_final(obs: torch.Tensor, next_obs: torch.Tensor) -> None:
+        for rows, last, length in zip(obs.split(sizes), next_obs.split(sizes), lengths, strict=True):
+            if length < max(lengths):
+                rows[:, length] = last[:, length - 1]
+
+    if any(_form(batch) != _form(batches[0]) for batch in batches):
+        raise _different(batches)
+    fields: dict[str, Tree] = {}
+    for name in batches[0]:
+        trees = [batch[name] for batch in batches]
+        if name == "index":
+            trees = [tree | (source << SOURCE_SHIFT) for source, tree in zip(parts, trees, strict=True)]
+        fields[name] = map_tree(concatenated, *trees)
+    if len(set(lengths)) > 1 and {"obs", "next_obs"} <= fields.keys():
+        map_tree(set_final, fields["obs"], fields["next_obs"])
+    return Batch(fields, kind)
+
+
+def _nested(plain: Any) -> Tree:
+    """Return the tree that was saved with lists in place of tuples."""
+    if isinstance(plain, list):
+        return TupleRecord(map(_nested, plain))
+    if isinstance(plain, Mapping):
+        return {name: _nested(below) for name, below in plain.items()}
+    return torch.as_tensor(plain)
+
+
+def _length(batch: Batch) -> int:
+    """Return how many steps its sequences have, 0 where it holds none."""
+    return int(batch["mask"].shape[1]) if "mask" in batch else 0
+
+
+def _form(batch: Batch) -> Any:
+    """Return what batches must have in common, beside the shapes of items: these may differ in the length."""
+    return {
+        name: map_tree(lambda tensor: (tensor.dtype, tensor.ndim, tensor.shape[2:], tensor.device), batch[name])
+        for name in batch
+    }
+
+
+def _different(batches: Sequence[Batch]) -> ValueError:
+    return ValueError(f"the samplers' batches have different fields: {' and '.join(map(str, batches))}; see `fields`")

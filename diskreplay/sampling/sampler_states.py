@@ -1,0 +1,158 @@
+"""What a sampler's state is made of: read and checked, and as tensors for `torch.save`."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diskreplay.bounded_json import parse_json
+from diskreplay.distributions.base import Draw
+from diskreplay.distributions.population import Order
+from diskreplay.distributions.prioritized import Prioritized
+from diskreplay.distributions.saved_state import columns, state_of
+from diskreplay.views.requested import OF_DRAWS
+
+VERSION = 1
+
+Told = dict[str, NDArray[Any]]
+"""Fields of a batch that say how it was drawn, (batch,) each; see `views.requested.OF_DRAWS`."""
+
+
+Change = tuple[object, Mapping[str, Any]]
+"""An object, and attributes that it is to have."""
+
+
+class SavedPlan(NamedTuple):
+    """A batch that was drawn and not yet delivered; see `Plan`."""
+
+    draw: Draw
+    asked: int
+    entropy: int | None
+    told: Told
+    prepared: list[dict[str, NDArray[np.float64]]] | None
+
+
+class PlannerState(NamedTuple):
+    """A planner's state, checked. `generator` is a new one in the saved state; `plans` are batches drawn ahead.
+
+    `returned` are ids to be drawn again; `refused` batches of other sizes that a limiter refused; `cursors` the states
+    of views' own distributions, by their keys; `times` how often ids were sampled, nothing where that was not counted;
+    `indices` the ids that are drawn from, nothing where all are.
+    """
+
+    generator: np.random.PCG64
+    distribution: str
+    view: str
+    kind: str
+    order: Order
+    state: Any
+    priorities: Prioritized | None
+    cursors: dict[str, dict[str, NDArray[np.int64]]]
+    times: Mapping[str, Any]
+    indices: Mapping[str, Any]
+    returned: NDArray[np.int64]
+    plans: list[SavedPlan]
+    refused: list[SavedPlan]
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> "PlannerState":
+        """Read what `Planner.state_dict` returned; ValueError where this is no such state."""
+        with state_of("a sampler"):
+            generator = np.random.PCG64()
+            generator.state = parse_json(state["rng"])
+            kept = state["priorities"]
+            priorities = None if kept is None else Prioritized(**kept["arguments"])
+            if priorities is not None:
+                priorities.load_state_dict(kept["state"])
+            # Of views' own distributions: checked as far as they can be without the view.
+            cursors = {
+                str(key): dict(zip(map(str, cursor), columns(cursor, cursor), strict=True))
+                for key, cursor in state["cursors"].items()
+            }
+            return cls(
+                generator=generator,
+                distribution=str(state["distribution"]),
+                view=str(state["view"]),
+                kind=str(state["kind"]),
+                order=Order.loaded(state["order"]),
+                state=state["state"],
+                priorities=priorities,
+                cursors=cursors,
+                times=state.get("times") or {},
+                indices=state.get("indices") or {},
+                returned=np.concatenate(columns({"returned": (), **state}, ["returned"])),
+                plans=[_plan(plan) for plan in state["plans"]],
+                refused=[_plan(plan) for plan in state.get("refused", [])],
+            )
+
+
+def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
+    """Return the counts in the state of a sampler with this batch size, of the store with this UUID.
+
+    ValueError where it is none, one of a newer release or of another store, or holds batches of another size.
+    """
+    if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
+        raise ValueError(f"this is no state of a sampler, but {type(state).__name__}")
+    if state["version"] != VERSION:
+        raise ValueError(
+            f"this state has version {state['version']!r}, this release reads {VERSION}; update diskreplay"
+        )
+    if (found := state.get("store", store)) != store:
+        raise ValueError(f"this is a state of another store ({found!r:.80}) and not of this one ({store})")
+    with state_of("a sampler"):
+        counts = {name: int(state[name]) for name in ("batch_size", "paid", "batches", "steps")}
+        if min(counts.values()) < 0 or not isinstance(state["planner"]["plans"], list):
+            raise ValueError(f"counts are {counts}")
+    if counts["batch_size"] != batch_size and (state["planner"]["plans"] or state["planner"].get("refused")):
+        raise ValueError(
+            f"this state holds batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
+            f"{batch_size}: give it the same"
+        )
+    return counts
+
+
+def replace_attributes(changes: Sequence[Change]) -> None:
+    """Give objects new attributes by one call of C, so that no signal's handler runs in between."""
+    owners, attributes = [vars(owner) for owner, _ in changes], [new for _, new in changes]
+    deque(map(dict.update, owners, attributes), maxlen=0)
+
+
+def _plan(plan: Mapping[str, Any]) -> SavedPlan:
+    # Copies: the caller may go on changing what it loaded from.
+    ids = np.array(plan["ids"], np.int64)
+    chances = None if plan["chances"] is None else np.array(plan["chances"], np.float64)
+    if ids.ndim != 1 or not (chances is None or chances.shape == ids.shape):
+        raise ValueError("a planned batch has ids and chances of two shapes")
+    told = {name: np.array(plan[name], dtype) for name, dtype in OF_DRAWS.items() if name in plan}
+    if any(values.shape != ids.shape for values in told.values()):
+        raise ValueError("a planned batch tells of other ids than it has")
+    draw = Draw(ids, chances, int(plan["size"]), float(plan["least"]))
+    entropy, prepared = plan["entropy"], plan.get("prepared")
+    if prepared is not None:
+        prepared = [{str(name): np.array(found, np.float64) for name, found in one.items()} for one in prepared]
+    entropy = None if entropy is None else int(entropy)
+    return SavedPlan(draw, int(plan.get("asked", len(ids))), entropy, told, prepared)
+
+
+def as_tensors(tree: Any) -> Any:
+    """Return a tree with tensors in place of arrays: then `torch.load` needs no unpickling of anything else."""
+    return mapped(tree, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
+
+
+def as_arrays(tree: Any) -> Any:
+    """Return a tree with arrays in place of tensors."""
+    return mapped(tree, torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
+
+
+def mapped(tree: Any, kind: type, function: Any) -> Any:
+    """Return a tree of dicts and lists with what a function returns in place of each value of a kind."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: mapped(below, kind, function) for key, below in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [mapped(below, kind, function) for below in tree]
+    return tree

@@ -1,0 +1,310 @@
+"""Targets inside windows of steps: n-step and lambda-returns, and those that correct for another policy.
+
+All have the arguments of `nstep_targets`, and one rule for where a sum ends: at a terminated step nothing follows; at a
+truncated one, the last real one and the last of the window, the value of the observation behind it does.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from diskreplay.distributions.number_arguments import fraction, int_argument
+
+
+def nstep_targets(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    values: torch.Tensor | None,
+    n: int,
+    gamma: float | torch.Tensor,
+    mask: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the n-step target of every step of a batch of windows (Kapturowski et al. 2019, section 2.3).
+
+    The target of step t is ``sum(gamma**i * reward[t + i] for i in range(k)) + gamma**k * values[t + k]``, without the
+    last term where one of the k steps terminated. k is n, or fewer: the sum ends with the window, with the last step
+    that `mask` shows as real, and with a terminated or truncated step. So the last steps of a window that lies inside
+    an episode have targets of fewer steps, and a truncated episode bootstraps from its final observation.
+
+    Nothing is detached: where `values` carries a gradient, so do the targets. Call it under ``torch.no_grad()``, or
+    with ``values.detach()``, for targets that are held fixed. With R2D2's rescaling of values, pass the values through
+    `unscale_value` and the targets through `rescale_value`.
+
+    Parameters
+    ----------
+    reward : Tensor
+        (batch, length), any dtype.
+    terminated : Tensor
+        (batch, length), bool, or numbers of which 0 is False.
+    values : Tensor or None
+        (batch, length + 1) float: of the observation of each step, and of that behind the last one. Behind an episode's
+        end stands the value of its final observation. With a batch of `Sequences`, these are the values of
+        ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None where `next_values` is given.
+    n : int
+        Steps of a sum.
+    gamma : float or Tensor
+        Discount a step, 0 to 1; or (batch, length), that of what follows each step, such as gamma times the discounts
+        that the environment gave. Then ``gamma**i`` is the product of those of the i steps from t on.
+    mask : Tensor or None
+        (batch, length), true at real steps; None: all are. Targets of the others are 0.
+    truncated : Tensor or None
+        (batch, length): where an episode was cut short. In a batch of `Sequences` the mask says the same.
+    next_values : Tensor or None
+        (batch, length) float: of the observation that each step led to, in place of ``values[:, 1:]``. Windows that
+        cross episodes need it, and `truncated`: there the final observation of an episode is not that of the next step.
+
+    Returns
+    -------
+    Tensor
+        (batch, length), of the dtype that reward and values promote to; sums are float64.
+
+    Raises
+    ------
+    ValueError
+        A shape does not fit, `values` is no float, or n or gamma is invalid.
+    """
+    n = int_argument("n", n)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values)
+    targets = one_step = steps.reward + steps.discount * steps.following
+    for _ in range(min(n, reward.shape[1]) - 1):
+        targets = torch.where(steps.goes_on, steps.reward + steps.discount * _next(targets), one_step)
+    return targets.to(steps.dtype)
+
+
+def lambda_returns(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    values: torch.Tensor | None,
+    lambda_: float,
+    gamma: float | torch.Tensor,
+    mask: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the lambda-return of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.1).
+
+    The targets of TD(lambda): the mean of all n-step targets, that of n steps with weight
+    ``(1 - lambda_) * lambda_**(n - 1)``, and that of the longest sum with what is left. In DreamerV3's form (Hafner et
+    al. 2023, "Critic learning") ``R_t = r_t + gamma_t * ((1 - lambda_) * V_{t+1} + lambda_ * R_{t+1})``, where gamma_t
+    is gamma times the predicted chance that the episode goes on. `lambda_` is 0 to 1; all else is as of
+    `nstep_targets`. The generalized advantage estimates are these less ``values[:, :-1]``.
+    """
+    lambda_ = fraction("lambda_", lambda_)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values)
+    return steps.corrected(steps.following, torch.full_like(steps.reward, lambda_))
+
+
+def q_lambda_targets(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    values: torch.Tensor | None,
+    greedy: torch.Tensor,
+    lambda_: float,
+    gamma: float | torch.Tensor,
+    mask: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute Watkins's Q(lambda) target of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.10).
+
+    These are `lambda_returns` whose sums end before the first later action that was not greedy. `values`, (batch,
+    length + 1), is the largest Q of each observation, and `greedy`, (batch, length), true where the action taken at a
+    step is one of that Q. `lambda_` is 0 to 1; all else is as of `nstep_targets`.
+    """
+    lambda_ = fraction("lambda_", lambda_)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values, greedy=greedy)
+    return steps.corrected(steps.following, lambda_ * (greedy != 0).double())
+
+
+def retrace_targets(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    values: torch.Tensor | None,
+    q: torch.Tensor,
+    log_rho: torch.Tensor,
+    lambda_: float,
+    gamma: float | torch.Tensor,
+    mask: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the Retrace(lambda) target of every step of a batch of windows (Munos et al. 2016, section 2).
+
+    With the errors ``delta_s = r_s + gamma * values[s + 1] - q[s]`` and the traces
+    ``c_s = lambda_ * min(1, exp(log_rho[s]))``, the target of step t is q[t] plus the sum over s >= t of
+    ``gamma**(s - t) * c_{t+1} * ... * c_s * delta_s``.
+
+    `values`, (batch, length + 1), is the mean of Q over the policy that is learned, ``(pi * q_values).sum(-1)``; `q`,
+    (batch, length), the Q of the action taken; `log_rho`, (batch, length), log pi(a|s) - log mu(a|s) of that action,
+    where mu is the policy that took it: store its log-probability as an extra field. The actions need not be discrete.
+    `lambda_` is 0 to 1; all else is as of `nstep_targets`.
+    """
+    lambda_ = fraction("lambda_", lambda_)
+    steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values, q=q, log_rho=log_rho)
+    traces = lambda_ * torch.clamp(torch.exp(steps.known(log_rho)), max=1.0)
+    return steps.corrected(_next(steps.known(q)), traces)
+
+
+def vtrace_targets(
+    reward: torch.Tensor,
+    terminated: torch.Tensor,
+    values: torch.Tensor,
+    log_rho: torch.Tensor,
+    gamma: float | torch.Tensor,
+    mask: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
+    *,
+    lambda_: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute V-trace targets and policy-gradient advantages of a batch of windows (Espeholt et al. 2018, section 4).
+
+    With ``rho_t = min(rho_bar, exp(log_rho[t]))``, ``c_t = lambda_ * min(c_bar, exp(log_rho[t]))`` and the errors
+    ``delta_t = rho_t * (r_t + gamma * V_{t+1} - V_t)``, the target of step s is V_s plus the sum over t >= s of
+    ``gamma**(t - s) * c_s * ... * c_{t-1} * delta_t`` (section 4.1, eq. 1; lambda_ is of remark 2). The advantage is
+    ``rho_s * (r_s + gamma * v_{s+1} - V_s)``, where v_{s+1} is the target of the step behind, and its value where the
+    sum ends (section 4.2).
+
+    Parameters
+    ----------
+    reward, terminated, values, gamma, mask, truncated, next_values
+        As of `nstep_targets`; but with `next_values`, `values` is (batch, length), of each step's own observation.
+    log_rho : Tensor
+        (batch, length): log pi(a|s) - log mu(a|s) of the action taken, where pi is the policy that is learned and mu
+        the one that took it: store its log-probability as an extra field.
+    lambda_ : float
+        Factor of the traces, 0 to 1.
+    rho_bar, c_bar : float
+        Limits of the importance weights, at least 0; infinity for none. The paper assumes c_bar <= rho_bar.
+
+    Returns
+    -------
+    targets, advantages : Tensor
+        (batch, length) each, of the dtype that reward and values promote to; sums are float64.
+
+    Raises
+    ------
+    ValueError
+        A shape does not fit, `values` is no float, or a number is invalid.
+    """
+    lambda_, rho_bar, c_bar = fraction("lambda_", lambda_), _limit("rho_bar", rho_bar), _limit("c_bar", c_bar)
+    both, own = (values, {}) if next_values is None else (None, {"values": values})
+    steps = _Steps.of(reward, terminated, both, gamma, mask, truncated, next_values, log_rho=log_rho, **own)
+    weights, value = torch.exp(steps.known(log_rho)), steps.known(values[:, : reward.shape[1]])
+    rho, traces = torch.clamp(weights, max=rho_bar), lambda_ * torch.clamp(weights, max=c_bar)
+    delta = rho * (steps.reward + steps.discount * steps.following - value)
+    targets = value + _backward(delta, torch.where(steps.goes_on, steps.discount * traces, 0.0))
+    behind = torch.where(steps.goes_on, _next(targets), steps.following)
+    advantages = rho * (steps.reward + steps.discount * behind - value)
+    return targets.to(steps.dtype), advantages.to(steps.dtype)
+
+
+class _Steps(NamedTuple):
+    """A batch of windows in float64, (batch, length), 0 at steps that are not real.
+
+    `discount` is that of what follows a step, and `following` the value of the observation behind it; both are 0 where
+    the step terminated. `goes_on` says whether sums go on to the next step. `dtype` is that of the targets.
+    """
+
+    reward: torch.Tensor
+    discount: torch.Tensor
+    following: torch.Tensor
+    goes_on: torch.Tensor
+    real: torch.Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls,
+        reward: torch.Tensor,
+        terminated: torch.Tensor,
+        values: torch.Tensor | None,
+        gamma: float | torch.Tensor,
+        mask: torch.Tensor | None,
+        truncated: torch.Tensor | None,
+        next_values: torch.Tensor | None,
+        /,
+        **others: torch.Tensor,
+    ) -> "_Steps":
+        """Check the arguments, and choose what counts: what nobody needs may be NaN, so nothing is multiplied by 0."""
+        discounts = gamma if isinstance(gamma, torch.Tensor) else None
+        shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}
+        following = _checked(reward, values, next_values, shaped)
+        if not isinstance(gamma, torch.Tensor):
+            gamma = torch.full_like(reward, fraction("gamma", gamma), dtype=torch.float64)
+        ended = terminated != 0
+        real = torch.ones_like(ended) if mask is None else mask != 0
+        goes_on = real & ~ended & _next(real)
+        if truncated is not None:
+            goes_on &= truncated == 0
+        goes_on[:, -1:] = False
+        bootstraps = real & ~ended
+        return cls(
+            torch.where(real, reward.double(), 0.0),
+            torch.where(bootstraps, gamma.double(), 0.0),
+            torch.where(bootstraps, following.double(), 0.0),
+            goes_on,
+            real,
+            torch.result_type(reward, following),
+        )
+
+    def known(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return numbers of the steps in float64, 0 where these are not real."""
+        return torch.where(self.real, numbers.double(), 0.0)
+
+    def corrected(self, estimates: torch.Tensor, traces: torch.Tensor) -> torch.Tensor:
+        """Return G_t = r_t + gamma_t * (V_{t+1} + c_{t+1} * (G_{t+1} - Q_{t+1})).
+
+        `estimates` is Q_{t+1} of each step, `traces` its own c_t; c is 0 where sums do not go on.
+        """
+        c = torch.where(self.goes_on, _next(traces), 0.0)
+        expected = self.following - c * estimates
+        return _backward(self.reward + self.discount * expected, self.discount * c).to(self.dtype)
+
+
+def _backward(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return x_t = terms_t + factors_t * x_{t+1}, from the last step to the first."""
+    x, found = torch.zeros_like(terms[:, 0]) if terms.shape[1] else terms, []
+    for term, factor in zip(reversed(terms.unbind(1)), reversed(factors.unbind(1)), strict=True):
+        x = term + factor * x
+        found.append(x)
+    return torch.stack(found[::-1], 1) if found else terms
+
+
+def _next(steps: torch.Tensor) -> torch.Tensor:
+    """Return what belongs to the step behind each; the last one's is to be ignored."""
+    return steps.roll(-1, 1)
+
+
+def _limit(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0.0:
+        raise ValueError(f"{name} must be a number of at least 0, or math.inf for no limit, not {value!r}")
+    return float(value)
+
+
+def _checked(reward: Any, values: Any, next_values: Any, others: dict[str, Any]) -> torch.Tensor:
+    """Check types and shapes; return the value of the observation that each step led to."""
+    if values is not None and next_values is not None:
+        raise ValueError("values must be None where next_values is given, which takes its place")
+    name, following = ("values", values) if next_values is None else ("next_values", next_values)
+    for of, tensor in {"reward": reward, name: following, **others}.items():
+        if not isinstance(tensor, torch.Tensor) and not (tensor is None and of in ("mask", "truncated", "gamma")):
+            raise ValueError(f"{of} must be a tensor, not {type(tensor).__name__}")
+    if reward.ndim != 2:
+        raise ValueError(f"reward must be (batch, length), not {tuple(reward.shape)}")
+    if not following.is_floating_point():
+        raise ValueError(f"{name} must be floats, not {following.dtype}")
+    batch, length = reward.shape
+    if next_values is None and tuple(values.shape) != (batch, length + 1):
+        raise ValueError(
+            f"values must be {(batch, length + 1)}, one more than the steps of reward, not {tuple(values.shape)}"
+        )
+    found: torch.Tensor = values[:, 1:] if next_values is None else next_values
+    for of, tensor in {**others, name: found}.items():
+        if tensor is not None and tensor.shape != reward.shape:
+            raise ValueError(f"{of} must have the shape of reward, {(batch, length)}, not {tuple(tensor.shape)}")
+    return found

@@ -1,0 +1,1 @@
+"""Damage: damaged files and copies, rows without proof, and the quarantine."""

@@ -1,0 +1,441 @@
+"""What is damaged in a sealed segment: parts of its chunk files, and the rows and episodes that are lost with them.
+
+A block that does not fit its checksum, in any field, damages the rows that it holds part of; the episodes that have
+these rows are lost. Of a compressed array, inner chunks that do not fit their own checksums are damaged. With initial
+priorities no step is lost: zeros say that none were given. Where flags are damaged, nobody knows which episodes there
+were: all is lost from the start of the episode that reaches there up to the next first step behind.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.ids import NO_STEP
+from diskreplay.segments.blocks import Chunk, combine, known_sums, read_sums, sealed_chunks
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.extents import extent_of, sealed_extent
+from diskreplay.segments.files.mapping import opened
+from diskreplay.segments.inner_chunks import InnerChunks
+from diskreplay.segments.packs import PackTables, read_tables
+from diskreplay.segments.segment import SegmentInfo
+
+Range = tuple[int, int]
+RangesByLane = dict[int, list[Range]]
+
+_PIECE = 1 << 20
+_ENDED = layout.TERMINATED | layout.TRUNCATED
+
+
+@dataclass
+class Damage:
+    """What is damaged in a segment, and what is left of it.
+
+    ``parts`` are the bytes of each chunk file that are damaged, first and the one after the last; None for a whole
+    file. ``lost`` are by lane the rows that are lost, first and the one after the last, those lost before included;
+    ``more`` those of them that were not lost before. ``lost_values`` are by lane the places of the values of episodes
+    in each of its lost ranges, first and the one after the last. ``flags`` are new flags of rows, by lane and row;
+    beside these, those of lost rows are 0. ``steps_kept`` and ``steps_lost`` are of the steps that the segment ever
+    had; what was evicted by hand is kept, as evicted. ``episodes`` are lost now: where flags are damaged, at least so
+    many. ``flags_damaged``: some flags are unknown. ``resized``: a chunk file is longer than it has to be.
+    """
+
+    parts: dict[str, list[Range]]
+    lost: dict[int, list[Range]] = field(default_factory=dict)
+    more: dict[int, list[Range]] = field(default_factory=dict)
+    lost_values: dict[int, list[Range]] = field(default_factory=dict)
+    flags: dict[tuple[int, int], int] = field(default_factory=dict)
+    steps_kept: int = 0
+    steps_lost: int = 0
+    episodes: int = 0
+    flags_damaged: bool = False
+    resized: bool = False
+
+
+def find_damage(
+    info: SegmentInfo,
+    rows: NDArray[np.int64],
+    evicted: Sequence[tuple[int, int]],
+    marked: NDArray[np.int64] | None = None,
+) -> Damage:
+    """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
+
+    ``evicted`` are position and steps of its episodes that were evicted by hand; in a pack, its rows are the positions.
+    ``marked`` is given of a copy that has to prove its rows: the first rows of each lane that marks prove. They are
+    whole, whatever block they are in. Other rows without their priorities are lost too: the priorities may not have
+    been copied yet.
+    Raises FormatError where a chunk that its rows need has no checksum, or the tables of a pack are damaged.
+    """
+    return _Search(info, rows, marked).find(evicted)
+
+
+class _Search:
+    def __init__(self, info: SegmentInfo, rows: NDArray[np.int64], marked: NDArray[np.int64] | None) -> None:
+        self._info, self._rows, self._extent = info, rows.tolist(), sealed_extent(info, rows)
+        self._must_prove = marked is not None
+        self._marked = None if marked is None else extent_of(info, marked)
+        self._known = known_sums(info)
+        self._chunks = list(sealed_chunks(info))
+        there = {(chunk.array.path, chunk.number) for chunk in self._chunks}
+        for leaf in info.arrays:
+            for number in range(-(-int(self._extent.of(leaf).max()) // info.chunk_rows[leaf])):
+                if (leaf, number) not in there:
+                    raise FormatError(f"{info.path}: chunk {number} of {leaf} has no checksum")
+        self._per_chunk = info.chunk_rows[layout.DONE]
+        self._resized = False
+        self._tables: PackTables | None = None if info.packed is None else read_tables(info)
+
+    def find(self, evicted: Sequence[tuple[int, int]]) -> Damage:
+        lanes = len(self._info.lanes)
+        damage = Damage({chunk.name: parts for chunk in self._chunks if (parts := self._parts(chunk))})
+        damaged, unknown, damaged_values = self._damaged_rows(damage)
+        damage.flags_damaged, damage.resized = bool(unknown), self._resized
+        lost_before, left_out = _by_lane(self._info.lost.ranges, lanes), _by_lane(evicted, lanes)
+        kept = 0
+        for lane, count in enumerate(self._rows):
+            before = lost_before.get(lane, [])
+            holes = layout.merge_ranges(unknown.get(lane, []))
+            values = self._values_of(lane, holes) if self._info.has_values else None
+            if values is not None:
+                rows = values.damaged_rows(damaged_values.get(lane, []))
+                damaged[lane] = [*damaged.get(lane, []), *rows]
+            if not damaged.get(lane):
+                kept += self._count(lane, count, before)
+                if before:
+                    self._note(damage, lane, before, before, values)
+                continue
+            starts = self._starts(lane, count, holes)
+            edges = [0, *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
+            if self._tables is not None:  # each lane of each segment begins with an episode
+                edges += self._tables.first_rows.tolist()
+            known = np.union1d(starts, np.array(edges, np.int64))
+            lost = layout.merge_ranges([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])
+            if self._tables is not None:
+                lost = [part for range_ in lost for part in self._split(self._tables, *range_)]
+            rewritten: list[Range] = []
+            for episode in [*left_out.get(lane, []), *self._discarded(lane, count, starts, holes)]:
+                lost, again = self._spare(damage, lane, lost, episode, holes)
+                rewritten += again
+            self._note(damage, lane, lost, before, values, rewritten)
+            more = damage.more.get(lane, [])
+            damage.episodes += sum(int(np.count_nonzero((starts >= a) & (starts < b))) for a, b in more)
+            without = layout.merge_ranges([*lost, *rewritten])
+            kept += self._count(lane, count, without) + sum(b - a for a, b in rewritten)
+        damage.steps_kept, damage.steps_lost = kept, (self._info.steps or 0) - kept
+        return damage
+
+    def _damaged_rows(self, damage: Damage) -> tuple[RangesByLane, RangesByLane, RangesByLane]:
+        """Return the rows with a damaged field, the rows with damaged flags, and the damaged values of episodes."""
+        damaged: RangesByLane = {}
+        unknown: RangesByLane = {}
+        damaged_values: RangesByLane = {}
+        for chunk in self._chunks:
+            if chunk.array.path == layout.PRIORITY and not self._must_prove:
+                continue
+            for lane, range_ in self._rows_in(chunk, damage.parts.get(chunk.name, [])):
+                (damaged_values if chunk.array.is_of_episodes else damaged).setdefault(lane, []).append(range_)
+                if chunk.array.path == layout.DONE:
+                    unknown.setdefault(lane, []).append(range_)
+        return damaged, unknown, damaged_values
+
+    def _note(
+        self,
+        damage: Damage,
+        lane: int,
+        lost: list[Range],
+        before: list[Range],
+        values: "_Values | None",
+        rewritten: Sequence[Range] = (),
+    ) -> None:
+        damage.lost[lane], damage.more[lane] = lost, layout.subtract_ranges(lost, before)
+        if values is not None:
+            damage.lost_values[lane], shown = values.places(lost, rewritten)
+            damage.flags |= {(lane, stop - 1): damage.flags[lane, stop - 1] | layout.EPISODE_VALUES for stop in shown}
+        else:
+            damage.lost_values[lane] = [(0, 0)] * len(lost)
+        for first, stop in lost:
+            damage.flags |= {(lane, first): layout.FIRST}
+            damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
+
+    def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
+        """Yield the parts of some rows of a pack that are in one lane of one segment each, or between two of these."""
+        edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
+        inside = edges[(edges > first) & (edges < stop)].tolist()
+        yield from pairwise([first, *inside, stop])
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def _parts(self, chunk: Chunk) -> list[Range]:
+        """Return which bytes of a chunk file are damaged: whole blocks, but for rows that marks prove."""
+        parts = self._bad_blocks(chunk)
+        return layout.subtract_ranges(parts, list(self._marked_bytes(chunk))) if parts else parts
+
+    def _marked_bytes(self, chunk: Chunk) -> Iterator[Range]:
+        row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
+        for lane, rows in enumerate(() if self._marked is None else self._marked.of(chunk.array.path).tolist()):
+            if (count := min(rows - chunk.number * per_chunk, per_chunk)) > 0:
+                at = lane * per_chunk * row_bytes
+                yield at, at + count * row_bytes
+
+    def _bad_blocks(self, chunk: Chunk) -> list[Range]:
+        block, known = chunk.block, self._known.get(chunk.name)
+        found = self._found(chunk, block)
+        if known is None:
+            is_whole = bool((found >= 0).all()) and (
+                combine(found.astype(np.uint32), chunk.nbytes, block) == self._info.checksums[chunk.name]
+            )
+            return [] if is_whole else [(0, chunk.nbytes)]
+        bad = np.flatnonzero(found != known).tolist()
+        return layout.merge_ranges([(i * block, min((i + 1) * block, chunk.nbytes)) for i in bad])
+
+    def _found(self, chunk: Chunk, block: int) -> NDArray[np.int64]:
+        """Return the checksums of a chunk file's blocks as it is; -1 where one cannot be read."""
+        found = np.full(-(-chunk.nbytes // block), -1, np.int64)
+        try:
+            opening = opened(f"{self._info.path}/{chunk.name}", None)
+        except (OSError, FormatError):
+            return found
+        with opening as fd:
+            size = os.fstat(fd).st_size
+            self._resized |= size > chunk.nbytes
+            whole = chunk.nbytes if size >= chunk.nbytes else size - size % block
+            try:
+                sums, _ = read_sums(fd, whole, block)
+                found[: len(sums)] = sums
+            except (OSError, FormatError):
+                for at in range(0, whole, block):
+                    found[at // block] = _sum_at(fd, at, min(block, whole - at))
+        return found
+
+    def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
+        """Yield lane and rows that parts of a chunk file hold; of an episode field, places of values."""
+        if parts and chunk.array.path in self._info.compressed:
+            for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
+                if first < self._rows[0]:
+                    yield 0, (first, min(stop, self._rows[0]))
+            return
+        row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
+        above, rows = chunk.number * per_chunk, self._extent.of(chunk.array.path).tolist()
+        for start, stop in parts:
+            for lane, inside, count in layout.split_range(start // row_bytes, -(-stop // row_bytes), per_chunk):
+                low, high = above + inside, min(above + inside + count, rows[lane])
+                if low < high:
+                    yield lane, (low, high)
+
+    # --- flags -------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, lane: int, count: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield the first row and the flags of pieces of a lane; zeros where nothing can be read."""
+        for chunk, inside, width in layout.split_range(0, count, self._per_chunk, _PIECE):
+            data = self._read(chunk, lane * self._per_chunk + inside, width)
+            yield chunk * self._per_chunk + inside, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
+
+    def _read(self, chunk: int, at: int, nbytes: int) -> bytes:
+        try:
+            with opened(f"{self._info.path}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", None) as fd:
+                return os.pread(fd, nbytes, at)
+        except (OSError, FormatError):
+            return b""
+
+    def _flag(self, lane: int, row: int) -> int:
+        data = self._read(row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk, 1)
+        return data[0] if data else 0
+
+    def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
+        """Return the rows with a first step, as far as flags are known."""
+        parts = [np.flatnonzero(flags & layout.FIRST) + row for row, flags in self._pieces(lane, count)]
+        starts = np.concatenate([np.zeros(0, np.int64), *parts])
+        for first, stop in unknown:
+            starts = starts[(starts < first) | (starts >= stop)]
+        return starts
+
+    def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
+        """Yield the rows of discarded episodes with known flags: lost, these would show the parts before them again."""
+        for row, flags in self._pieces(lane, count):
+            for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
+                first = int(starts[np.searchsorted(starts, stop, "right") - 1]) if len(starts) else stop
+                if first <= stop and not any(a <= stop and first < b for a, b in unknown):
+                    yield first, stop
+
+    def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
+        """Return which rows of a lane have values, as far as flags are known."""
+        parts = [
+            np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
+        ]
+        rows = np.concatenate([np.zeros(0, np.int64), *parts])
+        for first, stop in holes:
+            rows = rows[(rows < first) | (rows >= stop)]
+        lanes = len(self._info.lanes)
+        gone = [
+            (position // lanes, count) for position, _, count in self._info.lost.entries if position % lanes == lane
+        ]
+        return _Values(rows, gone, int(self._extent.values[lane]), holes)
+
+    def _count(self, lane: int, count: int, without: list[Range]) -> int:
+        """Count the steps of a lane outside of some rows."""
+        steps = 0
+        for row, flags in self._pieces(lane, count):
+            is_step = flags & NO_STEP == 0
+            for first, stop in without:
+                is_step[max(first - row, 0) : max(stop - row, 0)] = False
+            steps += int(np.count_nonzero(is_step))
+        return steps
+
+    def _proven(self, lane: int, unknown: list[Range]) -> Iterator[int]:
+        """Yield where flags are unknown from a row on that surely begins an episode: the one before it is whole."""
+        for first, _ in unknown:
+            if first == 0:
+                continue
+            before = self._flag(lane, first - 1)
+            # Only an episode that ended in a step, without its values, may have one more row: its final observation.
+            is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
+            if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
+                yield first
+
+    def _likely(self, lane: int, row: int) -> int | None:
+        """Return what a damaged flag was if one byte of its block was changed; None where that is unknown.
+
+        It decides whether the episode before it, each of whose rows is whole, ended there. It is never shown.
+        """
+        chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
+        block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
+        known = self._known.get(f"{layout.DONE}/{layout.chunk_key(chunk, 0)}")
+        start = at - at % block
+        data = self._read(chunk, start, min(block, nbytes - start))
+        if known is None or len(data) != min(block, nbytes - start):
+            return None
+        found = single_error(data, int(known[start // block]))
+        if found is None:
+            return None
+        return found[1] if found[0] == at - start else data[at - start]
+
+    def _spare(
+        self, damage: Damage, lane: int, lost: list[Range], episode: Range, unknown: list[Range]
+    ) -> tuple[list[Range], list[Range]]:
+        """Leave an evicted or discarded episode out of the lost rows: no reader shows it, and it stays an episode.
+
+        Return what is lost then, and its rows where their flags are replaced.
+        """
+        first, stop = episode
+        if not any(a <= first and stop <= b for a, b in lost):
+            return lost, []
+        if any(a < stop and first < b for a, b in unknown):
+            damage.flags[lane, first] = layout.FIRST
+            damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
+            return layout.subtract_ranges(lost, [episode]), [episode]
+        known = any(a <= stop < b for a, b in lost) and not any(a <= stop < b for a, b in unknown)
+        if known and self._flag(lane, stop) & NO_STEP:
+            stop += 1
+        return layout.subtract_ranges(lost, [(first, stop)]), []
+
+
+class _Values:
+    """Which rows of a lane have values of episodes: ``rows`` are known, ``gone`` first rows and values of lost ranges.
+
+    Of ``total`` values the others are in rows whose flags are damaged, the ``holes``. Where there are several of these,
+    nobody knows whose values lie between them.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:
+        self._rows, self._gone, self._holes = rows, gone, holes
+        self._unknown = max(0, total - len(rows) - sum(count for _, count in gone)) if holes else 0
+
+    def damaged_rows(self, places: Sequence[Range]) -> list[Range]:
+        """Return the known rows whose values are damaged, or unknown: ``places`` of values are damaged."""
+        found = self._places(self._rows)
+        bad = np.zeros(len(found), np.bool_)
+        for first, stop in places:
+            bad |= (found >= first) & (found < stop)
+        if self._unknown and len(self._holes) > 1:
+            bad |= (self._rows >= self._holes[0][0]) & (self._rows < self._holes[-1][1])
+        return [(row, row + 1) for row in self._rows[bad].tolist()]
+
+    def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many values come before some rows."""
+        found = np.searchsorted(self._rows, rows)
+        for first, count in self._gone:
+            found[rows > first] += count
+        if self._unknown:
+            found[rows >= self._holes[0][1]] += self._unknown
+        return found
+
+    def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
+        """Return the places of the values of each lost range, and the ends of episodes that get a flag of values.
+
+        Values that nobody knows of are in a lost range with damaged flags; or in episodes, which nobody shows, whose
+        flags are ``rewritten``. The latter also keep the flags that are known.
+        """
+        known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
+        counts = [
+            len(rows) + sum(count for row, count in self._gone if first <= row < stop)
+            for rows, (first, stop) in zip(known, lost, strict=True)
+        ]
+        holds = [any(a < stop and first < b for a, b in self._holes) for first, stop in lost]
+        stops = [stop for _, stop in sorted(rewritten)]
+        flagged = [stop for stop in stops if stop - 1 in self._rows]
+        more: list[int] = []
+        if self._unknown and True in holds:
+            counts[holds.index(True)] += self._unknown
+        elif self._unknown:
+            more = [stop for stop in stops if stop not in flagged][: self._unknown]
+        # Every value before a lost range is one of a row that is not lost, or of a range before it.
+        kept = np.setdiff1d(self._rows, np.concatenate([self._rows[:0], *known]))
+        found, before = list[Range](), 0
+        for (first, _), count in zip(lost, counts, strict=True):
+            begin = before + int(np.searchsorted(kept, first)) + sum(stop <= first for stop in more)
+            found.append((begin, begin + count))
+            before += count
+        return found, [*flagged, *more]
+
+
+def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:
+    """Sort positions, each with a number of rows, by lane: the first row, and the one after the last."""
+    found: dict[int, list[Range]] = {}
+    for position, rows in sorted(entries):
+        row, lane = divmod(position, lanes)
+        found.setdefault(lane, []).append((row, row + rows))
+    return found
+
+
+def _sum_at(fd: int, at: int, nbytes: int) -> int:
+    try:
+        data = os.pread(fd, nbytes, at)
+    except OSError:
+        return -1
+    return int(crc32c(data)) if len(data) == nbytes else -1
+
+
+def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
+    """Return the rows of the episodes that some rows belong to; the first row is a start."""
+    behind = int(np.searchsorted(starts, rows[1]))
+    first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
+    return first, int(starts[behind]) if behind < len(starts) else count
+
+
+# --- one changed byte -------------------------------------------------------------------------------------------------
+
+
+@cache
+def _byte_changes() -> NDArray[np.uint32]:
+    """Return how the checksum changes with the exclusive-or that the last byte of a string is changed by."""
+    return np.array([crc32c(bytes([i])) ^ crc32c(b"\0") for i in range(256)], np.uint32)
+
+
+def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
+    """Return the place of the one byte whose change makes ``data`` fit a checksum, and what it becomes, or None.
+
+    None also where several would do. For 512 bytes that are damaged otherwise, one is found by chance in 30,000 times.
+    """
+    table = _byte_changes()
+    wanted = np.uint32(crc32c(data) ^ crc)
+    changes, found = table, []
+    for at in range(len(data) - 1, -1, -1):
+        found += [(at, data[at] ^ int(change)) for change in np.flatnonzero(changes == wanted)]
+        changes = changes >> np.uint32(8) ^ table[changes & np.uint32(255)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,171 @@
+"""Rows that no mark proves: what the counters of a segment had claimed when its machine went down, or it was copied.
+
+They may be whole, torn or missing. They do not count, and are not deleted: the sealed segment keeps them behind its
+rows, and their number in its attributes.
+"""
+
+import os
+from contextlib import suppress
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.commit import read_lane_counter, write_lane_counter
+from diskreplay.segments.files.durable import sync_file, sync_folder, write_file
+from diskreplay.segments.files.extents import rows_with_values
+from diskreplay.segments.files.mapping import data_ranges, opened
+from diskreplay.segments.marks import cut_marks, proven_rows, read_marks, shows_live_rows
+from diskreplay.segments.segment import SegmentInfo, has_no_mark, read_as_sealed, write_unsealed
+
+Ints = NDArray[np.int64]
+
+_CLAIMED = ".claimed"
+_BLOCK_BYTES = 1 << 20
+
+
+class Fate(Enum):
+    """What becomes of the segment of a dead writer; the values are the kinds of repair's actions."""
+
+    SEALED = "sealed"
+    SET_ASIDE = "quarantined"  # it has data, but files are missing, and no row of it is proven
+    COPIED = "copied"  # files are missing, but some rows are proven: all of it is kept in quarantine as well
+    REMOVED = "removed"  # nothing was ever written to it
+
+
+WHY = {
+    Fate.REMOVED: "nothing was written to it when its machine went down",
+    Fate.SET_ASIDE: "files are missing since its machine went down, or it was copied",
+    Fate.COPIED: "files of marked rows are missing: not all of it was copied",
+}
+
+
+def fate_of(info: SegmentInfo) -> Fate:
+    """Return what becomes of an unsealed segment whose lock is free."""
+    if shows_live_rows(info):
+        return Fate.SEALED
+    if not has_no_mark(str(info.path)):
+        if not _lacks_marked_files(info):
+            return Fate.SEALED
+        return Fate.COPIED if proven_rows(info).any() else Fate.SET_ASIDE
+    if not holds_data(info):
+        return Fate.REMOVED
+    return Fate.SEALED if rows_with_files(info) and _has_folders(info) else Fate.SET_ASIDE
+
+
+def _lacks_marked_files(info: SegmentInfo) -> bool:
+    """Whether files of marked rows are missing, or short: no loss of power takes those, but a copy may lack them."""
+    marks = read_marks(str(info.path), len(info.lanes))
+    return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
+
+
+def _has_folders(info: SegmentInfo) -> bool:
+    return all(is_folder(info.path / name) for name in info.blueprint.paths)
+
+
+def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:
+    """Make the counters of a segment say what is proven; return these rows, and those that it had claimed.
+
+    ``salvaged`` are the rows to take in place of the proven ones. May be repeated after a crash at any point.
+    """
+    proven = proven_rows(info)
+    rows = proven if salvaged is None else np.maximum(proven, salvaged)
+    claimed = np.maximum(rows, claimed_rows(info, rows))
+    folder = f"{info.path}/{layout.DURABLE}"
+    if (claimed > rows).any():
+        # The counters are about to forget it.
+        write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
+        sync_file(f"{folder}/{_CLAIMED}")
+        sync_folder(folder)
+    if read_as_sealed(info) is not None:
+        write_unsealed(info)  # once its chunks are protected, this alone tells it from a whole copy
+    cut_marks(str(info.path), len(info.lanes), proven)
+    for name in layout.LANE_COUNTERS:
+        _restore_counter(f"{info.path}/{name}", rows)
+    return rows, claimed
+
+
+def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
+    """Remove the note of what a segment had claimed, where there is one and nothing of that is left."""
+    if not are_kept and not shows_live_rows(info):
+        (info.path / layout.DURABLE / _CLAIMED).unlink(missing_ok=True)
+
+
+def _restore_counter(folder: str, rows: Ints) -> None:
+    try:
+        write_lane_counter(folder, rows)
+    except (FileNotFoundError, FormatError):  # missing or short since the power went
+        write_file(f"{folder}/c.0", rows.tobytes())
+    sync_file(f"{folder}/c.0")
+
+
+def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
+    """Return how many rows of each lane may hold steps, as far as there are files for them: at least ``least``.
+
+    The counters tell, and every flag behind them: a page of a counter may be older than the rows it counts.
+    """
+    lanes, folder = len(info.lanes), str(info.path)
+    present = rows_with_files(info)
+    claimed = least.copy()
+    for path in (f"{folder}/{layout.COMMITTED}/c.0", f"{folder}/{layout.DURABLE}/{_CLAIMED}"):
+        claimed = np.maximum(claimed, _read(path, lanes))
+    if info.claimed is not None:
+        claimed = np.maximum(claimed, info.claimed)
+    claimed = np.minimum(claimed, max(present, int(least.max(initial=0))))
+    return np.maximum(claimed, _flagged_rows(info, present))
+
+
+def _read(path: str, lanes: int) -> Ints:
+    with suppress(OSError, FormatError):
+        folder, _, name = path.rpartition("/")
+        found = read_lane_counter(folder, lanes, name)
+        if (found >= 0).all():
+            return found
+    return np.zeros(lanes, np.int64)
+
+
+def rows_with_files(info: SegmentInfo) -> int:
+    """Return for how many rows every array has its files."""
+    rows, values = list[int](), list[int]()
+    for leaf, array in info.arrays.items():
+        nbytes, chunk = info.chunk_nbytes(leaf), 0
+        with suppress(OSError):
+            while os.stat(info.chunk_path(leaf, chunk), follow_symlinks=False).st_size == nbytes:
+                chunk += 1
+        (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
+    least = min(rows)
+    # There are no more values than rows, so that flags are seldom read.
+    return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
+
+
+def holds_data(info: SegmentInfo) -> bool:
+    """Whether any byte of any array with rows was written."""
+    for leaf in info.arrays:
+        folder = f"{info.path}/{leaf}"
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if any(_is_written(f"{folder}/{name}") for name in os.listdir(folder) if name.startswith("c.")):
+                return True
+    return False
+
+
+def _is_written(path: str) -> bool:
+    with opened(path, None) as fd:
+        for at, stop in data_ranges(fd, 0, os.fstat(fd).st_size):
+            for start in range(at, stop, _BLOCK_BYTES):
+                if os.pread(fd, min(_BLOCK_BYTES, stop - start), start).strip(b"\0"):
+                    return True
+    return False
+
+
+def _flagged_rows(info: SegmentInfo, most: int) -> Ints:
+    """Return the row behind the last one of each lane that has a flag."""
+    per_chunk, found = info.chunk_rows[layout.DONE], np.zeros(len(info.lanes), np.int64)
+    for chunk in range(-(-most // per_chunk)):
+        flags = info.map_numbers(layout.DONE, chunk) != 0
+        some = flags.any(axis=1)
+        last = per_chunk - flags[:, ::-1].argmax(axis=1)
+        found[some] = np.minimum(chunk * per_chunk + last[some], most)
+    return found

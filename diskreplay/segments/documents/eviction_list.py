@@ -1,0 +1,163 @@
+"""Episodes that were evicted by hand: an array of entries, appended and never changed, that a counter publishes.
+
+An entry is the id of an episode's first step and its number of steps. It is durable before the store's counter
+shows it, so that a process or a machine that dies leaves the episode whole or hides it whole.
+
+Evictions by hand may be meant to free a full disk. So there always is room for the next entries, in chunks that were
+written before, as zeros.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, ReplayError
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.metadata import dump, read_object
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import StoreCounters
+from diskreplay.segments.files.durable import storage_errors, sync_file, sync_folder, write_at, write_atomic, write_file
+from diskreplay.segments.files.mapping import opened
+
+ROWS = layout.EVICTION_ROWS
+_NBYTES = 16 * ROWS
+
+
+class EvictionEntries:
+    """Reads the entries of a store, each once. Not thread-safe."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root  # keeps the folder open
+        self._folder = str(root.folder / layout.EVICTIONS)
+        self.count = 0
+
+    def new(self, count: int) -> NDArray[np.int64]:
+        """Return the entries up to number ``count`` that were not returned before, ``(n, 2)`` int64.
+
+        Raises FormatError where a file of them is missing or damaged.
+        """
+        parts = [np.zeros((0, 2), np.int64)]
+        for chunk, inside, rows in layout.split_range(self.count, count, ROWS):
+            parts.append(self._read(f"{self._folder}/c.{chunk}.0", inside, rows))
+        self.count = max(self.count, count)
+        return np.concatenate(parts)
+
+    def steps_by_segment(self, count: int) -> dict[int, int]:
+        """Return how many steps of each segment the new entries evict; segments may be gone. See `new`."""
+        steps: dict[int, int] = {}
+        for first, evicted in self.new(count).tolist():
+            number = first >> layout.POSITION_BITS
+            steps[number] = steps.get(number, 0) + evicted
+        return steps
+
+    def _read(self, path: str, first: int, count: int) -> NDArray[np.int64]:
+        try:
+            with opened(path, _NBYTES) as fd:
+                entries = np.frombuffer(os.pread(fd, 16 * count, 16 * first), "<i8").reshape(-1, 2)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
+        if (entries[:, 0] < 0).any() or (entries[:, 1] < 1).any():
+            raise FormatError(f"{path} has an entry that is not an episode; the store is damaged, restore this file")
+        return entries
+
+
+def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
+    """Return position and steps of the episodes of a segment that were evicted by hand. See `EvictionEntries.new`."""
+    entries = EvictionEntries(root).new(int(root.counters().read()[layout.EVICTION_ENTRIES]))
+    own = entries[entries[:, 0] >> layout.POSITION_BITS == number]
+    return [(first & layout.POSITION_MASK, steps) for first, steps in own.tolist()]
+
+
+def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
+    """Append entries and publish them together. The caller holds the store lock.
+
+    The counters are writable; each of the episodes is the id of its first step and its number of steps. Steps that were
+    published before the time ``hidden_before`` are hidden already, by the capacity, and stay so, though fewer are left
+    to count. Raises StorageFull where there is no room; nothing is hidden.
+    """
+    start = int(counters.read()[layout.EVICTION_ENTRIES])
+    stop = start + len(episodes)
+    folder = str(root.folder / layout.EVICTIONS)
+    with storage_errors(folder):
+        _make_room(root, folder, start, stop)
+        entries = np.array(episodes, "<i8").reshape(-1, 2)
+        for chunk, inside, count in layout.split_range(start, stop, ROWS):
+            with opened(f"{folder}/c.{chunk}.0", _NBYTES, os.O_RDWR) as fd:
+                write_at(fd, entries[:count].tobytes(), 16 * inside)
+                os.fdatasync(fd)
+            entries = entries[count:]
+        sync_folder(folder)
+    # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
+    keep_hidden(counters, hidden_before)
+    counters.set(layout.EVICTION_ENTRIES, stop)
+    counters.sync()
+    with suppress(ReplayError, OSError):  # what was asked for is done; the next who opens the store tries again
+        reserve(root, stop)
+
+
+def keep_hidden(counters: StoreCounters, before: int) -> None:
+    """Keep hidden what a capacity hides, all steps before a time, also when fewer are left to count; durably."""
+    if before > counters.peek(layout.FRONTIER):
+        counters.set(layout.FRONTIER, min(before, layout.MOST_COUNTED))
+        counters.sync()
+
+
+def has_reserve(root: Root, entries: int) -> bool:
+    """Tell whether there is room for the entries that may follow so many."""
+    count = entries + ROWS
+    return _rows(root)[0] >= count and os.path.exists(root.folder / layout.EVICTIONS / f"c.{-(-count // ROWS) - 1}.0")
+
+
+def reserve(root: Root, entries: int) -> None:
+    """Make room for those that may follow so many: at least a chunk of them. The caller holds the store lock.
+
+    Raises StorageFull where there is none, FormatError where the chunk of the last of these entries is missing: the
+    count is damaged, or the file is lost.
+    """
+    folder = str(root.folder / layout.EVICTIONS)
+    with storage_errors(folder):
+        _make_room(root, folder, entries, entries + ROWS)
+        sync_folder(folder)
+
+
+def _rows(root: Root) -> tuple[int, dict[str, Any]]:
+    path = root.folder / layout.EVICTIONS / layout.METADATA
+    try:
+        document = read_object(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{path} is missing; diskreplay repair restores it") from None
+    try:
+        return int(document["shape"][0]), document
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise FormatError(f"{path} has no shape; diskreplay repair restores it") from None
+
+
+def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
+    """See that there are chunks for ``count`` entries, of which some are there, and a shape that covers them."""
+    if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
+        # A damaged count must not fill the disk with chunks.
+        raise FormatError(f"{last} is missing where {entries} entries are counted; run diskreplay repair on the store")
+    path = root.folder / layout.EVICTIONS / layout.METADATA
+    chunks = -(-count // ROWS)
+    rows, document = _rows(root)
+    if rows < count:
+        # As with rows of segments the shape reaches over every chunk; the counter says what is data.
+        write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
+    # The last chunks are those that may be missing.
+    for chunk in range(chunks - 1, -1, -1):
+        name = f"{folder}/c.{chunk}.0"
+        if os.path.exists(name):
+            return
+        temporary = f"{folder}/.new-{chunk}"
+        try:
+            write_file(temporary, bytes(_NBYTES))
+            sync_file(temporary)  # an empty file after a loss of power would keep all others from being hidden
+            os.rename(temporary, name)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise

@@ -1,0 +1,316 @@
+"""What rate limiters share through a store: steps drawn, in an array of slots, and steps inserted, in its segments."""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.ids import NO_STEP
+from diskreplay.segments.damage.damaged_copies import read_shown
+from diskreplay.segments.damage.quarantine import claimed_steps, read_quarantine
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.eviction_list import EvictionEntries, evicted_in
+from diskreplay.segments.documents.metadata import dump, shaped
+from diskreplay.segments.documents.removals import evicted_by_removals
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import Counters, open_counters, read_lane_counter
+from diskreplay.segments.files.durable import drafted, sync_folder, sync_tree
+from diskreplay.segments.files.locks import held_lock, make_lock
+from diskreplay.segments.files.numbers import segment_numbers
+from diskreplay.segments.marks import map_trusted
+from diskreplay.segments.packs import merged_into, read_tables
+from diskreplay.segments.segment import SegmentInfo
+
+SLOTS = layout.LIMITER_SLOTS
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+# How often, and after how many seconds, a count is taken again that has gone back, or beside which a segment left.
+_ATTEMPTS, _PAUSE_S = 20, 0.0005
+
+_ROWS_AT_ONCE = 1 << 20
+
+
+def is_name(name: object) -> bool:
+    """Tell whether a limiter, or the state of a sampler, may be called so: it becomes the name of a folder."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and name != layout.METADATA
+
+
+def open_slots(root: Root, name: str) -> Counters:
+    """Open a limiter's slots, (64,) int64, for writing; they are made, as zeros, where they are missing.
+
+    Any process adds to a slot under the lock `slots_lock`; nobody ever takes away. Raises StorageFull where there is no
+    room for them, FormatError where what is there is not a limiter's.
+    """
+    folder = root.folder / layout.LIMITERS / name
+    if folder.is_symlink():
+        raise FormatError(f"{folder} is a symbolic link; a store has none, remove it")
+    if not folder.exists():
+        _create(root, name)
+    slots = open_counters(str(folder / "c.0"), SLOTS)
+    if (slots.copy() < 0).any():
+        raise FormatError(f"{folder} holds impossible counts; delete the folder to start again")
+    return slots
+
+
+def limiter_names(root: Root) -> list[str]:
+    """Return the names of the limiters that have counted in a store, in order."""
+    folder = root.folder / layout.LIMITERS
+    if not is_folder(folder):
+        return []
+    return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
+
+
+def steps_drawn(root: Root, name: str) -> int:
+    """Return how many steps were drawn under a limiter; nothing is written.
+
+    Raises FileNotFoundError where it is gone, FormatError where what is there is not a limiter's.
+    """
+    return int(read_lane_counter(str(root.folder / layout.LIMITERS / name), SLOTS).sum())
+
+
+def slots_lock(root: Root, name: str) -> str:
+    """Return the path of the lock under which steps of a limiter are inserted and drawn."""
+    return str(root.folder / layout.LIMITERS / name / layout.LOCK)
+
+
+def _create(root: Root, name: str) -> None:
+    """Make a limiter's array; it appears whole."""
+    target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
+    document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
+    with held_lock(root.lock_path):  # under which leftovers are removed
+        if target.exists():
+            return
+        with drafted(building):
+            building.mkdir()
+            (building / layout.METADATA).write_bytes(dump(document))
+            (building / "c.0").write_bytes(bytes(SLOTS * 8))
+            make_lock(building / layout.LOCK)
+            # Once a limiter: after a loss of power an empty file would be damage.
+            sync_tree(building)
+            os.rename(building, target)
+            sync_folder(target.parent)
+
+
+class Inserted(NamedTuple):
+    """Steps committed to a store ever, and those of them that are there: not evicted by hand, not lost to damage."""
+
+    ever: int
+    held: int
+
+
+class SegmentCount(NamedTuple):
+    """The steps committed to a segment, or a pack, and how many of these were evicted by hand or lost to damage.
+
+    ``members`` are the numbers of the segments in a pack, or the segment's own.
+    """
+
+    inserted: int
+    evicted: int
+    lost: int
+    members: tuple[int, ...]
+
+
+RowsOf = Callable[[int], NDArray[np.int64] | None]
+"""Returns how many rows of each lane of a segment count, or None: all that are committed."""
+
+
+def _all_rows(number: int) -> None:
+    return None
+
+
+class StepCounter:
+    """Counts the steps of a store, each row once: a call costs as much as what is new. Not thread-safe.
+
+    Steps count when they are committed, those that a capacity or an eviction by hand hides or that were lost to damage
+    too; those of a segment that was deleted are in the store's own counter, and those of one that was set aside in its
+    record.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root, self._counters = root, root.counters()
+        self._raw = b""
+        self._ever = self._evicted = self._aside = 0
+        self._rows_of: RowsOf = _all_rows
+        self._changes = -1  # so that the first call begins
+
+    def _begin(self) -> None:
+        """Count from nothing: segments were set aside, brought back or replaced."""
+        self._next = -1
+        self._sealed: dict[int, int] = {}
+        self._growing: dict[int, _Growing] = {}
+        self._aside = 0
+        self._entries = EvictionEntries(self._root)
+        self._by_hand: dict[int, int] = {}
+        self._lost: dict[int, int] = {}
+        self._packs: dict[int, dict[int, int]] = {}  # the steps of each segment that is in a pack
+        self._writers: dict[int, int] = {}
+
+    def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
+        """Count the new steps, and return the totals.
+
+        ``look`` tells which rows count. It is called again if segments came or left meanwhile: a snapshot from before
+        a merge lacks the rows of the pack, and the merged segments are gone.
+        """
+        for _ in range(_ATTEMPTS):
+            raw = self._counters.raw()
+            rows_of = self._rows_of = look()
+            words = self._counters.read()
+            if raw != self._raw:
+                # First, as a segment that is moved away from here on may still be among those that are read.
+                counted = int(words[layout.STEPS_EVICTED])
+                self._evicted = max(counted, evicted_by_removals(self._root))
+                is_rearranged = bool(words[layout.CHANGES] != self._changes)
+                if is_rearranged:
+                    self._changes = int(words[layout.CHANGES])
+                    self._begin()
+                if is_rearranged or self._evicted > counted:  # one that was set aside may be moved away, too
+                    self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
+                self._read_segments(int(words[layout.NEXT_SEGMENT]))
+                self._read_evictions(int(words[layout.EVICTION_ENTRIES]))
+                if evicted_by_removals(self._root) <= self._evicted:
+                    self._raw = raw
+            held = sum(self._sealed.values()) + sum(
+                segment.count(rows_of(number)) for number, segment in self._growing.items()
+            )
+            ever = held + self._evicted + self._aside
+            if ever >= self._ever and self._raw == raw == self._counters.raw():
+                break
+            # A segment that was moved away or merged meanwhile may be in neither count.
+            time.sleep(_PAUSE_S)
+        self._ever = max(self._ever, ever)
+        return Inserted(self._ever, max(0, held - sum(self._by_hand.values()) - sum(self._lost.values())))
+
+    def by_segment(self) -> dict[int, int]:
+        """Return the steps ever committed to each segment that is there, in packs too, as `read` counted them last."""
+        steps = {**self._sealed, **{number: segment.steps for number, segment in self._growing.items()}}
+        for pack, members in self._packs.items():
+            steps.pop(pack, None)
+            steps |= members
+        return steps
+
+    @property
+    def deleted(self) -> int:
+        """The steps of segments that were deleted, as `read` counted them last."""
+        return self._evicted
+
+    @property
+    def aside(self) -> int:
+        """The steps in quarantine that no other part of the store counts, as `read` counted them last."""
+        return self._aside
+
+    def segments(self) -> dict[int, SegmentCount]:
+        """Return the counts of each existing segment, and of each pack in place of its members."""
+        found = {}
+        for number, steps in self._sealed.items():
+            members = tuple(self._packs.get(number, (number,)))
+            evicted = sum(self._by_hand.get(member, 0) for member in members)
+            found[number] = SegmentCount(steps, min(evicted, steps), self._lost.get(number, 0), members)
+        for number, segment in self._growing.items():
+            evicted = segment.evicted() if number in self._by_hand else 0
+            found[number] = SegmentCount(segment.steps, evicted, self._lost.get(number, 0), (number,))
+        return found
+
+    def writers(self) -> dict[int, int]:
+        """Return the writer of each segment that `by_segment` counts, without those whose documents are damaged."""
+        return dict(self._writers)
+
+    def growing(self) -> list[SegmentInfo]:
+        """Return the segments that were not sealed when `read` saw them last."""
+        return [segment.info for segment in self._growing.values()]
+
+    def _read_segments(self, end: int) -> None:
+        """Take in new segments, and release those that were sealed or deleted."""
+        for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
+            del self._sealed[number]
+        new = segment_numbers(self._root, max(0, self._next), end)
+        for number in sorted({*self._growing, *new}):
+            try:
+                info = read_shown(self._root, number)
+                self._lost[number] = info.lost.steps
+                self._writers[number] = info.writer
+                if info.packed is not None and number not in self._packs:
+                    tables = read_tables(info)
+                    members = tables.numbers.tolist()
+                    self._packs[number] = dict(zip(members, tables.steps.tolist(), strict=True))
+                    self._writers.update(zip(members, tables.writers.tolist(), strict=True))
+                if info.steps is not None and self._rows_of(number) is None:
+                    self._sealed[number] = info.steps
+                    self._growing.pop(number, None)
+                elif number not in self._growing:
+                    self._growing[number] = _Growing(info)
+            except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self._growing.pop(number, None)
+                if self._root.segment_path(number).exists():  # damaged: what it held was inserted
+                    self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
+        self._forget_merged()
+        there = {*self._sealed, *self._growing}
+        self._lost = {number: steps for number, steps in self._lost.items() if steps and number in there}
+        counted = self.by_segment()
+        self._writers = {number: writer for number, writer in self._writers.items() if number in counted}
+        self._next = end
+
+    def _forget_merged(self) -> None:
+        """Release the segments, and the packs, whose rows are in a pack that came later."""
+        self._packs = {number: members for number, members in self._packs.items() if number in self._sealed}
+        for number in merged_into(self._packs):
+            self._packs.pop(number, None)
+            self._sealed.pop(number, None)
+            self._growing.pop(number, None)
+
+    def _read_evictions(self, count: int) -> None:
+        """Count the steps that were evicted by hand from existing segments."""
+        for number, steps in self._entries.steps_by_segment(count).items():
+            self._by_hand[number] = self._by_hand.get(number, 0) + steps
+        there = self._sealed.keys() | self._growing.keys() | set[int]().union(*self._packs.values())
+        self._by_hand = {number: steps for number, steps in self._by_hand.items() if number in there}
+
+
+class _Growing:
+    """A segment that is not sealed, and how far its flags were read."""
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self.info = info
+        self._chunk_rows = info.chunk_rows[layout.DONE]
+        _, self._committed = map_trusted(info)
+        self._rows = np.zeros(len(info.lanes), np.int64)
+        self.steps = -info.lost.surplus
+        self._flags: dict[int, NDArray[np.uint8]] = {}
+
+    def count(self, rows: NDArray[np.int64] | None) -> int:
+        """Return its steps, after reading the flags of new rows. Where a file of it is gone, no more are counted.
+
+        ``rows`` are at most how many of each lane count; None: all.
+        """
+        with suppress(FormatError, OSError):
+            self._read_new(rows)
+        return self.steps
+
+    def evicted(self) -> int:
+        """Return how many of these steps were evicted by hand: it is a copy of a segment that was sealed."""
+        lanes = len(self._rows)
+        entries = [
+            (*divmod(position, lanes), steps) for position, steps in evicted_in(self.info.root, self.info.number)
+        ]
+        return sum(max(0, min(steps, int(self._rows[lane]) - row)) for row, lane, steps in entries)
+
+    def _read_new(self, rows: NDArray[np.int64] | None) -> None:
+        committed = np.maximum(self._rows, self._committed if rows is None else np.minimum(self._committed, rows))
+        for lane in np.flatnonzero(committed != self._rows).tolist():
+            new = int(self._rows[lane]), int(committed[lane])
+            for chunk, inside, count in layout.split_range(*new, self._chunk_rows, _ROWS_AT_ONCE):
+                flags = self._chunk(chunk)[lane, inside : inside + count]
+                self.steps += int(np.count_nonzero(flags & NO_STEP == 0))
+                self._rows[lane] += count
+
+    def _chunk(self, chunk: int) -> NDArray[np.uint8]:
+        if chunk not in self._flags:
+            self._flags.clear()  # lanes are near each other: another chunk's turn comes once
+            self._flags[chunk] = self.info.map_numbers(layout.DONE, chunk)
+        return self._flags[chunk]

@@ -1,0 +1,380 @@
+"""The zarr metadata of stores and segments.
+
+zarr-python makes the documents of one segment once a schema, when a store is created; they are kept in the root's
+attributes. A segment's own are copies with its shapes filled in: 15 times faster than asking zarr-python again, and a
+collector process never imports it.
+"""
+
+import json
+import os
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+import numpy as np
+from crc32c import crc32c
+
+from diskreplay.bounded_json import parse_json
+from diskreplay.errors import FormatError
+from diskreplay.folders import BY_PATH, Lookup
+from diskreplay.schema.schema import Field, Schema
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.mapping import opened
+
+Document = dict[str, Any]
+Identity = tuple[int, int, int]  # inode, time of change and size of a file
+
+MAX_BYTES = 64 << 20
+_CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
+_BLANK = "00000000"
+
+# Arrays with rows that are no fields of the schema, one number a row; the first two are in each segment.
+_OWN_ARRAYS = {layout.DONE: Field((), "uint8"), layout.TIME: Field((), "int64")}
+_PRIORITY = {layout.PRIORITY: Field((), "float64")}
+
+
+def array_leaves(schema: Schema) -> dict[str, Field]:
+    """Return every array with rows that each segment has: the schema's fields, ``done``, ``time``."""
+    return schema.leaves | _OWN_ARRAYS
+
+
+def make_templates(schema: Schema) -> dict[str, Document]:
+    """Return zarr-python's own metadata of every group and array of one segment, with shapes of one row."""
+    import zarr  # heavy, and needed only where a store is created
+    from zarr.storage import MemoryStore
+
+    stored: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(stored), zarr_format=3)
+    for path, leaf in array_leaves(schema).items():
+        names = ["lane", "row", *(f"{path.replace('/', '_')}_{i}" for i in range(len(leaf.shape)))]
+        _create_array(group, path, (1, 1, *leaf.shape), leaf.dtype.name, names)
+    for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE):
+        _create_array(group, name, (1,), "int64", ["lane"])
+    return _documents(stored)
+
+
+def make_root_documents() -> dict[str, Document]:
+    """Return zarr-python's metadata of the root, its groups and its two arrays; the root's attributes are empty."""
+    import zarr  # as above
+    from zarr.storage import MemoryStore
+
+    stored: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(stored), zarr_format=3)
+    _create_array(group, "counters", (2 * layout.COUNTER_WORDS,), "int64", ["word"])
+    _create_array(group, "evictions", (layout.EVICTION_ROWS, 2), "int64", ["entry", "id_and_steps"])
+    for name in ("limiters", "samplers", "segments"):
+        group.create_group(name)
+    return _documents(stored)
+
+
+def _create_array(group: Any, path: str, shape: tuple[int, ...], dtype: str, names: list[str]) -> None:
+    group.create_array(
+        path,
+        shape=shape,
+        chunks=shape,
+        dtype=dtype,
+        # No codec but the plain bytes: an uncompressed chunk is a raw block that can be mapped.
+        compressors=None,
+        filters=None,
+        fill_value=0,
+        chunk_key_encoding={"name": "default", "separator": "."},
+        dimension_names=names,
+    )
+
+
+def _documents(stored: dict[str, Any]) -> dict[str, Document]:
+    documents = {key: parse_json(value.to_bytes()) for key, value in stored.items()}
+    return {
+        key.removesuffix(layout.METADATA).rstrip("/"): document
+        for key, document in documents.items()
+        if key.rsplit("/", 1)[-1] == layout.METADATA
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RowArray:
+    """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time``, ``priority``.
+
+    ``is_of_episodes``: that of an episode field, whose rows are those of the rows with `EPISODE_VALUES`.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    row_bytes: int
+    text: str
+
+    @property
+    def is_of_episodes(self) -> bool:
+        """Whether it is the array of an episode field."""
+        return layout.is_of_episodes(self.path)
+
+    def chunk_key(self, chunk: int) -> str:
+        """Return the file name of a chunk."""
+        return layout.chunk_key(chunk, len(self.shape))
+
+    def chunk_number(self, name: str) -> int | None:
+        """Return the number of the chunk whose file has this name; None: it is not that of a chunk."""
+        found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
+        return None if found is None else int(found[1])
+
+    def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
+        """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
+        # The number of rows is as long whatever it is, so that it can be written in its place.
+        return _filled(self.text, (lanes, f"{rows:{layout.ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape))
+
+
+class Blueprint:
+    """What all segments of a store have in common: their groups and arrays, with blanks for the shapes.
+
+    Immutable; made once a store, as a store may have a segment for each episode. ``arrays`` are the arrays with rows,
+    by path, ``values`` those of episode fields; ``counters`` the paths of the arrays of one number a lane; ``paths``
+    everything below a segment, parents first. Segments with initial priorities have those of `with_priority`.
+    """
+
+    def __init__(
+        self,
+        templates: dict[str, Document],
+        leaves: dict[str, Field],
+        tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
+        self._root, self._templates, self._leaves, self._tables = templates[""], templates, leaves, tables
+        self._texts = {
+            path: _with_blanks(document) if document.get("node_type") == "array" else dump(document).decode()
+            for path, document in sorted(templates.items())
+            if path
+        }
+        self.arrays = {
+            path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, self._texts[path])
+            for path, leaf in leaves.items()
+        }
+        others = self._texts.keys() - self.arrays.keys() - tables.keys()
+        self.counters = [path for path, text in self._texts.items() if path in others and _SHAPE in text]
+        self.paths = list(self._texts)
+        self.values = [path for path, array in self.arrays.items() if array.is_of_episodes]
+
+    @cached_property
+    def with_priority(self) -> "Blueprint":
+        """The same with an array of initial priorities.
+
+        Derived, and not kept in the root: so the stores of earlier releases have it too.
+        """
+        document = {**self._templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
+        return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
+
+    def of(self, chunk_rows: Container[str]) -> "Blueprint":
+        """Return the blueprint of a segment that has these arrays."""
+        return self.with_priority if layout.PRIORITY in chunk_rows else self
+
+    def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
+        """Return the same with the two tables of a pack, which have so many lines, and other codecs of some arrays."""
+        documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
+        tables = {}
+        for path, lines, names in zip(layout.PACK_TABLES, (members, runs), layout.PACK_COLUMNS, strict=True):
+            tables[path] = lines, len(names)
+            documents[path] = {**self._templates[layout.COMMITTED], "dimension_names": [path, "column"]}
+        return Blueprint({**self._templates, **documents}, self._leaves, tables)
+
+    def documents(
+        self, lanes: int, chunk_rows: dict[str, int], rows: int | None, values: int = 1
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield path and zarr.json of everything below a segment, parents first, with ``rows`` or one chunk of rows.
+
+        Arrays of episode fields have as many ``values`` then.
+        """
+        for path, text in self._texts.items():
+            array = self.arrays.get(path)
+            if array is None:
+                shape = self._tables.get(path, (lanes,))
+                yield path, _filled(text, shape, shape)
+            else:
+                most = chunk_rows[path]
+                known = most if rows is None else min(values if array.is_of_episodes else rows, most)
+                yield path, array.document(lanes, known, most)
+
+    def episode_documents(self, count: int) -> Iterator[tuple[str, bytes]]:
+        """Yield path and zarr.json of everything in the table of ``count`` episodes of a sealed segment."""
+        yield layout.EPISODES, dump(self._root)
+        counter = {**self._templates[layout.COMMITTED], "dimension_names": ["episode"]}
+        documents = {
+            "position": counter,
+            "steps": {**counter, "data_type": "int32"},
+            "end": {**self._templates[layout.DONE], "dimension_names": ["episode"]},
+            "time": counter,
+            "total_reward": {**counter, "data_type": "float64", "fill_value": 0.0},
+        }
+        for name, document in documents.items():
+            yield f"{layout.EPISODES}/{name}", dump(shaped(document, [count], [max(1, count)]))
+
+    def segment_document(self, attributes: Document) -> bytes:
+        """Return a segment's own zarr.json."""
+        return seal_document(self._root, attributes)
+
+
+# Placeholders of the two shapes in the text of a document; no name that zarr-python writes into one begins like this.
+_SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
+
+
+def _with_blanks(template: Document) -> str:
+    return dump(shaped(template, _SHAPE, _CHUNK_SHAPE)).decode()
+
+
+def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...]) -> bytes:
+    text = text.replace(f'"{_SHAPE}"', f"[{','.join(map(str, shape))}]")
+    return text.replace(f'"{_CHUNK_SHAPE}"', f"[{','.join(map(str, chunk_shape))}]").encode()
+
+
+def read_blueprint(templates: object, schema: Schema) -> Blueprint:
+    """Return the blueprint of a store's segments from its root's ``segment_metadata``.
+
+    Raises FormatError where that has no zarr v3 metadata for an array of the schema, or cannot be written again.
+    """
+    if not isinstance(templates, dict) or not isinstance(templates.get(""), dict):
+        raise FormatError("the root's segment_metadata is not a JSON object of groups and arrays")
+    for path in (*array_leaves(schema), layout.COMMITTED, layout.OBSERVED, layout.DURABLE):
+        document = templates.get(path)
+        if not isinstance(document, dict) or document.get("node_type") != "array":
+            raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
+    usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
+    try:
+        return Blueprint(usable, array_leaves(schema))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None
+
+
+def _is_safe(path: object) -> bool:
+    return (
+        isinstance(path, str) and all(part not in (".", "..") for part in path.split("/")) and not path.startswith("/")
+    )
+
+
+# --- documents with a checksum of themselves ------------------------------------------------------------------------
+
+
+def dump(document: Document) -> bytes:
+    """Return a document as compact JSON."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def seal_document(document: Document, attributes: Document) -> bytes:
+    """Return a group's document with these attributes and, last of them, a checksum of the whole file.
+
+    The checksum is the CRC-32C of the file with the eight hexadecimal digits of the checksum as zeros: other tools can
+    check it without a canonical form of JSON.
+    """
+    data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
+    crc = crc32c(data)
+    return data.replace(f'"diskreplay_crc32c":"{_BLANK}"'.encode(), f'"diskreplay_crc32c":"{crc:08x}"'.encode())
+
+
+def read_document(path: Path | str) -> bytes:
+    """Return the bytes of a document, never through a link or from anything but a file of a sensible size.
+
+    Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
+    """
+    return read_identified(str(path), BY_PATH)[0]
+
+
+def identify(path: Path | str, lookup: Lookup | None = None) -> Identity:
+    """Return the identity of a file or folder: any other in its place has another one. Zeros where it is missing."""
+    try:
+        return _identity(os.lstat(path) if lookup is None else lookup.status(str(path)))
+    except OSError:
+        return 0, 0, 0
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
+    """Return the bytes of a document, and its identity as by `identify`.
+
+    Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
+    """
+    with opened(path, None, lookup=lookup) as fd:
+        status = os.fstat(fd)
+        if status.st_size > MAX_BYTES:
+            raise FormatError(f"{path} is larger than {MAX_BYTES} bytes; restore this file")
+        return os.read(fd, status.st_size), _identity(status)
+
+
+def parse_document(data: bytes, path: Path | str) -> Document:
+    """Parse the bytes of a JSON object.
+
+    Raises FormatError where they are not JSON, not an object, or absurdly large.
+    """
+    try:
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES} bytes")
+        document = parse_json(data)
+        if not isinstance(document, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise FormatError(f"{path} is not readable metadata ({error}); restore this file") from None
+    return document
+
+
+def read_object(path: Path | str) -> Document:
+    """Return a document, as a JSON object; errors as for `read_document` and `parse_document`."""
+    return parse_document(read_document(path), path)
+
+
+def read_verified(path: Path | str) -> Document:
+    """Return the attributes of a group that fits its checksum of itself; errors as for `verify_document`, too."""
+    data = read_document(path)
+    verify_document(data, path)
+    attributes = parse_document(data, path).get("attributes")
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def shaped(document: Document, shape: object, chunks: object) -> Document:
+    """Return the document of an array with another shape, and chunks of another."""
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
+    return {**document, "shape": shape, "chunk_grid": grid}
+
+
+def verify_document(data: bytes, path: Path | str) -> None:
+    """Check a document's checksum of itself.
+
+    Raises FormatError where it has none, or it does not fit.
+    """
+    found = _CHECKSUM.search(data)
+    if found is None or _CHECKSUM.search(data, found.end()):
+        raise FormatError(f"{path} has no checksum of itself; it was changed by something else, restore this file")
+    blank = data[: found.start(1)] + _BLANK.encode() + data[found.end(1) :]
+    if crc32c(blank) != int(found[1], 16):
+        raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
+
+
+def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuard[int]:
+    """Whether a value from JSON is a whole number between these."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= least and (most is None or value <= most)
+
+
+FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
+"""What this release knows of what ``requires`` may name."""
+
+
+class UnknownFeature(FormatError):
+    """A later release wrote this: it is not damage, and the rest must not be used without it."""
+
+
+def check_requires(attributes: Document, path: Path | str) -> None:
+    """Refuse what needs a feature that this release does not know, raising UnknownFeature."""
+    given = attributes.get("requires") or []
+    unknown = [name for name in given if name not in FEATURES] if isinstance(given, list) else given
+    if unknown:
+        raise UnknownFeature(f"{path} needs {unknown!r}, which this release does not know; update diskreplay")
+
+
+def check_release(attributes: Document, path: Path | str) -> None:
+    """Refuse the root of a store from before the format was released, raising UnknownFeature."""
+    if attributes.get("requires") in (None, [], [layout.DISCARDS]):
+        raise UnknownFeature(f"{path} {layout.BEFORE_RELEASE}")

@@ -1,0 +1,362 @@
+"""Saved states of samplers: trees of numbers, texts and arrays, each in the store under a name and replaced as a whole.
+
+A state is a folder of its own that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree,
+and an array for each array in it. `samplers/<name>/zarr.json` says which number counts; replacing that file is the
+moment at which a new state takes the place of the old one.
+"""
+
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, StoreNotFound
+from diskreplay.folders import is_folder
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.limiters import is_name
+from diskreplay.segments.documents.metadata import (
+    Document,
+    dump,
+    parse_document,
+    read_document,
+    read_object,
+    read_verified,
+    seal_document,
+    shaped,
+)
+from diskreplay.segments.documents.removals import discarded_path
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.durable import storage_errors, sync_file, sync_folder, sync_tree, write_file
+from diskreplay.segments.files.locks import Lock, held_lock, try_lock
+from diskreplay.segments.files.mapping import data_ranges, opened, read_part
+
+_T = TypeVar("_T")
+Tree = Any  # None, bool, int, float, str, an array, a list of trees or a dict of trees
+
+ARRAY, CRC = "@array", "crc32c"
+"""What an array is in the tree: {"@array": its name, "crc32c": that of its zarr.json}."""
+
+_DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
+_CRC_BYTES = 4
+_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array in any NumPy
+_DIGITS = 18  # of the number of a state
+_LONGEST = 100  # characters of an array's name, before what makes it different from others
+
+DRAFT = "state-"
+"""How the folders beside the counters begin in which states are written; the writer holds the lock in it."""
+_STATE, _GROUP = "state", "group"
+
+# Keys that mean something else in a document.
+_RESERVED = {ARRAY, "diskreplay_crc32c"}
+
+
+_Arrays = dict[str, tuple[bytes, NDArray[Any]]]  # by name: the document of an array, and its data
+
+
+def write_state(root: Root, name: str, tree: Tree) -> None:
+    """Save a state under a name; a reader meanwhile, or after a crash, gets the old one or this one, whole.
+
+    It is durable when this returns. Raises ValueError where the name is invalid or the tree holds something else,
+    StorageFull where there is no room, with the old state untouched, StoreNotFound where the store was deleted or
+    replaced since it was opened.
+    """
+    _check_name(name)
+    arrays: _Arrays = {}
+    with root.still_there():
+        _write(root, name, _without_arrays(tree, (), root.array_document(), arrays), arrays)
+
+
+def _check_name(name: object) -> None:
+    if not is_name(name):
+        raise ValueError(
+            f"a name is 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit, and not "
+            f"{layout.METADATA}; this one is {name!r}"
+        )
+
+
+def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
+    target = root.folder / layout.SAMPLERS / name
+    building = root.counters_folder / f"{DRAFT}{name}-{os.getpid()}-{time.monotonic_ns()}"
+    lock: Lock | None = None
+    try:
+        with storage_errors(target):
+            with held_lock(root.lock_path):  # the next opener removes drafts whose lock is free, under this one
+                building.mkdir()
+                lock = try_lock(building / layout.LOCK)
+            _write_group(root, building / _STATE, plain, arrays)
+            sync_tree(building / _STATE)
+            with held_lock(root.lock_path):
+                _place(root, building, target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        if lock is not None:
+            lock.release()
+
+
+def delete_state(root: Root, name: str) -> None:
+    """Delete what is saved under a name; it is gone for every reader at once, and after a loss of power.
+
+    Raises StoreNotFound where nothing is, or the store was deleted or replaced since it was opened.
+    """
+    with root.still_there():
+        _check_saved(root, name)
+        # The next opener deletes what is left of it if this process dies.
+        gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}")
+        folder = root.folder / layout.SAMPLERS / name
+        with held_lock(root.lock_path):
+            _check_saved(root, name)
+            with storage_errors(folder):
+                os.rename(folder, gone)
+            sync_folder(folder.parent)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _check_saved(root: Root, name: str) -> None:
+    if not is_name(name) or not is_folder(root.folder / layout.SAMPLERS / name):
+        known = ", ".join(state_names(root)) or "none"
+        raise StoreNotFound(f"{root.path} has no sampler state named {name!r}; it has {known}")
+
+
+def _place(root: Root, building: Path, target: Path) -> None:
+    """Make the state in `building` the one that counts, and take away the others; the caller holds the store lock."""
+    if target.is_symlink():
+        raise FormatError(f"{target} is a symbolic link; a store has none, restore the folder itself")
+    old = _numbers(target)
+    number = 1 + max(old, default=0)
+    pointer = building / layout.METADATA
+    write_file(str(pointer), seal_document(_group(root), {"current": number}))
+    sync_file(pointer)
+    if not target.exists():
+        group = building / _GROUP
+        group.mkdir()
+        os.rename(building / _STATE, group / str(number))
+        os.rename(pointer, group / layout.METADATA)
+        sync_folder(group)
+        os.rename(group, target)
+        sync_folder(target.parent)
+        return
+    os.rename(building / _STATE, target / str(number))
+    sync_folder(target)
+    os.replace(pointer, target / layout.METADATA)
+    sync_folder(target)
+    for other in old:
+        os.rename(target / str(other), building / str(other))  # gone at once for every reader
+
+
+def take_stale(root: Root) -> list[str]:
+    """Take out states that do not count, left by a process that died; return where they are now.
+
+    The caller holds the store lock, and deletes them when it is free.
+    """
+    taken: list[str] = []
+    for name in state_names(root):
+        folder = root.folder / layout.SAMPLERS / name
+        try:
+            current = _current(folder)
+            for number in _numbers(folder):
+                if number != current:
+                    gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}-{number}")
+                    os.rename(folder / str(number), gone)  # gone at once for every reader
+                    taken.append(gone)
+        except (OSError, FormatError):
+            continue  # which one counts is not known: `read_state` raises for the caller
+    return taken
+
+
+def _group(root: Root) -> Document:
+    return read_object(root.folder / layout.SAMPLERS / layout.METADATA)
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Return the numbers of the states that a name has, finished or not."""
+    try:
+        return [int(name) for name in os.listdir(folder) if len(name) <= _DIGITS and re.fullmatch("[1-9][0-9]*", name)]
+    except FileNotFoundError:
+        return []
+
+
+def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
+    """Return a tree with names in place of arrays, and put these under their names."""
+    where = "/".join(path) or "the top"
+    if isinstance(tree, np.ndarray):
+        if tree.dtype.name not in _DTYPES:
+            raise ValueError(f"an array of {tree.dtype} at {where} cannot be saved")
+        name = _array_name(path, arrays)
+        document = dump(_array_document(template, tree))
+        arrays[name] = document, tree
+        return {ARRAY: name, CRC: crc32c(document)}
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree) or not _RESERVED.isdisjoint(tree):
+            raise ValueError(f"keys at {where} must be str and not one of {sorted(_RESERVED)}, not {list(tree)}")
+        return {key: _without_arrays(below, (*path, key), template, arrays) for key, below in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_without_arrays(below, (*path, str(i)), template, arrays) for i, below in enumerate(tree)]
+    if isinstance(tree, float) and not math.isfinite(tree):
+        raise ValueError(f"{tree} at {where} cannot be saved: JSON has only finite numbers")
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    raise ValueError(f"{type(tree).__name__} at {where} cannot be saved: only numbers, texts and arrays can")
+
+
+def _array_name(path: tuple[str, ...], arrays: _Arrays) -> str:
+    """Return a file name that no other array has, made of where the array stands in the tree."""
+    name = re.sub("[^a-z0-9_.]+", "_", ".".join(path).lower()).strip("._")[:_LONGEST] or "state"
+    if name in arrays or name == layout.METADATA:
+        name += f"_{len(arrays)}"
+    while name in arrays:
+        name += "_"
+    return name
+
+
+def _write_group(root: Root, folder: Path, plain: Tree, arrays: _Arrays) -> None:
+    folder.mkdir()
+    for name, (document, array) in arrays.items():
+        (folder / name).mkdir()
+        write_file(str(folder / name / layout.METADATA), document)
+        if array.size:
+            data = array.astype(_DTYPES[array.dtype.name], copy=False).tobytes()
+            crc = crc32c(data).to_bytes(_CRC_BYTES, "little")
+            with open(folder / name / _chunk_name(array.shape), "wb") as file:  # which writes all of it or raises
+                file.write(data)
+                file.write(crc)
+    write_file(str(folder / layout.METADATA), seal_document(_group(root), {"store": root.uuid, "state": plain}))
+
+
+def _array_document(template: Document, array: NDArray[Any]) -> Document:
+    """Return the document of an array in one chunk with a checksum."""
+    kind = {"b": False, "i": 0, "f": 0.0}[array.dtype.kind]
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    own = {"data_type": array.dtype.name, "fill_value": kind, "codecs": codecs}
+    unnamed = {key: value for key, value in template.items() if key != "dimension_names"}
+    return shaped(unnamed, list(array.shape), [max(length, 1) for length in array.shape]) | own
+
+
+def _chunk_name(shape: Sequence[int]) -> str:
+    return ".".join(["c", *("0" for _ in shape)])
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def state_names(root: Root) -> list[str]:
+    """Return the names under which states are saved, in order."""
+    folder = root.folder / layout.SAMPLERS
+    if not is_folder(folder):
+        return []
+    return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
+
+
+class Saved(NamedTuple):
+    """When a state was saved, in seconds since 1970, and its tree without arrays: {"@array": ...} in place of each."""
+
+    time: float
+    plain: Tree
+
+
+def read_plain(root: Root, name: str) -> Saved:
+    """Return what was saved last under a name, but for its arrays; raises as `read_state` does."""
+    return _read(root, name, lambda tree, folder: Saved((folder / layout.METADATA).stat().st_mtime, tree))
+
+
+def read_state(root: Root, name: str) -> Tree:
+    """Return the state that was saved last under a name.
+
+    Raises StoreNotFound where there is none, FormatError where it is damaged.
+    """
+    return _read(root, name, _with_arrays)
+
+
+def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
+    """Return what is made of the tree and the folder of the state that was saved last under a name."""
+    _check_saved(root, name)
+    folder = root.folder / layout.SAMPLERS / name
+    while True:
+        try:
+            number = _current(folder)
+        except FormatError:
+            _check_saved(root, name)  # it may have been deleted meanwhile
+            raise
+        try:
+            attributes = read_verified(folder / str(number) / layout.METADATA)
+            if (store := attributes.get("store")) != root.uuid:
+                raise FormatError(
+                    f"{folder} is a state of another store ({store!r:.80}) and not of this one ({root.uuid}); delete it"
+                )
+            return complete(attributes.get("state"), folder / str(number))
+        except FileNotFoundError as error:
+            # Replaced while it was read, or damaged.
+            if os.path.lexists(folder) and _current(folder) == number:
+                raise FormatError(f"{error.filename} is missing; delete {folder} and save again") from None
+        except RecursionError:
+            raise FormatError(f"{folder} is nested too deeply; delete it and save again") from None
+
+
+def _current(folder: Path) -> int:
+    """Return the number of the state that counts."""
+    try:
+        number = read_verified(folder / layout.METADATA).get("current")
+    except FileNotFoundError:
+        number = None
+    if type(number) is not int or not 0 < number < 10**_DIGITS:
+        raise FormatError(f"{folder} does not say which state counts; delete the folder and save again")
+    return number
+
+
+def _with_arrays(tree: Tree, folder: Path) -> Tree:
+    if isinstance(tree, dict):
+        if ARRAY in tree:
+            return _read_array(folder, tree[ARRAY], tree.get(CRC))
+        return {key: _with_arrays(below, folder) for key, below in tree.items()}
+    if isinstance(tree, list):
+        return [_with_arrays(below, folder) for below in tree]
+    return tree
+
+
+def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
+    if not isinstance(name, str) or not re.fullmatch("[a-z0-9_][a-z0-9_.]{0,199}", name):
+        raise FormatError(f"{folder} names an array {str(name)[:80]!r}; delete the folder above and save again")
+    path = folder / name / layout.METADATA
+    text = read_document(path)
+    if crc32c(text) != crc:
+        raise FormatError(f"{path} does not fit its checksum; delete {folder.parent} and save again")
+    document = parse_document(text, path)
+    shape = document.get("shape")
+    dtype = _DTYPES.get(str(document.get("data_type")), "")
+    item_bytes = np.dtype(dtype).itemsize if dtype else 0
+    if not item_bytes or not _is_shape(shape, item_bytes):
+        raise FormatError(f"{path} is not an array of a sampler's state; delete {folder.parent} and save again")
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    expected = math.prod(shape) * item_bytes
+    chunk = str(path.with_name(_chunk_name(shape)))
+    with opened(chunk, expected + _CRC_BYTES) as fd:
+        try:
+            data = np.zeros(expected + _CRC_BYTES, np.uint8)
+        except MemoryError:
+            raise FormatError(
+                f"{path.parent} is an array of {expected} bytes, more than there is memory; delete {folder.parent} and "
+                "save again"
+            ) from None
+        for start, stop in data_ranges(fd, 0, len(data)):  # a hole takes no memory, however long it is
+            read_part(fd, start, data[start:stop])
+    if crc32c(data[:expected].data) != int.from_bytes(data[expected:].tobytes(), "little"):
+        raise FormatError(f"{path.parent} does not fit its checksum; delete {folder.parent} and save again")
+    return data[:expected].view(dtype).reshape(shape)
+
+
+def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
+    """Whether NumPy can have an array of this shape; it counts an empty axis as one row."""
+    return (
+        isinstance(shape, list)
+        and len(shape) <= _MOST_AXES
+        and all(type(n) is int and 0 <= n <= _MOST_BYTES for n in shape)
+        and item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES
+    )

@@ -1,0 +1,227 @@
+"""The table of a sealed segment's episodes, ``episodes/``: a line an episode, each column an array of its own.
+
+All of it follows from the rows of the segment. Readers take sums of rewards from it without reading these.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import Lookup, LookupBelow
+from diskreplay.ids import EpisodeTable, Floats, Ints, places_of
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.durable import write_file
+from diskreplay.segments.files.mapping import data_ranges, opened, read_part, refuse_links
+from diskreplay.segments.parse_episodes import LaneSlice, parse_episodes
+from diskreplay.segments.segment import SegmentInfo
+
+# Rows that are looked at together, so that a process that seals stays small.
+_ROWS_AT_ONCE = 1 << 20
+
+
+def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
+    """Add each reward to the total of its episode, in float64, strictly one after the other.
+
+    So a total is the same to the last bit, whatever rows are read together.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):  # rewards may be infinite both ways
+        np.add.at(totals, episode, rewards.astype(np.float64))
+
+
+@dataclass(frozen=True)
+class EpisodeRows:
+    """The columns of the table, by name: see `layout.EPISODE_COLUMNS`."""
+
+    columns: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+        return len(self.columns["position"])
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """Yield name and content of the chunk files below a segment; an array without elements has none."""
+        for name, values in self.columns.items() if len(self) else ():
+            yield layout.episode_chunk(name), values.tobytes()
+
+
+def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
+    """Return the table of a segment with so many rows in each lane, whose chunk files are in ``info.path``.
+
+    Lost rows are not in it. It is empty where the flags are no sequence of episodes: sealing must not fail for that.
+    Raises FormatError or OSError where files of flags, times or rewards are missing or too short.
+    """
+    parts, lost = [], [position for position, _ in info.lost.ranges]
+    try:
+        for episodes in _episodes(info, rows):
+            parts.append(_columns(info, episodes.select(~np.isin(episodes.first, lost)) if lost else episodes))
+    except _NoEpisodes:
+        parts = []
+    empty = {name: np.zeros(0, dtype) for name, dtype in layout.EPISODE_COLUMNS.items()}
+    return EpisodeRows({name: np.concatenate([none, *(part[name] for part in parts)]) for name, none in empty.items()})
+
+
+def write_table(info: SegmentInfo, rows: Ints, folder: str) -> tuple[int | None, dict[str, int]]:
+    """Write the table of a segment into ``folder``, which is made; arguments and errors as for `table_of`.
+
+    Return its number of episodes, and the checksums of its files, named as they are in their place in the segment.
+    None, and nothing is written, for a segment of too few or too many rows.
+    """
+    if not layout.LEAST_TABLE_ROWS <= rows.sum() <= layout.MOST_TABLE_ROWS:
+        return None, {}
+    table = table_of(info, rows)
+    sums = {}
+    for path, document in info.root.blueprint.episode_documents(len(table)):
+        os.mkdir(folder + path.removeprefix(layout.EPISODES))
+        sums[f"{path}/{layout.METADATA}"] = _write(folder, f"{path}/{layout.METADATA}", document)
+    for name, data in table.files():
+        sums[name] = _write(folder, name, data)
+    return len(table), sums
+
+
+def _write(folder: str, name: str, data: bytes) -> int:
+    write_file(folder + name.removeprefix(layout.EPISODES), data)
+    return int(crc32c(data))
+
+
+def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
+    """Return columns of the table of a sealed segment, empty ones if it has none.
+
+    Raises FormatError where a file is a link, has another size, or does not fit its checksum, or where the positions
+    have holes; FileNotFoundError where a file is missing.
+    """
+    if not info.episodes:
+        return [np.zeros(0, layout.EPISODE_COLUMNS[name]) for name in names]
+    with LookupBelow(str(info.path)) as lookup:
+        refuse_links(info.path, layout.EPISODE_FOLDERS, lookup)
+        _refuse_holes(info, lookup)
+        return [_read_column(info, name, lookup) for name in names]
+
+
+def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
+    """Refuse a table of more lines than the disk holds: a file may have more holes than anybody has memory.
+
+    Positions increase, so at most the first is 0: no file system keeps two or more as a hole.
+    """
+    assert info.episodes is not None
+    name = layout.episode_chunk("position")
+    path, nbytes = f"{info.path}/{name}", info.episodes * np.dtype(layout.EPISODE_COLUMNS["position"]).itemsize
+    with opened(path, nbytes, lookup=lookup) as fd:
+        if info.episodes > 1 and next(data_ranges(fd, 0, nbytes), None) != (0, nbytes):
+            raise FormatError(f"{path} has holes; run `diskreplay repair`")
+
+
+def _read_column(info: SegmentInfo, name: str, lookup: Lookup) -> NDArray[Any]:
+    assert info.episodes is not None
+    dtype, file = np.dtype(layout.EPISODE_COLUMNS[name]), layout.episode_chunk(name)
+    with opened(f"{info.path}/{file}", info.episodes * dtype.itemsize, lookup=lookup) as fd:
+        values = np.empty(info.episodes, dtype)
+        if not read_part(fd, 0, values.view(np.uint8)) or crc32c(values.data) != info.checksums.get(file):
+            raise FormatError(f"{info.path}/{file} does not fit its checksum; run `diskreplay repair`")
+    return values
+
+
+# --- from the rows ---------------------------------------------------------------------------------------------------
+
+
+class _NoEpisodes(Exception):
+    """The flags of a segment are no sequence of episodes."""
+
+
+def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
+    """Yield the episodes of a segment, lane after lane, some at a time; their ids are positions."""
+    for lane, first, flags, counts in _flags(info, rows):
+        same = np.ones_like(counts)
+        lanes = lane + np.arange(len(counts))
+        where = LaneSlice(0 * same, len(info.lanes) * same, lanes, first * same, counts, same.astype(np.bool_))
+        try:
+            yield parse_episodes(flags, where).ended
+        except FormatError as error:
+            raise _NoEpisodes from error
+
+
+def _flags(info: SegmentInfo, rows: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8], Ints]]:
+    """Yield the flags of some lanes, one after another, with the first lane, its first row, and the rows of each lane.
+
+    Each part of a long lane ends with an episode.
+    """
+    per_chunk, longest = info.chunk_rows[layout.DONE], int(rows.max(initial=0))
+    chunks = -(-longest // per_chunk)
+    together = max(1, _ROWS_AT_ONCE // (max(1, chunks) * per_chunk))
+    for lane in range(0, len(rows), together):
+        counts = rows[lane : lane + together]
+        if len(counts) == 1:
+            yield from _flags_of_lane(info, lane, int(counts[0]))
+            continue
+        parts = [np.zeros((len(counts), 0), np.uint8)]
+        for chunk in range(chunks):
+            data = _read(info, layout.DONE, chunk, lane * per_chunk, len(counts) * per_chunk)
+            parts.append(data.reshape(len(counts), per_chunk))
+        flags = np.concatenate(parts, axis=1)
+        yield lane, 0, flags[np.arange(flags.shape[1]) < counts[:, None]], counts
+
+
+def _flags_of_lane(info: SegmentInfo, lane: int, rows: int) -> Iterator[tuple[int, int, NDArray[np.uint8], Ints]]:
+    per_chunk, first, kept = info.chunk_rows[layout.DONE], 0, list[NDArray[np.uint8]]()
+    for chunk, inside, count in layout.split_range(0, rows, per_chunk, _ROWS_AT_ONCE):
+        flags = _read(info, layout.DONE, chunk, lane * per_chunk + inside, count)
+        starts = np.flatnonzero(flags & layout.FIRST)
+        row = chunk * per_chunk + inside
+        if len(starts) and row + int(starts[-1]) > first:
+            before = np.concatenate([*kept, flags[: starts[-1]]])
+            yield lane, first, before, np.array([len(before)])
+            first, kept = row + int(starts[-1]), []
+            flags = flags[starts[-1] :]
+        kept.append(flags)
+    if kept:
+        yield lane, first, np.concatenate(kept), np.array([rows - first])
+
+
+def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any]]:
+    """Return the columns of some episodes, which are in the order of lanes and rows."""
+    row, lane = np.divmod(episodes.first, len(info.lanes))
+    times, totals = np.zeros(len(episodes), np.int64), np.zeros(len(episodes))
+    for which, values in _values(info, layout.TIME, lane, row, row + 1):
+        times[which] = values
+    for which, values in _values(info, "reward", lane, row, row + episodes.steps):
+        add_rewards(totals, which, values)
+    found = episodes.first, episodes.steps, episodes.end, times, totals
+    return {
+        name: values.astype(dtype) for (name, dtype), values in zip(layout.EPISODE_COLUMNS.items(), found, strict=True)
+    }
+
+
+def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
+    """Yield the values of rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``, and of each value its ``i``.
+
+    The ranges are in the order of lanes and rows, and do not overlap. The values of each come in order.
+    """
+    per_chunk = info.chunk_rows[leaf]
+    for chunk in range(int(first.min(initial=0)) // per_chunk, -(-int(stop.max(initial=0)) // per_chunk)):
+        low, high = (np.clip(rows - chunk * per_chunk, 0, per_chunk) for rows in (first, stop))
+        some = np.flatnonzero(low < high)
+        begin, end = lane[some] * per_chunk + low[some], lane[some] * per_chunk + high[some]
+        for at in range(int(begin[0]), int(end[-1]), _ROWS_AT_ONCE) if len(some) else ():
+            here = slice(int(np.searchsorted(end, at, "right")), int(np.searchsorted(begin, at + _ROWS_AT_ONCE)))
+            if here.start == here.stop:
+                continue
+            start = np.maximum(begin[here], at)
+            count = np.minimum(end[here], at + _ROWS_AT_ONCE) - start
+            base = int(start[0])
+            values = _read(info, leaf, chunk, base, int(start[-1] + count[-1]) - base)
+            yield np.repeat(some[here], count), values[places_of(start - base, count)]
+
+
+def _read(info: SegmentInfo, leaf: str, chunk: int, first: int, count: int) -> NDArray[Any]:
+    """Return rows of a chunk file of plain numbers, of all lanes one after another."""
+    dtype, path = info.arrays[leaf].dtype, info.chunk_path(leaf, chunk)
+    data = np.empty(count * dtype.itemsize, np.uint8)
+    with opened(path, info.chunk_nbytes(leaf)) as fd:
+        if not read_part(fd, first * dtype.itemsize, data):
+            raise FormatError(f"{path} has become shorter; the store is damaged")
+    return data.view(dtype)

@@ -1,0 +1,221 @@
+"""Memory mappings that keep no descriptor: Python's own would run out of them at about a thousand chunks."""
+
+import ctypes
+import errno
+import os
+import stat
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from mmap import PAGESIZE
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from diskreplay.errors import FormatError, ReplayError
+from diskreplay.folders import BY_PATH, Lookup
+from diskreplay.segments.files.durable import descriptor
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+_PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
+_MAP_FAILED = ctypes.c_void_p(-1).value
+MADV_RANDOM, MADV_WILLNEED, MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 1, 3, 14, 23
+
+_POPULATED_AT_ONCE = 64 * PAGESIZE
+
+
+class MappingRefused(ReplayError):
+    """The system allows this process no more mappings or memory."""
+
+
+_there: set[int] = set()  # the address of each mapping of this process
+_relief: list[Callable[[], bool]] = []
+
+
+def count_mappings() -> int:
+    """Return how many mappings this process has of files of stores."""
+    return len(_there)
+
+
+def relieved_by(release: Callable[[], bool]) -> None:
+    """Have a function called when the system refuses another mapping, which is tried again while it returns True."""
+    _relief.append(release)
+
+
+def _map(fd: int, nbytes: int, prot: int) -> int:
+    address = _libc.mmap(None, nbytes, prot, _MAP_SHARED, fd, 0)
+    if address is None or address == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map a file: {os.strerror(code)}")
+    return int(address)
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    _there.discard(address)  # first: the next mapping may get the same address
+    _libc.munmap(address, nbytes)
+
+
+def _refused(error: OSError) -> MappingRefused:
+    return MappingRefused(
+        f"this process has {count_mappings()} files of stores mapped, and the system refuses another one: "
+        f"{os.strerror(error.errno or 0)}. Close stores and samplers, and release arrays and episodes, that are not "
+        "needed any more; make stores with larger chunk_bytes; or allow a process more memory, or more mappings "
+        "(sysctl vm.max_map_count)"
+    )
+
+
+class Mapping:
+    """A shared mapping of one whole file; unmapped when the last reference to it, or to an array over it, is gone.
+
+    Any thread may read it; what may be written where is the business of its owner. Raises MappingRefused where the
+    system allows this process no more mappings or memory.
+    """
+
+    def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
+        self.nbytes = nbytes
+        self.writable = writable
+        prot = _PROT_READ | (_PROT_WRITE if writable else 0)
+        while True:
+            try:
+                self.address = _map(fd, nbytes, prot)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise
+                if not any([release() for release in _relief]):
+                    raise _refused(error) from error
+        _there.add(self.address)
+        weakref.finalize(self, _unmap, self.address, nbytes).atexit = False
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, not self.writable)}
+
+    def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the file as an array that keeps this mapping alive."""
+        return np.asarray(self).view(dtype).reshape(shape)
+
+    def advise(self, advice: int) -> None:
+        """Advise the kernel how the mapping will be used; a hint, so a refusal is not an error."""
+        _libc.madvise(self.address, self.nbytes, advice)
+
+    def populate(self, start: int, stop: int) -> None:
+        """Make these bytes of the file, whole pages, ready to be stored to.
+
+        Raises OSError ENOSPC where a store would find the disk full. Linux before 5.14, which has no large pages
+        either, says nothing.
+        """
+        # In parts: meanwhile no thread can map or unmap memory, which malloc does too.
+        for first in range(start, stop, _POPULATED_AT_ONCE):
+            part = min(stop - first, _POPULATED_AT_ONCE)
+            failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
+            if failed and ctypes.get_errno() == errno.EFAULT:  # where a store would end the process by SIGBUS
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def will_need(self, start: int, nbytes: int) -> None:
+        """Have these bytes of the file read from disk while the caller goes on."""
+        first = (self.address + start) & -PAGESIZE
+        _libc.madvise(first, self.address + start + nbytes - first, MADV_WILLNEED)
+
+
+def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> int:
+    """Open a regular file of exactly ``nbytes``, never through a symbolic link, and return its descriptor.
+
+    Raises FormatError where the file is a link, not regular, or of another size.
+    """
+    try:
+        fd = lookup.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except IsADirectoryError as error:  # raised here only where it is opened to write
+        raise _unfit(path, "not a regular file", nbytes) from error
+    except OSError as error:
+        if os.path.islink(path):
+            raise FormatError(f"{path} is a symbolic link; a store has none, restore the file itself") from error
+        raise
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or (nbytes is not None and status.st_size != nbytes):
+        os.close(fd)
+        kind = f"{status.st_size} bytes" if stat.S_ISREG(status.st_mode) else "not a regular file"
+        raise _unfit(path, kind, nbytes)
+    return fd
+
+
+class opened(descriptor):
+    """Have a file open for a block, ``with opened(path, nbytes) as fd``; it is opened at once, as by `open_regular`."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> None:
+        self._fd = open_regular(path, nbytes, flags, lookup)
+
+
+def read_regular(path: str, nbytes: int | None, most: int) -> bytes:
+    """Return the first ``most`` bytes of a file, or all; errors as for `open_regular`."""
+    with opened(path, nbytes) as fd:
+        return os.pread(fd, min(os.fstat(fd).st_size, most), 0)
+
+
+def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
+    needed = "" if nbytes is None else f" where {nbytes} are needed"
+    return FormatError(f"{path} is {kind}{needed}; the store is damaged, restore this file")
+
+
+def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = BY_PATH) -> None:
+    """Fill an array with the first bytes of a file of exactly ``nbytes``.
+
+    Raises FormatError where the file is a link, not regular, or of another size.
+    """
+    with opened(path, nbytes, lookup=lookup) as fd:
+        if not read_part(fd, 0, out):
+            raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged")
+
+
+def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
+    """Fill an array with the bytes of a file from ``start`` on; False: the file ends before."""
+    done, view = 0, out.data
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], start + done)  # one call reads 2 GiB at most
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a file between two places that are no holes: the first byte, and the one after the last.
+
+    Holes read as zeros, and a file may have more of them than anybody has memory.
+    """
+    while start < stop:
+        try:
+            first = os.lseek(fd, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nothing but a hole from there on
+                raise
+            return
+        if first < stop:
+            start = min(os.lseek(fd, first, os.SEEK_HOLE), stop)
+            yield first, start
+        else:
+            return
+
+
+def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
+    """Map a file of exactly ``nbytes`` and keep no descriptor of it."""
+    with opened(path, nbytes, os.O_RDWR if writable else os.O_RDONLY) as fd:
+        return Mapping(fd, nbytes, writable=writable)
+
+
+def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
+    """Check that none of these names in a segment is a link.
+
+    Raises FormatError where one is a symbolic link.
+    """
+    for name in names:
+        if lookup.is_link(f"{segment}/{name}"):
+            raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore what was there")

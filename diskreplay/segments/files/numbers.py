@@ -1,0 +1,91 @@
+"""Numbers of segments: those that exist, and new ones, none of which is used twice, not even after a loss of power.
+
+The counter of the next number is in memory like all counters, and a loss of power may take it back. So numbers are
+reserved some at a time, and a reservation is durable before the first of its numbers is used. The first number of
+another boot is behind what was reserved.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError, ReplayError
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import StoreCounters
+from diskreplay.segments.files.durable import storage_errors
+from diskreplay.segments.files.machine import boot_id
+
+# So many numbers may be looked up one by one: a live store has few. Far more, with gaps left by a slow
+# writer or none at all (hostile counters), would cost more than listing the folder.
+_FEW = 256
+
+
+def next_number(root: Root, counters: StoreCounters) -> int:
+    """Return the number for a new segment, reserved; the caller holds the store lock, and counts it when it is used.
+
+    Raises ReplayError where all numbers are used, StorageFull where there is no room to make the
+    reservation durable.
+    """
+    words = counters.read()
+    number, reserved = int(words[layout.NEXT_SEGMENT]), int(words[layout.RESERVED])
+    here = _hashed(boot_id())
+    if words[layout.BOOT] != here:
+        number = max(number, reserved)
+        counters.set(layout.NEXT_SEGMENT, number)
+    # A writer that died between the rename and the counter has left a segment with no rows under it.
+    while os.path.lexists(root.segment_path(number)):
+        number += 1
+    if number >= layout.MAX_SEGMENTS:
+        raise ReplayError(f"{root.path} has used all {layout.MAX_SEGMENTS} segment numbers")
+    if number >= reserved or words[layout.BOOT] != here:
+        counters.set(layout.RESERVED, max(reserved, number + layout.RESERVED_AT_ONCE))
+        counters.set_boot(here)
+        with storage_errors(f"{root.counters_folder}/c.0"):
+            counters.sync()
+    return number
+
+
+@lru_cache(maxsize=4)
+def _hashed(text: str) -> int:
+    """Return a number that a counter can hold, and that no other boot is likely to have."""
+    data = text.encode()
+    return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
+
+
+def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
+    """Return the numbers from ``start`` to ``end`` that may have a segment: for many, those that have one.
+
+    The time and memory it takes are bounded by what is there, whatever the store's counters say.
+    """
+    if end - start <= _FEW:
+        return range(start, end)
+    return sorted(number for number in listed_numbers(root) if start <= number < end)
+
+
+def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
+    """Return those that may have a segment of all that the store's counters know; see `segment_numbers`."""
+    return segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
+
+
+def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
+    """Return those of the numbers, and perhaps others, that have a segment."""
+    if len(numbers) > _FEW:
+        return listed_numbers(root)
+    return [number for number in numbers if os.path.exists(root.segment_path(number))]
+
+
+def listed_numbers(root: Root) -> list[int]:
+    """Return the numbers of all segments that are there, in no order, whatever the store's counters say.
+
+    Raises FormatError where the folder of the segments is missing.
+    """
+    try:
+        names = os.listdir(root.segments_folder)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{root.segments_folder} is missing; the store is damaged, restore this folder") from None
+    return [int(name) for name in names if name.isdecimal() and len(name) < 10]

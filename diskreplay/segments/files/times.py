@@ -1,0 +1,158 @@
+"""The times of a segment's rows: nanoseconds by the clock of its boot, which never fall within a lane."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.commit import read_lane_counter
+from diskreplay.segments.files.machine import MOST_NS
+from diskreplay.segments.files.mapping import open_regular, opened
+from diskreplay.segments.marks import map_trusted
+from diskreplay.segments.packs import read_tables
+from diskreplay.segments.segment import Lost, SegmentInfo
+
+_ITEM = 8
+_ROWS_AT_ONCE = 1 << 17
+
+
+def time_bounds(
+    folder: str, per_chunk: int, rows: NDArray[np.int64], lost: Lost, begins: Sequence[int] = (0,)
+) -> tuple[int, int] | None:
+    """Return the least and the greatest time of a segment's rows, None where it has none.
+
+    ``folder`` is the segment's, ``rows`` those of each lane. As times never fall from one of the rows ``begins`` up to
+    the next, those at the ends tell; rows that were lost do not count.
+    """
+    gone: dict[int, list[tuple[int, int]]] = {}
+    for position, count in lost.ranges:
+        row, lane = divmod(position, len(rows))
+        gone.setdefault(lane, []).append((row, row + count))
+    parts = [
+        (lane, first, stop)
+        for lane, count in enumerate(rows.tolist())
+        for first, stop in layout.subtract_ranges(_parts(begins, count), gone.get(lane, []))
+    ]
+    if not parts:
+        return None
+    with _Column(folder, per_chunk, len(rows)) as column:
+        least = min(column.at(lane, first) for lane, first, _ in parts)
+        greatest = max(column.at(lane, stop - 1) for lane, _, stop in parts)
+    # Clipped: a document with other numbers would be refused, and with it rows that may be whole.
+    return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
+
+
+def _parts(begins: Sequence[int], count: int) -> list[tuple[int, int]]:
+    return [(first, stop) for first, stop in pairwise([*begins, count]) if first < stop]
+
+
+class _Column:
+    """The times of a segment's rows, read one by one: memory that is mapped would be a signal where a disk fails."""
+
+    def __init__(self, folder: str, per_chunk: int, lanes: int) -> None:
+        self._folder, self._per_chunk, self._nbytes = f"{folder}/{layout.TIME}", per_chunk, lanes * per_chunk * _ITEM
+        self._files: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    def at(self, lane: int, row: int) -> int:
+        """Return the time of a row."""
+        chunk, inside = divmod(row, self._per_chunk)
+        fd = self._files.get(chunk)
+        if fd is None:
+            fd = self._files[chunk] = open_regular(f"{self._folder}/{layout.chunk_key(chunk, 0)}", self._nbytes)
+        return int.from_bytes(os.pread(fd, _ITEM, (lane * self._per_chunk + inside) * _ITEM), "little", signed=True)
+
+    def rows_until(self, lane: int, count: int, time: int, guess: int) -> int:
+        """Return how many of the first ``count`` rows of a lane came no later than a time; perhaps ``guess``."""
+        low, high = 0, count
+        for row in (guess - 1, guess):
+            if low <= row < high:
+                low, high = (row + 1, high) if self.at(lane, row) <= time else (low, row)
+        return bisect_right(range(count), time, low, high, key=lambda row: self.at(lane, row))
+
+
+def last_time(info: SegmentInfo) -> int:
+    """Return when the last row of a segment came, in nanoseconds since the epoch; 0 where it has none.
+
+    Rows of a sealed one that no mark proves count as `SegmentInfo.kept_until` says.
+
+    Raises FormatError or OSError where a file of it is damaged or gone.
+    """
+    if info.sealed:
+        return info.kept_until
+    rows = map_trusted(info)[1].copy()
+    bounds = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
+    return 0 if bounds is None else bounds[1] + info.clock.wall
+
+
+def count_until(info: SegmentInfo, time: int) -> int:
+    """Count the rows of a segment that came no later than a time, by the clock of its boot.
+
+    Raises FormatError or OSError where a file of it is damaged or gone.
+    """
+    folder, lanes = str(info.path), len(info.lanes)
+    rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(info)[1]
+    if info.packed is not None:
+        return _count_in_pack(info, int(rows[0]), time)
+    found, guess = 0, 0
+    with _Column(folder, info.chunk_rows[layout.TIME], lanes) as column:
+        for lane, count in enumerate(rows.tolist()):
+            guess = column.rows_until(lane, count, time, guess)  # lanes that take turns have as many
+            found += guess
+    return found
+
+
+def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
+    """Count rows of a pack, whose times may be less again where a lane of a segment begins."""
+    tables, found = read_tables(info), 0
+    begins = np.zeros(rows + 1, np.int8)  # 1 where a lane begins, less where one ends: between them are rows of none
+    np.add.at(begins, tables.first_rows, 1)
+    np.add.at(begins, tables.first_rows + tables.rows, -1)
+    counts = np.cumsum(begins, dtype=np.int8)[:rows] > 0
+    with opened(info.chunk_path(layout.TIME, 0), info.chunk_nbytes(layout.TIME)) as fd:
+        for _, first, count in layout.split_range(0, rows, info.chunk_rows[layout.TIME], _ROWS_AT_ONCE):
+            times = np.frombuffer(os.pread(fd, count * _ITEM, first * _ITEM), "<i8")
+            found += int(np.count_nonzero((times <= time) & counts[first : first + count]))
+    return found
+
+
+def repeat_times(
+    folder: str,
+    chunk: int,
+    per_chunk: int,
+    rows: NDArray[np.int64],
+    skipped: list[tuple[int, int]],
+    least: int,
+    begins: NDArray[np.int64],
+) -> None:
+    """Give rows of a chunk that are zeros the time of the row before them: then the times of a lane still never fall.
+
+    ``skipped`` are their bytes, in order. The chunks before are complete. At the beginning of a lane it is ``least``;
+    ``begins`` are the rows at which one does, those of all lanes of a pack, in order.
+    """
+    lanes = len(rows)
+    with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
+        for start, stop in skipped:
+            for lane, first, count in layout.split_range(start // _ITEM, -(-stop // _ITEM), per_chunk):
+                last = min(first + count, int(rows[lane]) - chunk * per_chunk)
+                if first >= last:
+                    continue
+                row, data = chunk * per_chunk + first, np.full(last - first, least, "<i8")
+                begin = begins[np.searchsorted(begins, row) :]  # of what follows
+                own = last - first if not len(begin) else min(last - first, int(begin[0]) - row)
+                if own:
+                    with _Column(folder, per_chunk, lanes) as column:
+                        data[:own] = column.at(lane, row - 1)
+                os.pwrite(fd, data.tobytes(), (lane * per_chunk + first) * _ITEM)

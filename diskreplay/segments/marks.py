@@ -1,0 +1,398 @@
+"""Marks: the log in which an unsealed segment says which of its rows are durable, and by which bytes they are known.
+
+While a segment is written, its process makes what was committed durable every few seconds and then appends a mark:
+the rows of each lane, the CRC-32C of the bytes that came since the mark before, and the mark's own checksum, which goes
+on from that of the mark before. So rows prove themselves wherever the files are: after a reboot, a move, a copy by any
+tool in any order, or in a snapshot of a volume, the rows of the longest prefix of marks that fits are whole.
+
+The process that writes a segment also publishes rows in memory that all processes of this boot share. A reader may
+trust these counters only where it has the very same file: in the same boot, on the same volume, with the same inode.
+Anywhere else memory says nothing, and only the marks do.
+
+A mark of a segment with L lanes is ``24 + 8 L`` bytes, little-endian: its size (uint32), the checksum of the new bytes
+(uint32), when it was made in seconds since 1970 (float64), the rows of each lane (L int64), a checksum of the new
+priorities (uint32), the CRC-32C of all that precedes, which starts from that of the mark before (uint32). The new bytes
+are taken array after array in the order of their paths, of each chunk after chunk, in each lane after lane. Those of
+episode fields are the values of the new rows with `EPISODE_VALUES`.
+
+Priorities have a checksum of their own, which is 0 for zeros and where there are none: so marks that were made before a
+segment got this array fit as well when it has it.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import close_when_collected
+from diskreplay.ids import Ints, places_of
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.commit import map_lane_counter, open_lane_counter
+from diskreplay.segments.files.copies import note_changed
+from diskreplay.segments.files.durable import storage_errors, sync_file, sync_folder, write_at
+from diskreplay.segments.files.extents import Extent, extent_of
+from diskreplay.segments.files.machine import boot_id
+from diskreplay.segments.files.mapping import Mapping, open_regular, read_regular
+from diskreplay.segments.segment import SegmentInfo
+from diskreplay.segments.segment_column import MOST_DESCRIPTORS
+
+# Bytes of one lane's new rows in a chunk from which on they are worth a call of their own; fewer are put together.
+_LONG = 4096
+_BLOCK_BYTES = 1 << 20
+_MOST_BYTES = 1 << 30
+_INVERTED = 0xFFFFFFFF
+
+
+class Sums(NamedTuple):
+    """The checksums of new rows: of all arrays but the priorities, and of these."""
+
+    crc: int
+    priority: int
+
+
+class Mark(NamedTuple):
+    """One entry of the log: rows of each lane, checksums of the rows since the entry before, when, its own checksum."""
+
+    rows: Ints
+    sums: Sums
+    time: float
+    own: int
+
+
+def read_marks(folder: str, lanes: int) -> list[Mark]:
+    """Return the marks of a segment's log up to the first one that does not fit its own checksum.
+
+    Whether the rows fit is another question: see `proven_rows`. Empty where there is no log.
+    """
+    try:
+        return list(_parse(read_regular(f"{folder}/{layout.MARKS}", None, _MOST_BYTES), lanes))
+    except (FileNotFoundError, FormatError):
+        return []
+
+
+def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
+    kind = record_type(lanes)
+    count, seed, before = len(data) // kind.itemsize, 0, np.zeros(lanes, np.int64)
+    for at, record in enumerate(np.frombuffer(data[: count * kind.itemsize], kind)):
+        start = at * kind.itemsize
+        own = crc32c(data[start : start + kind.itemsize - 4], seed)
+        if record["size"] != kind.itemsize or record["own"] != own:
+            return
+        rows = np.array(record["rows"], np.int64)
+        if (rows < before).any() or int(rows.max()) > layout.POSITION_MASK // lanes:
+            return
+        seed, before = own, rows
+        yield Mark(rows, Sums(int(record["crc"]), int(record["priority"])), float(record["time"]), own)
+
+
+@lru_cache(maxsize=64)
+def record_type(lanes: int) -> np.dtype[np.void]:
+    """Return how a mark of so many lanes is written."""
+    rows, sums = ("rows", "<i8", (lanes,)), [("priority", "<u4"), ("own", "<u4")]
+    return np.dtype([("size", "<u4"), ("crc", "<u4"), ("time", "<f8"), rows, *sums])
+
+
+def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
+    """Cut off the marks of more than these rows, which did not fit; the log then ends with what is proven."""
+    marks = read_marks(folder, lanes)
+    kept = sum(bool((mark.rows <= rows).all()) for mark in marks)
+    if kept < len(marks):
+        os.truncate(f"{folder}/{layout.MARKS}", kept * record_type(lanes).itemsize)
+
+
+# --- the bytes of rows -----------------------------------------------------------------------------------------------
+
+
+def new_rows_crc(
+    info: SegmentInfo,
+    before: Extent,
+    upto: Extent,
+    mapped: Callable[[str, int], Mapping] | None = None,
+) -> Sums:
+    """Return the checksums of the bytes of all lanes' rows from ``before`` up to ``upto``.
+
+    ``mapped`` gives the mapping of a chunk in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError or FormatError
+    where a chunk is not there, or has another size.
+    """
+    # CRC-32C inverts its register at both ends. Where it is inverted once more, that of zeros stays 0.
+    sums, bounds = [0, _INVERTED], dict[bool, tuple[Ints, Ints, int, int]]()
+    for leaf, array in sorted(info.arrays.items()):
+        edges = bounds.get(array.is_of_episodes)
+        if edges is None:
+            begin, end = before.of(leaf), upto.of(leaf)
+            edges = begin, end, int(begin[end > begin].min(initial=1 << 62)), int(end.max())
+            bounds[array.is_of_episodes] = edges
+        *edge_rows, first, last = edges
+        which, per_chunk = int(leaf == layout.PRIORITY), info.chunk_rows[leaf]
+        for chunk in range(first // per_chunk, -(-last // per_chunk)):
+            start, stop = (np.minimum(np.maximum(edge - chunk * per_chunk, 0), per_chunk) for edge in edge_rows)
+            if (start < stop).any():
+                mapping = (mapped or info.map_chunk)(leaf, chunk)
+                sums[which] = _rows_crc(mapping, array.row_bytes, per_chunk, start, stop, sums[which])
+    return Sums(sums[0], sums[1] ^ _INVERTED)
+
+
+def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
+    """Return the CRC-32C that goes on from ``crc`` with rows ``[start[lane], stop[lane])`` of each lane of a chunk."""
+    lanes = np.flatnonzero(start < stop)
+    count = stop[lanes] - start[lanes]
+    begin = lanes * per_chunk + start[lanes]
+    if len(lanes) == 1 or int(count.sum()) * row_bytes >= _LONG * len(lanes):
+        data = np.asarray(mapping).data
+        for at, rows in zip(begin.tolist(), count.tolist(), strict=True):
+            crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # others run meanwhile
+        return crc
+    # Of few rows a lane, a call for each would take longer than to put them side by side.
+    items = np.asarray(mapping).view(f"V{row_bytes}")
+    at = places_of(begin, count)
+    step = max(1, _BLOCK_BYTES // row_bytes)
+    for some in range(0, len(at), step):
+        crc = crc32c(items[at[some : some + step]].tobytes(), crc)
+    return crc
+
+
+# --- which rows count ------------------------------------------------------------------------------------------------
+
+
+def proven_rows(info: SegmentInfo) -> Ints:
+    """Return the rows of each lane that the longest prefix of marks that fits covers, ``(lanes,)``.
+
+    Every marked byte is read.
+    """
+    proven = Extent.begin(len(info.lanes))
+    for mark in read_marks(str(info.path), len(info.lanes)):
+        try:
+            upto = extent_of(info, mark.rows, proven)
+            if new_rows_crc(info, proven, upto) != mark.sums:
+                break
+        except (OSError, FormatError):
+            break  # a chunk with marked rows is missing
+        proven = upto
+    return proven.rows
+
+
+def shows_live_rows(info: SegmentInfo) -> bool:
+    """Whether rows that may be only in this machine's memory can be trusted; those of a sealed segment always can."""
+    return info.sealed or (bool(info.boot) and info.boot == boot_id() and info.is_in_place)
+
+
+def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
+    """Map the rows of each lane whose observation, and that as a whole, can be trusted: ``(lanes,)`` each.
+
+    Those of a segment that has to prove its rows do not change; every marked byte of it is read. Raises
+    FileNotFoundError where the segment was evicted, FormatError where a counter is damaged.
+    """
+    if not shows_live_rows(info):
+        rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
+        os.stat(info.path)  # one that was evicted meanwhile proves nothing
+        return rows, rows
+    observed, committed = (
+        map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
+    )
+    return observed, committed
+
+
+# --- making them ------------------------------------------------------------------------------------------------------
+
+
+class MarkLog:
+    """The end of a segment's log, to which marks are appended. One thread at a time.
+
+    The log stays open and chunks stay mapped until this object is collected.
+    """
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self._info, self._fd = info, -1
+        self.path = f"{info.path}/{layout.MARKS}"
+        self._full = (
+            f"no space in {info.root.path} to make durable what was appended; it is there, but a loss of power would "
+            "take it: free some and append again"
+        )
+        self._kind = record_type(len(info.lanes))
+        marks = read_marks(str(info.path), len(info.lanes))
+        self._count = len(marks)
+        self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
+        self._marked: Extent | None = None  # those rows, when somebody asks
+        self._seed = marks[-1].own if marks else 0
+        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was read
+
+    def create(self) -> None:
+        """Make the file, empty, where there is none.
+
+        Raises StorageFull where there is no space, or the system's OSError.
+        """
+        with storage_errors(self.path, self._full):
+            self._open()
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
+            )
+            close_when_collected(self, self._fd)
+        return self._fd
+
+    def _map_chunk(self, leaf: str, chunk: int) -> Mapping:
+        known, mapping = self._mapped.get(leaf, (-1, None))
+        if mapping is None or known != chunk:
+            mapping = self._info.map_chunk(leaf, chunk)
+            self._mapped[leaf] = chunk, mapping
+        return mapping
+
+    @property
+    def marked(self) -> Extent:
+        """What the marks cover."""
+        if self._marked is None:
+            self._marked = extent_of(self._info, self.rows)
+        return self._marked
+
+    def extent(self, rows: Ints) -> Extent:
+        """Return the extent of committed rows, of which the marks may not cover all yet."""
+        return extent_of(self._info, rows, self.marked, self._map_chunk)
+
+    def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
+        """Return the chunks of an array with rows between those that are marked and others."""
+        return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
+
+    def append(self, upto: Extent, *, synced: bool = True) -> None:
+        """Append a mark of durable, committed rows; ``upto`` is their `extent`. ``synced``: the mark is durable, too.
+
+        Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
+        may be repeated.
+        """
+        rows = upto.rows
+        crc, priority = new_rows_crc(self._info, self.marked, upto, self._map_chunk)
+        record = np.zeros(1, self._kind)
+        record["size"], record["crc"], record["time"] = self._kind.itemsize, crc, time.time()
+        record["rows"][0], record["priority"] = rows, priority
+        data = record.tobytes()[:-4]
+        own = crc32c(data, self._seed)
+        with storage_errors(self.path, self._full):
+            # What an earlier attempt left behind the last whole mark is overwritten.
+            write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
+            if synced:
+                os.fdatasync(self._open())
+        self._count, self._seed, self.rows = self._count + 1, own, rows.copy()
+        self._marked = Extent(self.rows, upto.values)
+
+
+class DurableRows:
+    """Makes the rows of a segment durable, and marks them.
+
+    Files stay open from mark to mark, until this object is collected: after each system call the marking thread needs
+    the GIL again, which an append may hold or have to wait for.
+
+    ``after_sync`` is called with the path of each array whose chunks were synced.
+
+    ``is_left``: no writer publishes rows any more. Such a segment may be sealed meanwhile: a mark changes neither a
+    byte that a checksum covers, nor the time of change of a sealed chunk to an earlier one.
+
+    Concurrency: one thread at a time, which need not be the one that appends.
+    """
+
+    def __init__(
+        self, info: SegmentInfo, after_sync: Callable[[str], None] = lambda _: None, *, is_left: bool = False
+    ) -> None:
+        self._info, self._after_sync, self._is_left = info, after_sync, is_left
+        self._log = MarkLog(info)
+        self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
+        self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
+        self._open: dict[str, _OpenChunk] = {}  # the chunk of each array that was synced last
+        self._is_new = True
+
+    def mark(self, rows: Ints) -> None:
+        """Make the committed rows of each lane durable, then mark them.
+
+        Raises StorageFull where there is no room for the mark: everything that was committed is durable, and the
+        call may be repeated. After the system's OSError it is unknown what is durable.
+        """
+        if not self._is_new and (rows == self._log.rows).all():
+            return
+        upto = self._log.extent(rows)
+        for leaf in self._info.chunk_rows:
+            self._sync_array(leaf, self._log.chunks_behind(leaf, upto))
+        if self._is_new:
+            self._sync_new_segment()
+        self._log.append(upto)
+        self.finish(rows)
+
+    # Many segments at once share two syncs of their file system: the caller syncs behind `prepare`, which makes rows
+    # and names durable, and behind `append`, which makes the marks so.
+
+    def prepare(self, rows: Ints) -> None:
+        """Set the time of change of what is stored through mapped memory, before the file system is synced."""
+        upto = self._log.extent(rows)
+        for leaf in self._info.chunk_rows:
+            for chunk in self._log.chunks_behind(leaf, upto):
+                note_changed(self._info.chunk_path(leaf, chunk), for_good=self._is_left)
+        if self._is_new:
+            note_changed(f"{self._info.root.counters_folder}/c.0")
+
+    def append(self, rows: Ints) -> None:
+        """Append the mark of committed rows that are durable; errors as for `MarkLog.append`."""
+        self._log.append(self._log.extent(rows), synced=False)
+
+    def finish(self, rows: Ints) -> None:
+        """Note that rows are marked, durably."""
+        self._is_new = False
+        if not self._is_left:
+            self._counter[:] = rows
+
+    def _sync_array(self, leaf: str, chunks: set[int]) -> None:
+        for chunk in sorted(chunks):
+            fd = self._descriptor(leaf, chunk)
+            note_changed(fd, for_good=self._is_left)
+            os.fdatasync(fd)
+        if chunks:
+            self._after_sync(leaf)
+        newest = max(chunks, default=-1)
+        if newest > self._named.get(leaf, -1):
+            sync_file(self._info.path / leaf / layout.METADATA)
+            sync_folder(self._info.path / leaf)
+            self._named[leaf] = newest
+
+    def _descriptor(self, leaf: str, chunk: int) -> int:
+        """Return an open descriptor of a chunk, which is kept until another one of its array is asked for."""
+        known = self._open.get(leaf)
+        if known is None or known.number != chunk:
+            self._open.pop(leaf, None)
+            if len(self._open) >= MOST_DESCRIPTORS:
+                del self._open[next(iter(self._open))]
+            known = self._open[leaf] = _OpenChunk(self._info.chunk_path(leaf, chunk), chunk)
+        return known.fd
+
+    def _sync_new_segment(self) -> None:
+        path, root = self._info.path, self._info.root
+        for name in layout.LANE_COUNTERS:
+            sync_file(path / name / "c.0")
+        for folder in [*(path / below for below in self._info.blueprint.paths), path]:
+            sync_file(folder / layout.METADATA)
+            sync_folder(folder)
+        for folder in (path.parent, root.counters_folder, root.folder):
+            sync_folder(folder)
+        note_changed(f"{root.counters_folder}/c.0")
+        sync_file(root.counters_folder / "c.0")
+        # The log's own name: without it the first mark, which is synced, would be nowhere.
+        self._log.create()
+        sync_folder(os.path.dirname(self._log.path))
+        self._is_new = False
+
+
+class _OpenChunk:
+    """The file of a chunk, open until the last reference to this is gone."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self.number, self.fd = number, open_regular(path, None)
+        close_when_collected(self, self.fd)
+
+
+def _chunks_between(before: Ints, rows: Ints, per_chunk: int) -> set[int]:
+    """Return the chunks that hold any of the rows from ``before`` up to ``rows``, of any lane."""
+    grown = before < rows
+    begin, end = (before[grown] // per_chunk).tolist(), ((rows[grown] - 1) // per_chunk).tolist()
+    return {chunk for first, last in set(zip(begin, end, strict=True)) for chunk in range(first, last + 1)}

@@ -1,0 +1,464 @@
+"""Builds packs: copies the rows of sealed segments behind each other, checked, into one new segment."""
+
+import dataclasses
+import os
+import uuid as uuids
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from mmap import PAGESIZE
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.ids import NO_STEP
+from diskreplay.segments.blocks import BlockSums, block_bytes, known_sums
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.metadata import RowArray
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.episode_table import write_table
+from diskreplay.segments.files.commit import read_lane_counter
+from diskreplay.segments.files.copies import protect
+from diskreplay.segments.files.durable import (
+    check_written,
+    descriptor,
+    storage_errors,
+    sync_file_system,
+    write_at,
+    write_file,
+)
+from diskreplay.segments.files.extents import sealed_extent
+from diskreplay.segments.files.mapping import opened, read_part
+from diskreplay.segments.files.volume import volume_of
+from diskreplay.segments.packs import PackTables, open_shard, read_tables
+from diskreplay.segments.segment import Lost, PackSize, SegmentInfo, counter_inode
+from diskreplay.segments.shards import Compressed, Shard, ShardWriter, codec, index_bytes, inner_rows, is_wide
+
+_AT_ONCE = 4 << 20
+_MOST_ROWS = 1 << 24
+# Arrays and documents of a pack beside its fields, about.
+_FILES = 8
+
+EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
+"""Position and steps of the episodes that were evicted by hand, by the number of their segment."""
+
+
+def chunk_rows(rows: int) -> int:
+    """Return the rows of the one chunk that each array of a pack has."""
+    return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
+
+
+def is_compressed(array: RowArray) -> bool:
+    """Whether a pack has an array compressed, if it has any."""
+    return is_wide(array.row_bytes) and not array.is_of_episodes
+
+
+def most_rows(root: Root, level: int | None) -> int:
+    """Return the most rows of a pack of a store: those of its widest field that is not compressed are in one file."""
+    arrays = [array for array in root.blueprint.arrays.values() if not array.is_of_episodes]
+    widest = max(array.row_bytes for array in arrays if level is None or not is_compressed(array))
+    return _rows_of_file(widest) - layout.ROWS_BEHIND
+
+
+def most_values(root: Root) -> int:
+    """Return the most values of episodes of a pack."""
+    return _rows_of_file(max((root.blueprint.arrays[leaf].row_bytes for leaf in root.blueprint.values), default=1))
+
+
+def _rows_of_file(row_bytes: int) -> int:
+    return min(_MOST_ROWS, layout.floor_power_of_two(layout.MAX_CHUNK_BYTES // row_bytes))
+
+
+def most_bytes(root: Root, rows: int, values: int) -> int:
+    """Return about what a pack of so many rows takes on disk, if nothing can be compressed."""
+    small_files = 2 * (len(root.blueprint.arrays) + _FILES)
+    return rows * root.step_bytes + values * root.value_bytes + small_files * PAGESIZE
+
+
+def build_pack(
+    root: Root,
+    building: str,
+    sources: Sequence[SegmentInfo],
+    evicted: EvictedBySegment,
+    level: int | None,
+    pace: Callable[[], None] = lambda: None,
+) -> SegmentInfo:
+    """Build a pack of sealed segments, or of packs, in a folder in which nothing is but a lock that the caller holds.
+
+    It is complete and durable, and has no number yet. The sources are only read. Of episodes in ``evicted``, only flags
+    and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called now and then. Raises
+    StorageFull where there is no room, Unfit where one of the sources cannot be read, does not fit its checksums, or is
+    gone.
+    """
+    with storage_errors(building):
+        info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
+        sync_file_system(root.folder)
+        for name in info.checksums:
+            check_written(f"{building}/{name}")
+    return info
+
+
+class Unfit(FormatError):
+    """A segment that cannot be put into a pack: ``number`` says which."""
+
+    def __init__(self, info: SegmentInfo, error: Exception) -> None:
+        self.number = info.number
+        super().__init__(f"segment {info.number} was left as it is: {error}")
+
+
+class _Run(NamedTuple):
+    """A lane of a segment: where it comes from."""
+
+    source: "_Source"
+    lane: int
+    first: int
+    rows: int
+    first_value: int
+    values: int
+
+    def of(self, leaf: str) -> tuple[int, int]:
+        """Return the first row of an array of the source, and how many the lane has."""
+        return (self.first_value, self.values) if layout.is_of_episodes(leaf) else (self.first, self.rows)
+
+
+class _Source:
+    """A segment whose rows are copied; it is read with checks."""
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self.info = info
+        self._shards: dict[str, Shard] = {}
+        try:
+            self.tables = self._read()
+            self._sums = known_sums(info)
+        except (OSError, FormatError) as error:
+            raise Unfit(info, error) from error
+
+    def _read(self) -> PackTables:
+        """Return the tables of a pack, or those that a pack of this segment alone had."""
+        info = self.info
+        if info.packed is not None:
+            return read_tables(info)
+        rows = read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes))
+        if crc32c(rows.tobytes()) != info.checksums[f"{layout.COMMITTED}/c.0"]:
+            raise FormatError("its counters do not fit their checksum")
+        members = np.array([[info.number, len(info.lanes), info.writer, info.steps or 0]], np.int64)
+        none, lanes = np.zeros_like(rows), np.array(info.lanes, np.int64)
+        return PackTables(members, np.stack([none, rows, lanes, none, sealed_extent(info, rows).values], axis=1))
+
+    def runs_of(self, member: int) -> list[_Run]:
+        """Return the lanes of one of its segments."""
+        lines = self.tables.runs[self.tables.runs_of(member)].tolist()
+        packed = self.info.packed is not None
+        return [
+            _Run(self, 0 if packed else lane, first, rows, first_value, values)
+            for lane, (first, rows, _, first_value, values) in enumerate(lines)
+        ]
+
+    def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield rows ``begin`` to ``stop`` of a run of an array in pieces, each with the row it begins with."""
+        info = self.info
+        if leaf not in info.chunk_rows:
+            return  # no step has a priority
+        array, per_chunk, (begins, _) = info.arrays[leaf], info.chunk_rows[leaf], run.of(leaf)
+        if leaf in info.compressed:
+            yield from self._decompressed(array, run.first, begin, stop)
+            return
+        at_once = max(1, _AT_ONCE // array.row_bytes)
+        for chunk, inside, count in layout.split_range(begins + begin, begins + stop, per_chunk, at_once):
+            where = (run.lane * per_chunk + inside) * array.row_bytes
+            try:
+                data = self._checked(array, chunk, where, where + count * array.row_bytes)
+            except (OSError, FormatError) as error:
+                raise Unfit(info, error) from error
+            yield chunk * per_chunk + inside - begins, data
+
+    def _decompressed(
+        self, array: RowArray, first: int, begin: int, stop: int
+    ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        try:
+            shard = self._shards.get(array.path)
+            if shard is None:
+                shard = self._shards[array.path] = open_shard(self.info, array.path)
+            for row, data in shard.rows(first + begin, first + stop, array.row_bytes):
+                yield row - first, data
+        except (OSError, FormatError) as error:
+            raise Unfit(self.info, error) from error
+
+    def _checked(self, array: RowArray, chunk: int, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return bytes of a chunk file, after the checksums of the blocks that they lie in."""
+        name = f"{array.path}/{array.chunk_key(chunk)}"
+        size, block, sums = self.info.chunk_nbytes(array.path), block_bytes(array.row_bytes), self._sums.get(name)
+        if sums is None:
+            raise FormatError(f"{name} has no checksums of its blocks")
+        low, high = start - start % block, min(size, -(-stop // block) * block)
+        data = np.empty(high - low, np.uint8)
+        with opened(f"{self.info.path}/{name}", size) as fd:
+            if not read_part(fd, low, data):
+                raise FormatError(f"{name} became shorter")
+        for at in range(0, len(data), block):
+            if crc32c(data[at : at + block].data) != sums[(low + at) // block]:
+                raise FormatError(f"{name} does not fit its checksum")
+        return data[start - low : stop - low]
+
+
+def _opened(infos: Sequence[SegmentInfo], pace: Callable[[], None]) -> Iterator[_Source]:
+    for info in infos:
+        pace()
+        yield _Source(info)
+
+
+class _Build:
+    def __init__(
+        self,
+        root: Root,
+        folder: str,
+        sources: Sequence[_Source],
+        evicted: EvictedBySegment,
+        level: int | None,
+        pace: Callable[[], None],
+    ) -> None:
+        self._pace = pace
+        self._root, self._folder, self._sources, self._evicted = root, folder, sources, evicted
+        order = sorted(
+            ((source, member) for source in sources for member in range(len(source.tables.members))),
+            key=lambda one: int(one[0].tables.numbers[one[1]]),
+        )
+        self._members = np.concatenate([source.tables.members[[member]] for source, member in order])
+        self._runs = [run for source, member in order for run in source.runs_of(member)]
+        numbers = np.concatenate([s.tables.runs[s.tables.runs_of(m), 2] for s, m in order])
+        arrays = root.blueprint.arrays.values()
+        wide = [array for array in arrays if level is not None and is_compressed(array)]
+        self._inner_rows = {array.path: inner_rows(array.row_bytes) for array in wide}
+        self._level = level or 0
+        rows = np.array([run.rows for run in self._runs], np.int64)
+        # The lanes of compressed fields begin with an inner chunk.
+        unit = max(self._inner_rows.values(), default=1)
+        room = -(-rows // unit) * unit
+        first = np.cumsum(room) - room
+        values = np.array([run.values for run in self._runs], np.int64)
+        first_values = np.cumsum(values) - values
+        self.tables = PackTables(self._members, np.stack([first, rows, numbers, first_values, values], axis=1))
+        self._rows, self._values = int(first[-1] + rows[-1]), int(values.sum())
+        self._between = [(int(a), int(b)) for a, b in zip(first + rows, first[1:], strict=False) if a < b]
+        self._clock = min((source.info.clock for source in sources), key=lambda clock: clock.wall)
+        self._sums: dict[str, int] = {}
+        self._compressed: dict[str, Compressed] = {}
+        self._indexes: dict[str, bytes] = {}
+        # Of episodes that were evicted by hand: rows of the pack, and of its episode fields.
+        self._skipped: list[tuple[int, int]] = []
+        self._skipped_values: list[tuple[int, int]] = []
+
+    def run(self) -> SegmentInfo:
+        root, folder, infos = self._root, self._folder, [source.info for source in self._sources]
+        has_priority = any(layout.PRIORITY in info.chunk_rows for info in infos)
+        blueprint = root.blueprint.with_priority if has_priority else root.blueprint
+        rows = dict.fromkeys(blueprint.arrays, max([chunk_rows(self._rows), *self._inner_rows.values()]))
+        rows |= dict.fromkeys(blueprint.values, layout.ceil_power_of_two(self._values))
+        size = PackSize(*map(len, (self.tables.members, self.tables.runs)))
+        codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
+        documents = blueprint.of_pack(*size, codecs).documents(1, rows, self._rows, self._values)
+        for path, document in documents:
+            if path != layout.COMMITTED:  # that one is there, with its lock
+                os.mkdir(f"{folder}/{path}")
+            self._write(f"{path}/{layout.METADATA}", document)
+        for name, table in zip(layout.PACK_TABLES, self.tables.contents, strict=True):
+            self._write(f"{name}/c.0.0", table)
+        self._write(layout.TABLES_COPY, b"".join(self.tables.contents))
+        for name in layout.LANE_COUNTERS:
+            self._write(f"{name}/c.0", np.array([self._rows], "<i8").tobytes())
+        blocks = BlockSums()
+        without = {layout.DONE, *([] if self._values else blueprint.values)}
+        for leaf in (layout.DONE, *sorted(blueprint.arrays.keys() - without)):
+            self._build_array(blueprint.arrays[leaf], rows[leaf], blocks)
+        self._sums[layout.BLOCKS] = blocks.write(folder)
+        if self._compressed:
+            self._write(layout.INDEXES_COPY, b"".join(self._indexes[leaf] for leaf in sorted(self._indexes)))
+        info = self._described(rows, size)
+        episodes, sums = write_table(info, np.array([self._rows]), f"{folder}/{layout.EPISODES}")
+        info = dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
+        for name in (layout.DOCUMENT_COPY, layout.METADATA):
+            write_file(f"{folder}/{name}", info.own_document())
+        return info
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_file(f"{self._folder}/{name}", data)
+        self._sums[name] = crc32c(data)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _build_array(self, array: RowArray, rows: int, blocks: BlockSums) -> None:
+        name = f"{array.path}/{array.chunk_key(0)}"
+        is_known = array.path in (layout.DONE, layout.TIME)
+        with descriptor(f"{self._folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            out = self._output(array, rows, fd)
+            skipped = self._skipped_values if array.is_of_episodes else self._skipped
+            first_rows = self.tables.of(array.path).first_rows.tolist()
+            for run, first in zip(self._runs, first_rows, strict=True):
+                count = run.of(array.path)[1]
+                for begin, stop in [(0, count)] if is_known else _parts(first, count, skipped):
+                    for row, data in run.source.read(array.path, run, begin, stop):
+                        out.write(first + row, self._converted(data, run) if array.path == layout.TIME else data)
+                self._pace()
+            nbytes = out.finish()
+            if array.path == layout.DONE:
+                self._write_flags_between(fd)
+                self._skipped = self._find_skipped(fd)
+                self._skipped_values = list(self._find_skipped_values(fd))
+            elif array.path == layout.TIME:
+                self._write_times_between(fd)
+            if array.path in self._inner_rows:
+                self._compressed[array.path] = Compressed(self._inner_rows[array.path], self._level, nbytes)
+                index = index_bytes(rows, self._inner_rows[array.path])
+                self._indexes[array.path] = os.pread(fd, index, nbytes - index)
+            block = layout.BLOCK_BYTES if array.path in self._inner_rows else None
+            self._sums[name] = blocks.add(array, 0, fd, block)
+            protect(fd)
+
+    def _output(self, array: RowArray, rows: int, fd: int) -> "_Output | ShardWriter":
+        if array.path in self._inner_rows:
+            return ShardWriter(fd, rows, array.row_bytes, self._inner_rows[array.path], self._level)
+        os.ftruncate(fd, rows * array.row_bytes)
+        return _Output(fd, array.row_bytes)
+
+    def _write_flags_between(self, fd: int) -> None:
+        """Make rows between lanes lost ones, of no steps: readers of flags alone find an episode there."""
+        for first, stop in self._between:
+            os.pwrite(fd, bytes([layout.FIRST]), first)
+            os.pwrite(fd, bytes([layout.TRUNCATED | (layout.FIRST if stop == first + 1 else 0)]), stop - 1)
+
+    def _write_times_between(self, fd: int) -> None:
+        for first, stop in self._between:
+            os.pwrite(fd, os.pread(fd, 8, 8 * (first - 1)) * (stop - first), 8 * first)
+
+    def _converted(self, times: NDArray[np.uint8], run: _Run) -> NDArray[np.uint8]:
+        """Return times by the clock of the pack."""
+        return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
+
+    def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
+        """Return the rows of the pack whose episodes were evicted by hand, final observations included, in order."""
+        found = []
+        for number, episodes in self._evicted.items():
+            member = int(self.tables.places(np.array([number]))[0])
+            for position, steps in episodes if member >= 0 else ():
+                row, lane = divmod(position, int(self.tables.lanes[member]))
+                first, rows = self.tables.runs[self.tables.first_run[member] + lane, :2].tolist()
+                stop = row + steps
+                if stop < rows and os.pread(fd, 1, first + stop)[0] & NO_STEP:
+                    stop += 1
+                found.append((first + row, first + min(stop, rows)))
+        return layout.merge_ranges(found)
+
+    def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
+        """Yield the places of the values of those episodes, in order."""
+        lost = {first: values for first, _, values in self._lost().entries}
+        stops = {stop for _, stop in self._skipped}
+        edges = {first for first, _ in self._skipped} | stops
+        count = before = row = 0
+        for edge in sorted(edges | lost.keys()) if self._values and edges else ():
+            while row < edge:
+                flags = np.frombuffer(os.pread(fd, min(edge - row, _AT_ONCE), row), np.uint8)
+                count += int(np.count_nonzero(flags & layout.EPISODE_VALUES))
+                row += len(flags)
+            if edge in stops and before < count:
+                yield before, count
+            count += lost.get(edge, 0)
+            before = count
+
+    # --- attributes --------------------------------------------------------------------------------------------------
+
+    def _described(self, rows: dict[str, int], size: PackSize) -> SegmentInfo:
+        infos = [source.info for source in self._sources]
+        newest = max(infos, key=lambda info: info.sealed_at)
+        machine, boot = next((info.machine, info.boot) for info in infos if info.clock == self._clock)
+        bounds = [
+            time + info.clock.wall - self._clock.wall for info in infos if info.times is not None for time in info.times
+        ]
+        return SegmentInfo(
+            number=-1,
+            path=Path(self._folder),
+            root=self._root,
+            uuid=str(uuids.uuid4()),
+            writer=int(self._members[0, 2]),
+            lanes=(0,),
+            chunk_rows=rows,
+            values=(self._values,) if self._root.blueprint.values else (),
+            machine=machine,
+            boot=boot,
+            inode=counter_inode(self._folder),
+            volume=volume_of(self._folder),
+            clock=self._clock,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            sealed=True,
+            steps=sum(info.steps or 0 for info in infos),
+            checksums=self._sums,
+            sealed_at=newest.sealed_at,
+            sealed_clock=newest.sealed_clock,
+            times=(min(bounds), max(bounds)) if bounds else None,
+            lost=self._lost(),
+            packed=size,
+            compressed=self._compressed,
+        )
+
+    def _lost(self) -> Lost:
+        """Return what was lost of the segments, in rows of the pack."""
+        ranges = [(first, stop - first, 0) for first, stop in self._between]
+        for source in self._sources:
+            info = source.info
+            for position, rows, values in info.lost.entries:
+                if info.packed is not None and not source.tables.holds(position):
+                    continue  # it lies between lanes
+                if info.packed is not None:
+                    ids = source.tables.ids_of(np.array([position]))
+                else:
+                    ids = np.array([info.number << layout.POSITION_BITS | position])
+                ranges.append((int(self.tables.rows_of(ids)[0]), rows, values))
+        ranges.sort()
+        steps = sum(source.info.lost.steps for source in self._sources)
+        return Lost(tuple((row, rows) for row, rows, _ in ranges), steps, tuple(values for *_, values in ranges))
+
+
+def _parts(first: int, rows: int, skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the rows of a run, which begins at a row of the pack, without those that are not copied."""
+    without = [(a - first, b - first) for a, b in skipped if a < first + rows and first < b]
+    return layout.subtract_ranges([(0, rows)], without)
+
+
+class _Output:
+    """Rows of a file, written some at a time; what is never written stays a hole."""
+
+    def __init__(self, fd: int, row_bytes: int) -> None:
+        self._fd, self._row_bytes = fd, row_bytes
+        self._start, self._size, self._parts = 0, 0, list[NDArray[np.uint8]]()
+
+    def write(self, row: int, data: NDArray[np.uint8]) -> None:
+        """Write rows from one on."""
+        at = row * self._row_bytes
+        if at != self._start + self._size:
+            self.flush()
+            self._start = at
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= _AT_ONCE:
+            # Up to a multiple: a page of the page cache is as large as what is written at once and aligned.
+            self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
+
+    def finish(self) -> int:
+        """Write what was kept back, and return the size of the file."""
+        self.flush()
+        return os.fstat(self._fd).st_size
+
+    def flush(self) -> None:
+        """Write what was kept back."""
+        self._flush(self._start + self._size)
+
+    def _flush(self, stop: int) -> None:
+        """Write what was kept back up to a byte of the file."""
+        if self._parts:
+            data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+            count = stop - self._start
+            write_at(self._fd, data[:count].data, self._start)
+            self._parts = [data[count:]] if count < len(data) else []
+        self._start, self._size = stop, self._start + self._size - stop

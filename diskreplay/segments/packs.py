@@ -1,0 +1,290 @@
+"""Packs: sealed segments in which the rows of many segments stand one behind the other.
+
+A pack is a segment with one lane, so whatever reads, checks or deletes segments does so with packs. Two tables say
+where the lanes of the segments begin whose rows it holds. These segments keep their numbers, and with them their ids;
+where they are still there, beside the pack, readers ignore them.
+
+A pack without its tables would be of no use. So it has a copy of them, which is read where they are damaged.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.mapping import MappingRefused, map_file, read_regular
+from diskreplay.segments.files.numbers import listed_numbers
+from diskreplay.segments.segment import SegmentInfo, read_segment
+from diskreplay.segments.shards import Shard
+
+Ints = NDArray[np.int64]
+# Of a table, so that a hostile one takes no memory.
+_MOST_BYTES = 1 << 30
+# Packs that are merged while the folder is listed: each time it is listed again.
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class PackTables:
+    """Which segments are in a pack, in the order of their numbers, and where each of their lanes is.
+
+    ``members`` has a line a segment, `layout.MEMBER_COLUMNS`; ``runs`` a line a lane, `layout.RUN_COLUMNS`, first those
+    of the first segment. ``first_row`` are rows of the pack, ``first_value`` rows of its episode fields.
+    """
+
+    members: Ints
+    runs: Ints
+
+    @property
+    def numbers(self) -> Ints:
+        """The number of each segment."""
+        return self.members[:, 0]
+
+    @property
+    def lanes(self) -> Ints:
+        """How many lanes each segment has."""
+        return self.members[:, 1]
+
+    @property
+    def writers(self) -> Ints:
+        """The writer of each segment."""
+        return self.members[:, 2]
+
+    @property
+    def steps(self) -> Ints:
+        """The steps that each segment was sealed with."""
+        return self.members[:, 3]
+
+    @property
+    def first_rows(self) -> Ints:
+        """Where in the pack each lane begins."""
+        return self.runs[:, 0]
+
+    @property
+    def rows(self) -> Ints:
+        """How many rows each lane has."""
+        return self.runs[:, 1]
+
+    def of(self, leaf: str) -> "PackTables":
+        """Return the tables for the rows of an array: those of an episode field are told by other columns."""
+        return self._of_values if layout.is_of_episodes(leaf) else self
+
+    @cached_property
+    def _of_values(self) -> "PackTables":
+        return PackTables(self.members, self.runs[:, [3, 4, 2, 3, 4]])
+
+    @property
+    def contents(self) -> tuple[bytes, bytes]:
+        """What the files of the two tables hold; the file of their copy holds one behind the other."""
+        members, runs = (np.ascontiguousarray(table, "<i8").tobytes() for table in (self.members, self.runs))
+        return members, runs
+
+    @cached_property
+    def first_run(self) -> Ints:
+        """The line of the first lane of each segment, and behind them the number of lines."""
+        return np.concatenate([[0], np.cumsum(self.lanes)])
+
+    def places(self, numbers: Ints) -> Ints:
+        """Return the line of each segment, -1 of those that are not in the pack."""
+        at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
+        return np.where(self.numbers[at] == numbers, at, -1)
+
+    def runs_of(self, member: int) -> slice:
+        """Return which lines are those of a segment."""
+        return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
+
+    def ids_of(self, rows: Ints) -> Ints:
+        """Return the ids of rows of the pack, each of which is in a lane of a segment."""
+        run = np.searchsorted(self.first_rows, rows, "right") - 1
+        member = np.searchsorted(self.first_run, run, "right") - 1
+        position = (rows - self.first_rows[run]) * self.lanes[member] + run - self.first_run[member]
+        ids: Ints = self.numbers[member] << layout.POSITION_BITS | position
+        return ids
+
+    def rows_of(self, ids: Ints) -> Ints:
+        """Return the rows of the pack with these ids, all of which are of its segments."""
+        member = self.places(ids >> layout.POSITION_BITS)
+        row, lane = np.divmod(ids & layout.POSITION_MASK, self.lanes[member])
+        rows: Ints = self.first_rows[self.first_run[member] + lane] + row
+        return rows
+
+    def holds(self, row: int) -> bool:
+        """Tell whether a row of the pack is in a lane of a segment."""
+        run = int(np.searchsorted(self.first_rows, row, "right")) - 1
+        return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
+
+    def alone(self, number: int, line: int) -> "PackTables":
+        """Return the tables of one of its segments, with its lanes at multiples of so many rows."""
+        member = int(self.places(np.array([number]))[0])
+        runs = self.runs[self.runs_of(member)].copy()
+        runs[:, 0] = line * np.arange(len(runs))
+        return PackTables(self.members[member : member + 1], runs)
+
+    def split(self, first: int, rows: int) -> list[tuple[int, int]]:
+        """Return a range of rows of the pack as ranges within single lanes: the first row of each, and their number."""
+        run = int(np.searchsorted(self.first_rows, first, "right")) - 1
+        parts, stop = [], first + rows
+        while first < stop and run < len(self.runs):
+            begin, end = int(self.first_rows[run]), int(self.first_rows[run] + self.rows[run])
+            low, high = max(first, begin), min(stop, end)
+            if low < high:
+                parts.append((low, high - low))
+            first, run = max(first, end), run + 1
+        return parts
+
+
+def read_tables(info: SegmentInfo) -> PackTables:
+    """Read the tables of a pack.
+
+    Raises FormatError where they do not fit their checksums, or cannot be; FileNotFoundError where they are missing.
+    """
+    assert info.packed is not None
+    members, runs = (_read_table(info, path) for path in layout.PACK_TABLES)
+    tables = PackTables(members, runs)
+    rows = (rows for leaf, rows in info.chunk_rows.items() if not layout.is_of_episodes(leaf))
+    if not _are_possible(tables, min(rows) - layout.ROWS_BEHIND) or not _are_values(tables, sum(info.values)):
+        raise FormatError(f"{info.path}: the tables of a pack say what cannot be; run `diskreplay repair`")
+    return tables
+
+
+def open_shard(info: SegmentInfo, leaf: str) -> Shard:
+    """Open a compressed array of a pack; errors as for `SegmentInfo.map_chunk`."""
+    return Shard(info.chunk_path(leaf, 0), info.chunk_rows[leaf], info.arrays[leaf].row_bytes, info.compressed[leaf])
+
+
+def _read_table(info: SegmentInfo, path: str) -> Ints:
+    shape, name = _shape(info, path), f"{info.path}/{path}/c.0.0"
+    try:
+        data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
+        with suppress(MappingRefused):
+            return map_file(name, len(data)).array("<i8", shape)  # of 100,000 segments, these are some megabytes
+    except (OSError, FormatError):
+        if not (data := table_from_copy(info, path)):
+            raise
+    return np.frombuffer(data, "<i8").reshape(shape)
+
+
+def table_from_copy(info: SegmentInfo, path: str) -> bytes:
+    """Return what the file of a table holds, from the copy of both; nothing where that is damaged or gone."""
+    with suppress(OSError, FormatError):
+        data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * _MOST_BYTES)
+        members, runs = (8 * math.prod(_shape(info, table)) for table in layout.PACK_TABLES)
+        return _checked(info, path, data[:members] if path == layout.MEMBERS else data[members : members + runs])
+    return b""
+
+
+def _checked(info: SegmentInfo, path: str, data: bytes) -> bytes:
+    name = f"{path}/c.0.0"
+    lines, columns = _shape(info, path)
+    if len(data) != 8 * lines * columns or crc32c(data) != info.checksums.get(name):
+        raise FormatError(f"{info.path}/{name} does not fit its checksum; run `diskreplay repair`")
+    return data
+
+
+def _shape(info: SegmentInfo, path: str) -> tuple[int, int]:
+    assert info.packed is not None
+    which = layout.PACK_TABLES.index(path)
+    return info.packed[which], len(layout.PACK_COLUMNS[which])
+
+
+def _are_possible(tables: PackTables, rows: int) -> bool:
+    """Whether each number is between its bounds, and no row of a pack with room for so many is in two lanes."""
+    members, runs = tables.members, tables.runs
+    if (members < 0).any() or (runs < 0).any():
+        return False
+    if (members[:, 2] >= layout.MAX_SEGMENTS).any() or (runs[:, 2] >= layout.MAX_LANES).any():
+        return False
+    if (members[:, 1] < 1).any() or (members[:, 1] > layout.MAX_LANES).any() or members[:, 1].sum() != len(runs):
+        return False
+    if (np.diff(tables.numbers) <= 0).any() or int(tables.numbers[-1]) >= layout.MAX_SEGMENTS:
+        return False
+    most = layout.POSITION_MASK // np.repeat(tables.lanes, tables.lanes)
+    if (tables.first_rows > rows).any() or (tables.rows > np.minimum(most, rows)).any():
+        return False
+    stop = tables.first_rows + tables.rows
+    return bool((stop[:-1] <= tables.first_rows[1:]).all() and (stop <= rows).all())
+
+
+def _are_values(tables: PackTables, count: int) -> bool:
+    """Whether so many values of episodes are in the lanes of a pack, one lane behind the other, as far as it has rows.
+
+    Numbers are not negative: they are added up only where each is possible.
+    """
+    values = tables.runs[:, 4]
+    stop = np.cumsum(values)
+    return bool((values <= tables.rows).all() and (tables.runs[:, 3] == stop - values).all() and stop[-1] == count)
+
+
+def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    """Yield the packs of a store that can be read, newest first, without those that were merged into others."""
+    merged = set[int]()
+    for info, tables in all_packs(root):
+        members = tables.numbers.tolist()
+        if merged.isdisjoint(members):
+            merged.update(members)
+            yield info, tables
+
+
+def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    """Yield the packs of a store that can be read, newest first, from a number on."""
+    for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
+        folder = root.segment_path(number)
+        if os.path.exists(f"{folder}/{layout.MEMBERS}") or os.path.exists(f"{folder}/{layout.TABLES_COPY}"):
+            with suppress(OSError, FormatError):
+                info = read_segment(root, number)
+                if info.packed is not None:
+                    yield info, read_tables(info)
+
+
+def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
+    """Return the newest pack that has a segment, None where there is none that can be read: the store may be gone."""
+    with suppress(FormatError):
+        for info, tables in _packs_after(root, number):
+            if tables.places(np.array([number]))[0] >= 0:
+                return info, tables
+    return None
+
+
+def merged_numbers(root: Root, first: int) -> set[int]:
+    """Return the segments that are in packs with the number ``first``, or a higher one."""
+    return {number for _, tables in _packs_after(root, first - 1) for number in tables.numbers.tolist()}
+
+
+def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
+    """Yield the packs behind a number, the newest first; all of them once more where one left meanwhile.
+
+    It may have been merged into one that had not come when the folder was listed.
+    """
+    for _ in range(_ATTEMPTS):
+        listed = [other for other in listed_numbers(root) if other > number]
+        yield from all_packs(root, number + 1)
+        if all(os.path.lexists(root.segment_path(other)) for other in listed):
+            return
+
+
+def find_superseded(root: Root) -> set[int]:
+    """Return the numbers of the segments, and of the packs, of a store whose rows are in packs that came later."""
+    return merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
+
+
+def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
+    """Return the segments that are in these packs, and those of the packs that were merged into others.
+
+    ``packs`` are the numbers of the segments in each pack, by its number.
+    """
+    merged, older = set[int](), set[int]()
+    for number in sorted(packs, reverse=True):
+        members = {*packs[number]}
+        if not merged.isdisjoint(members):
+            older.add(number)
+        merged |= members
+    return merged | older

@@ -1,0 +1,295 @@
+"""Replaces a damaged segment by one with the rows that are whole, in the same places, and so under the same ids.
+
+It is built beside the counters as ``new-NNNNNNNN``, which any holder of the store lock may delete. Complete and
+fsynced, it becomes ``rebuilt-NNNNNNNN``; then the damaged one is moved to quarantine, and this one into its place.
+While the empty folder ``replaced-NNNNNNNN`` exists, readers have not been notified yet. The next holder of the store
+lock that finds either of these continues from there.
+"""
+
+import dataclasses
+import errno
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import is_folder
+from diskreplay.segments.blocks import BlockSums, Chunk, Sums, known_sums, parse, sealed_chunks
+from diskreplay.segments.damage.damage import Damage, Range
+from diskreplay.segments.damage.damaged_copies import prove_by_blocks
+from diskreplay.segments.damage.quarantine import move_aside, quarantined_numbers
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.episode_table import write_table
+from diskreplay.segments.files.commit import read_lane_counter
+from diskreplay.segments.files.copies import WRITE_BITS
+from diskreplay.segments.files.durable import descriptor, drafted, move, sync_folder, sync_tree, write_file
+from diskreplay.segments.files.mapping import data_ranges, opened, read_regular
+from diskreplay.segments.files.times import repeat_times, time_bounds
+from diskreplay.segments.inner_chunks import InnerChunks
+from diskreplay.segments.packs import read_tables
+from diskreplay.segments.segment import Lost, SegmentInfo
+from diskreplay.segments.shards import Compressed, ShardWriter, index_bytes, zstd
+
+_BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
+_COPIED_AT_ONCE = 64 << 20
+_MOST_BYTES = 64 << 20  # of a document or a counter
+# What the system says where it cannot copy inside of itself.
+_NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
+
+
+def build_copy(info: SegmentInfo, damage: Damage) -> str:
+    """Build a copy of a sealed segment without what is damaged; return its folder, relative to the store.
+
+    The caller holds the store lock. The damaged segment is only read. Raises StorageFull where there is no room for it,
+    FormatError where a small file does not fit its checksum or what was whole is not any more; nothing is left behind.
+    """
+    name = f"{_BUILDING}{layout.segment_name(info.number)}"
+    folder = f"{info.root.counters_folder}/{name}"
+    with drafted(folder):
+        os.mkdir(folder)
+        _Build(info, damage, folder).run()
+        sync_tree(folder)
+    return f"{layout.COUNTERS}/{name}"
+
+
+class _Build:
+    def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
+        self._info, self._damage, self._folder = info, damage, folder
+        self._sums: dict[str, int] = {}
+        # Times are repeated within a lane; in a pack, one begins at each of these rows.
+        self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
+
+    def run(self) -> None:
+        info, lanes, paths = self._info, len(self._info.lanes), self._info.blueprint.paths
+        for path in paths:
+            os.mkdir(f"{self._folder}/{path}")
+        chunks = list(sealed_chunks(info))
+        made = {chunk.name for chunk in chunks} | {layout.BLOCKS, layout.INDEXES_COPY}
+        for name in sorted(info.checksums.keys() - made):
+            if name.rpartition("/")[0] in paths:
+                self._copy_small(name)
+        write_file(f"{self._folder}/{layout.COMMITTED}/{layout.LOCK}")
+        rows = read_lane_counter(f"{self._folder}/{layout.COMMITTED}", lanes)
+        blocks, known = BlockSums(), known_sums(info)
+        compressed, indexes = {}, []
+        for chunk in chunks:
+            if chunk.array.path in info.compressed:
+                compressed[chunk.array.path], index = self._build_compressed(chunk, blocks)
+                indexes.append(index)
+                continue
+            skipped = self._skipped(chunk)
+            self._build_chunk(chunk, skipped, rows, blocks)
+            self._check(chunk, blocks.chunks[chunk.array.path, chunk.number], known.get(chunk.name), skipped)
+        self._sums[layout.BLOCKS] = blocks.write(self._folder)
+        if indexes:
+            write_file(f"{self._folder}/{layout.INDEXES_COPY}", b"".join(indexes))
+            self._sums[layout.INDEXES_COPY] = crc32c(b"".join(indexes))
+        ranges = sorted(
+            (first * lanes + lane, stop - first, end - begin)
+            for lane, some in self._damage.lost.items()
+            for (first, stop), (begin, end) in zip(some, self._damage.lost_values[lane], strict=True)
+        )
+        lost = Lost(
+            tuple((position, count) for position, count, _ in ranges),
+            self._damage.steps_lost,
+            tuple(values for *_, values in ranges),
+        )
+        rebuilt = dataclasses.replace(
+            info,
+            path=Path(self._folder),
+            inode=os.stat(f"{self._folder}/{layout.COMMITTED}/c.0").st_ino,
+            lost=lost,
+            compressed=compressed,
+            times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost, self._begins.tolist()),
+        )
+        episodes, sums = write_table(rebuilt, rows, f"{self._folder}/{layout.EPISODES}")
+        rebuilt = dataclasses.replace(rebuilt, episodes=episodes, checksums={**self._sums, **sums})
+        for name in (layout.METADATA, layout.DOCUMENT_COPY):
+            write_file(f"{self._folder}/{name}", rebuilt.own_document())
+
+    def _build_chunk(self, chunk: Chunk, skipped: list[Range], rows: NDArray[np.int64], blocks: BlockSums) -> None:
+        info, leaf = self._info, chunk.array.path
+        with descriptor(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            os.ftruncate(fd, chunk.nbytes)
+            self._copy(chunk.name, fd, layout.subtract_ranges([(0, chunk.nbytes)], skipped))
+            if leaf == layout.DONE:
+                self._put_flags(fd, chunk.number)
+            elif leaf == layout.TIME:
+                least = 0 if info.times is None else info.times[0]
+                repeat_times(self._folder, chunk.number, info.chunk_rows[leaf], rows, skipped, least, self._begins)
+            self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd)
+            os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)  # as sealed chunks are
+
+    def _build_compressed(self, chunk: Chunk, blocks: BlockSums) -> tuple[Compressed, bytes]:
+        """Build the file of a compressed array; return how it is compressed, and its index.
+
+        Inner chunks without a row that is lost are copied as they are, and those that are damaged left out.
+        """
+        leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
+        how, per_chunk = self._info.compressed[leaf], self._info.chunk_rows[leaf]
+        inner, lost = InnerChunks(self._info, leaf), self._damage.more.get(0, [])
+        with descriptor(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+            writer = ShardWriter(fd, per_chunk, row_bytes, how.rows, how.level)
+            for number in range(inner.count):
+                first, stop = number * how.rows, (number + 1) * how.rows
+                if frame := inner.frame(number):
+                    cleared = [(max(a, first) - first, min(b, stop) - first) for a, b in lost if a < stop and first < b]
+                    writer.put(number, _without_rows(frame, cleared, how, row_bytes) if cleared else frame)
+            nbytes, index = writer.finish(), index_bytes(per_chunk, how.rows)
+            self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd, chunk.block)
+            os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)
+            return how._replace(nbytes=nbytes), os.pread(fd, index, nbytes - index)
+
+    def _copy_small(self, name: str) -> None:
+        """Copy a document, a counter, or what else is small and has a checksum."""
+        data = read_regular(f"{self._info.path}/{name}", None, _MOST_BYTES)
+        if crc32c(data) != self._info.checksums[name]:
+            raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
+        write_file(f"{self._folder}/{name}", data)
+        self._sums[name] = self._info.checksums[name]
+
+    def _skipped(self, chunk: Chunk) -> list[Range]:
+        """Return the bytes of a chunk file that stay zeros: what is damaged, and rows that are lost."""
+        row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
+        skipped, above = list(self._damage.parts.get(chunk.name, [])), chunk.number * per_chunk
+        lost = self._damage.lost_values if chunk.array.is_of_episodes else self._damage.lost
+        for lane, ranges in lost.items():
+            for first, stop in ranges:
+                low, high = max(first - above, 0), min(stop - above, per_chunk)
+                if low < high:
+                    at = lane * per_chunk
+                    skipped.append(((at + low) * row_bytes, (at + high) * row_bytes))
+        return layout.merge_ranges(skipped)
+
+    def _copy(self, name: str, target: int, parts: list[Range]) -> None:
+        """Copy parts of a chunk file; its holes stay holes."""
+        try:
+            opening = opened(f"{self._info.path}/{name}", None)
+        except (OSError, FormatError):
+            return  # it is gone, and all of it is skipped
+        with opening as source:
+            size = os.fstat(source).st_size
+            for start, stop in parts:
+                for first, last in data_ranges(source, start, min(stop, size)):
+                    _copy_range(source, target, first, last)
+
+    def _put_flags(self, fd: int, chunk: int) -> None:
+        per_chunk = self._info.chunk_rows[layout.DONE]
+        for (lane, row), flags in self._damage.flags.items():
+            if row // per_chunk == chunk:
+                os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
+
+    def _check(self, chunk: Chunk, found: bytes, known: Sums | None, skipped: list[Range]) -> None:
+        """See that every block that was copied as a whole has the checksum it had."""
+        if known is None:
+            return
+        block = chunk.block
+        for at in (np.flatnonzero(parse(found, chunk.nbytes, block) != known) * block).tolist():
+            if not any(first < at + block and at < stop for first, stop in skipped):
+                raise FormatError(f"{self._info.path}/{chunk.name} changed while it was copied")
+
+
+def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes: int) -> bytes:
+    """Return an inner chunk with zeros in some of its rows."""
+    library = zstd()
+    data = bytearray(library.ZstdDecompressor().decompress(frame, max_output_size=how.rows * row_bytes))
+    for first, stop in cleared:
+        data[first * row_bytes : stop * row_bytes] = bytes((stop - first) * row_bytes)
+    again: bytes = library.ZstdCompressor(level=how.level).compress(bytes(data))
+    return again
+
+
+def _copy_range(source: int, target: int, first: int, stop: int) -> None:
+    """Copy bytes to the same place; where the file system can, blocks are shared and not copied."""
+    while first < stop:
+        count = min(stop - first, _COPIED_AT_ONCE)
+        try:
+            done = os.copy_file_range(source, target, count, first, first)
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+            done = os.pwrite(target, os.pread(source, min(count, 1 << 20), first), first)
+        if not done:
+            raise FormatError("a chunk became shorter while it was copied")
+        first += done
+
+
+# --- in place of the damaged one --------------------------------------------------------------------------------------
+
+
+def put_in_place(root: Root, number: int, building: str, reason: str, steps: int) -> str | None:
+    """Put a rebuilt segment in place of the damaged one; return where that one is now.
+
+    ``reason`` and ``steps``, those that are lost, go into the record of the damaged one.
+
+    The caller holds the store lock.
+    """
+    os.rename(root.folder / building, _beside(root, _REBUILT, number))
+    sync_folder(root.counters_folder)
+    return _replace(root, number, reason, steps)
+
+
+def rebuild_copy(info: SegmentInfo) -> bool:
+    """Replace a copy of a sealed segment by its blocks that fit their checksums, where these prove more than marks.
+
+    See `damaged_copies.prove_by_blocks`. The damaged one goes to quarantine as it is.
+
+    The caller holds the store lock, and the segment's. Returns False, and nothing is changed, where marks count. Raises
+    FormatError or OSError where small files do not fit either, StorageFull where there is no room; nothing is changed.
+    """
+    if (proof := prove_by_blocks(info)) is None:
+        return False
+    building = build_copy(proof.sealed, proof.damage)
+    reason = "blocks do not fit their checksums; what fits is in the rebuilt one"
+    put_in_place(info.root, info.number, building, reason, proof.steps_lost)
+    return True
+
+
+def finish_replacements(root: Root) -> list[int]:
+    """Complete replacements that a process died in; return which segments. The caller holds the store lock."""
+    found = _numbers(root, _REBUILT)
+    for number in found:
+        _replace(root, number)
+    for number in (replaced := _numbers(root, _REPLACED)):
+        _notify(root, number)
+    return sorted({*found, *replaced})
+
+
+def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 0) -> str | None:
+    rebuilt, path = _beside(root, _REBUILT, number), root.segment_path(number)
+    aside = None
+    if os.path.lexists(path):
+        aside = move_aside(root.folder, f"{layout.SEGMENTS}/{path.name}", reason, steps=steps, rebuilt=True)
+    elif number not in quarantined_numbers(root.folder) or number < int(root.counters().read()[layout.FIRST_LIVE]):
+        # It was evicted since. What was built is not needed, and not deleted: that is for retention alone.
+        move_aside(root.folder, f"{layout.COUNTERS}/{rebuilt.name}", "its segment was evicted meanwhile", steps=0)
+        return None
+    _beside(root, _REPLACED, number).mkdir(exist_ok=True)
+    move(rebuilt, path)
+    _notify(root, number)
+    return aside
+
+
+def _notify(root: Root, number: int) -> None:
+    """Make readers list the segments again."""
+    root.counters(writable=True).count(layout.CHANGES)
+    with suppress(OSError):  # somebody put a file there; listing again costs little
+        _beside(root, _REPLACED, number).rmdir()
+
+
+def _beside(root: Root, beginning: str, number: int) -> Path:
+    return root.counters_folder / f"{beginning}{layout.segment_name(number)}"
+
+
+def _numbers(root: Root, beginning: str) -> list[int]:
+    """Return the numbers of the segments that have such a folder beside the counters."""
+    names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
+    numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
+    folders = {number: _beside(root, beginning, number) for number in numbers}
+    return [number for number, folder in folders.items() if is_folder(folder)]

@@ -1,0 +1,373 @@
+"""Sealing: makes a segment immutable. Every step may be repeated after a crash.
+
+The order: rows that are no data are cut off or zeroed, shapes become exact, checksums are taken, everything is synced,
+and only then `sealed` is written. A sync is one of the whole file system: a segment is thirty files and folders, and
+waiting for each takes ten times as long. Only the background thread waits.
+"""
+
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.ids import NO_STEP
+from diskreplay.segments.blocks import BlockSums
+from diskreplay.segments.damage.unproven import forget_claims, keep_proven_rows
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.metadata import RowArray
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.episode_table import write_table
+from diskreplay.segments.files.commit import read_lane_counter, write_lane_counter
+from diskreplay.segments.files.copies import note_changed, open_protected, protect
+from diskreplay.segments.files.durable import (
+    check_written,
+    punch_hole,
+    storage_errors,
+    sync_file_system,
+    write_atomic,
+    write_file,
+    writing_back,
+)
+from diskreplay.segments.files.extents import Extent, extent_of
+from diskreplay.segments.files.file_systems import is_shared
+from diskreplay.segments.files.machine import MOST_NS, boot_id, boot_time, clock_ns, machine_id
+from diskreplay.segments.files.mapping import data_ranges, opened, read_regular, refuse_links
+from diskreplay.segments.files.times import last_time, time_bounds
+from diskreplay.segments.marks import map_trusted, shows_live_rows
+from diskreplay.segments.segment import SegmentInfo, read_segment
+from diskreplay.workers import Job, Workers
+
+Salvaged = Mapping[int, NDArray[np.int64]]
+
+_BLOCK_BYTES = 1 << 20
+# Chunk files of a segment with so many bytes are worth a second thread.
+_SHARED_BYTES = 16 << 20
+# Of so many segments, the newest ones, times are read: some may be damaged, or gone.
+_NEWEST = 16
+_PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
+
+
+@dataclass
+class _Finished:
+    """A segment whose files are as they will stay, but for ``durable`` and its own attributes."""
+
+    info: SegmentInfo
+    data: Extent
+    kept_extent: Extent  # with what is kept behind it, though nothing proves that it is whole
+    is_live: bool  # whether its memory is trusted
+    checksums: dict[str, int]
+    times: tuple[int, int] | None = None
+    blocks: BlockSums = field(default_factory=BlockSums)
+    episodes: int | None = None
+    # By chunk.
+    steps: dict[int, int] = field(default_factory=dict)
+    unproven_steps: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of each lane that are data."""
+        return self.data.rows
+
+    @property
+    def kept(self) -> NDArray[np.int64]:
+        """The rows of each lane that are kept."""
+        return self.kept_extent.rows
+
+    @property
+    def claimed(self) -> tuple[int, ...] | None:
+        """The rows that are kept, where these are more than the data."""
+        return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
+
+
+def seal_segments(
+    root: Root,
+    infos: Sequence[SegmentInfo],
+    salvaged: Salvaged | None = None,
+    is_waited_for: Callable[[], bool] = lambda: False,
+) -> None:
+    """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet.
+
+    ``is_waited_for`` tells whether somebody waits for it by now, who may lend it a second processor meanwhile.
+
+    Of one that has to prove its rows, those count that its marks prove, or that ``salvaged`` names by the segment's
+    number. What its counters had claimed beyond them is kept in place. Raises StorageFull where there is no room for
+    their documents, and the call may be repeated; StoreNotFound where the store was deleted or replaced since it was
+    opened; NotWritten where a sync failed, or the system could not write one of the files back: what the disk holds is
+    unknown; otherwise the system's OSError.
+    """
+    root.check_still_there()
+    with storage_errors(root.folder):
+        finished = [_finish_files(info, (salvaged or {}).get(info.number), is_waited_for) for info in infos]
+    with writing_back():
+        sync_file_system(root.folder)
+        for segment in finished:
+            _place_table(segment)
+            for name in segment.checksums:
+                check_written(f"{segment.info.path}/{name}")
+    with storage_errors(root.folder):
+        for segment in finished:
+            _write_sealed_beside(segment)
+    with writing_back():
+        sync_file_system(root.folder)
+    with storage_errors(root.folder):
+        for segment in finished:
+            forget_claims(segment.info, segment.claimed is not None)
+        for info in infos:
+            os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
+    sync_file_system(root.folder)
+
+
+def _finish_files(
+    info: SegmentInfo, salvaged: NDArray[np.int64] | None, is_waited_for: Callable[[], bool]
+) -> _Finished:
+    refuse_links(info.path, info.blueprint.paths)
+    is_live = shows_live_rows(info)
+    if is_live:
+        rows = kept = _finish_counters(info)
+    else:
+        rows, kept = keep_proven_rows(info, salvaged)
+    # All three say the same in the end: any one of them can be restored from another.
+    crc = crc32c(rows.tobytes())
+    data = extent_of(info, rows)
+    sums = {f"{name}/c.0": crc for name in layout.LANE_COUNTERS}
+    segment = _Finished(info, data, extent_of(info, kept, data), is_live, sums)
+    _finish_chunks(segment, is_waited_for)
+    for path, document in info.documents():
+        if array := info.arrays.get(path):
+            _finish_array(segment, array)
+        else:
+            name = f"{path}/{layout.METADATA}"
+            if not _has_content(f"{info.path}/{name}", document):
+                write_atomic(info.path / name, document)
+            segment.checksums[name] = crc32c(document)
+    segment.times = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
+    segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
+    shutil.rmtree(_table_draft(info), ignore_errors=True)  # of a process that died here
+    segment.episodes, sums = write_table(info, rows, _table_draft(info))
+    segment.checksums |= sums
+    return segment
+
+
+def _beside(info: SegmentInfo) -> str:
+    # Inside an array's folder: zarr would warn of a file that it does not know beside the segment's own.
+    return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
+
+
+def _table_draft(info: SegmentInfo) -> str:
+    # In the same place, so that no zarr reader finds a table that is not durable.
+    return f"{info.path}/{layout.COMMITTED}/.{layout.EPISODES}"
+
+
+def _place_table(segment: _Finished) -> None:
+    """Put the table of episodes in its place; one of an earlier sealing may be there."""
+    folder = f"{segment.info.path}/{layout.EPISODES}"
+    if os.path.lexists(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    if segment.episodes is not None:
+        os.rename(_table_draft(segment.info), folder)
+
+
+def _write_sealed_beside(segment: _Finished) -> None:
+    """Set the counter of durable rows, as all of them are, and prepare the sealed attributes."""
+    info = segment.info
+    for name in (layout.OBSERVED, layout.DURABLE):
+        write_lane_counter(f"{info.path}/{name}", segment.rows)
+    for name in layout.LANE_COUNTERS:
+        note_changed(f"{info.path}/{name}/c.0", for_good=True)
+    sealed = dataclasses.replace(
+        info,
+        sealed=True,
+        steps=sum(segment.steps.values()) - info.lost.surplus,
+        values=tuple(segment.data.values.tolist()) if info.has_values else (),
+        checksums=segment.checksums,
+        sealed_at=round(time.time(), 3),
+        sealed_clock=boot_time(),
+        times=segment.times,
+        episodes=segment.episodes,
+        claimed=segment.claimed,
+        unproven_steps=sum(segment.unproven_steps.values()),
+        unproven_time=0 if segment.claimed is None else _latest(info),
+    )
+    document = sealed.own_document()
+    write_file(_beside(info), document)
+    write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
+
+
+def _latest(info: SegmentInfo) -> int:
+    """Return a time, in nanoseconds since the epoch, before which nothing came that is in the store by now.
+
+    The wall clock may have been set back since the newest rows came.
+    """
+    words = info.root.counters().read()
+    latest, end = (
+        [time.time_ns(), int(words[layout.HORIZON]), int(words[layout.FRONTIER])],
+        int(words[layout.NEXT_SEGMENT]),
+    )
+    for number in range(max(0, end - _NEWEST), end):
+        if number != info.number:
+            with suppress(OSError, FormatError):
+                latest.append(last_time(read_segment(info.root, number)))
+    return min(max(latest), MOST_NS)
+
+
+def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
+    """Fix what is data of a segment whose memory can be trusted; return the rows of each lane.
+
+    That is all that was committed, and the last observation of an episode that nobody ended.
+    """
+    lanes = len(info.lanes)
+    committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
+    if (observed > committed).any():
+        committed = committed.copy()
+        for lane in np.flatnonzero(observed > committed).tolist():
+            _end_with_observation(info, lane, int(committed[lane]))
+            committed[lane] += 1
+        write_lane_counter(f"{info.path}/{layout.COMMITTED}", committed)
+    return committed
+
+
+def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
+    """Make the observation at ``row`` the final one of a cut episode; a dead writer may have torn the other fields."""
+    flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
+    # Only what is live comes here: this is the clock of the rows before.
+    known = {layout.DONE: bytes([flags]), layout.TIME: clock_ns().to_bytes(8, "little")}
+    for leaf in info.arrays:
+        if leaf == "obs" or leaf.startswith("obs/") or layout.is_of_episodes(leaf):
+            continue
+        chunk, at = divmod(row, info.chunk_rows[leaf])
+        nbytes = info.arrays[leaf].row_bytes
+        data = known.get(leaf, bytes(nbytes))
+        with open_protected(info.chunk_path(leaf, chunk)) as fd:
+            os.pwrite(fd, data, (lane * info.chunk_rows[leaf] + at) * nbytes)
+
+
+def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> None:
+    """Finish all chunk files: take their checksums and count the steps. Two threads do while somebody waits."""
+    arrays = segment.info.arrays.values()
+    places = [(array, chunk) for array in arrays for chunk in range(_chunk_count(segment, array))]
+    may_share = sum(segment.info.chunk_nbytes(array.path) for array, _ in places) > _SHARED_BYTES
+    left = iter(places)
+
+    def finish() -> None:
+        for array, chunk in left:
+            _finish_chunk(segment, array, chunk)
+
+    helper = Job(finish)
+    with closing(Workers(1, "diskreplay-checksums")) as thread:
+        try:
+            for array, chunk in left:
+                if may_share and is_waited_for():
+                    may_share = False
+                    thread.begin(helper)
+                _finish_chunk(segment, array, chunk)
+        finally:
+            helper.withdraw()
+    helper.result()
+
+
+def _chunk_count(segment: _Finished, array: RowArray) -> int:
+    return -(-int(segment.kept_extent.of(array.path).max()) // segment.info.chunk_rows[array.path])
+
+
+def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
+    """Punch out what lies past each lane's rows in a chunk, take its checksums, and count the steps by its flags.
+
+    Takes away the permission to write: a chunk that was copied before it was sealed is told from one that was copied
+    afterwards by that. Concurrency: a thread for one chunk, another for another.
+    """
+    info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
+    kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
+    with open_protected(info.chunk_path(array.path, chunk)) as fd:
+        # By whole arrays, here and below: with thousands of lanes a loop would hold up the threads that append.
+        begins = np.arange(len(kept) + 1) * per_chunk
+        for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
+            punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
+        segment.checksums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
+        if array.path == layout.DONE:
+            steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
+            segment.steps[chunk] = steps
+            segment.unproven_steps[chunk] = _count_in_chunk(fd, kept, per_chunk) - steps
+        protect(fd)
+
+
+def _finish_array(segment: _Finished, array: RowArray) -> None:
+    """Delete the chunks past the longest lane of an array, and make its shape exact."""
+    info, longest = segment.info, int(segment.data.of(array.path).max())
+    name = f"{array.path}/{layout.METADATA}"
+    document = info.rows_document(array.path, longest)
+    is_exact = _has_content(f"{info.path}/{name}", document)
+    # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
+    if not (segment.is_live and is_exact):
+        _remove_behind(info, array, _chunk_count(segment, array))
+    if not is_exact:
+        info.write_rows(array.path, longest)
+    note_changed(f"{info.path}/{name}", for_good=True)
+    segment.checksums[name] = crc32c(document)
+
+
+def _has_content(path: str, document: bytes) -> bool:
+    """Whether a file has this content: a loss of power may have left it empty, or missing."""
+    try:
+        return read_regular(path, None, len(document) + 1) == document
+    except FileNotFoundError:
+        return False
+
+
+def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray[np.int64]:
+    """Return how many rows of each lane one chunk holds."""
+    return np.clip(rows - chunk * per_chunk, 0, per_chunk)
+
+
+def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
+    """Remove all but the document and the first chunks: after a loss of power, any of what was begun may be there."""
+    known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
+    for name in os.listdir(info.path / array.path):
+        if name not in known and name.startswith((".", "c.")):
+            os.unlink(info.path / array.path / name)
+
+
+def count_steps(info: SegmentInfo) -> int:
+    """Count the steps of a segment that can be trusted: its rows without observations and markers."""
+    return count_steps_in(info, map_trusted(info)[1].copy())
+
+
+def count_steps_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
+    """Count the steps in the first rows of each lane of a segment."""
+    return count_flags(str(info.path), rows, info.chunk_rows[layout.DONE]) - info.lost.surplus
+
+
+def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
+    """Count the steps in the first rows of each lane by the flags in a segment's folder."""
+    steps = 0
+    for chunk in range(-(-int(rows.max()) // per_chunk)):
+        with opened(f"{segment}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", len(rows) * per_chunk) as fd:
+            steps += _count_in_chunk(fd, _rows_inside(rows, chunk, per_chunk), per_chunk)
+    return steps
+
+
+def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
+    """Count the steps in the first rows of each lane of a chunk of flags."""
+    steps = int(kept.sum())  # what lies in a hole has no flag, and is a step
+    for first, stop in data_ranges(fd, 0, len(kept) * per_chunk):
+        for at in range(first, stop, _BLOCK_BYTES):  # some at a time: a collector stays small
+            flags = np.frombuffer(os.pread(fd, min(stop - at, _BLOCK_BYTES), at), np.uint8)
+            lanes, rows = np.divmod(at + np.flatnonzero(flags & NO_STEP), per_chunk)
+            steps -= int(np.count_nonzero(rows < kept[lanes]))
+    return steps
+
+
+def may_seal(info: SegmentInfo) -> bool:
+    """Whether this machine may seal a segment whose lock is free.
+
+    On a local file system that says that its writer is gone, whatever machine it was written on. Where others may have
+    it mounted too, a lock need not be seen from here, so only what was written here may be sealed.
+    """
+    return not is_shared(info.root.file_system) or info.machine == machine_id() or info.boot == boot_id()

@@ -1,0 +1,689 @@
+"""Segments: their attributes, how one is made, and how its attributes are read."""
+
+import dataclasses
+import errno
+import os
+import shutil
+import uuid as uuids
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import BY_PATH, Lookup, LookupBelow
+from diskreplay.segments.documents import layout, metadata
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.copies import is_whole_copy
+from diskreplay.segments.files.durable import (
+    drafted,
+    overwrite,
+    storage_error,
+    storage_errors,
+    sync_folder,
+    sync_tree,
+    write_atomic,
+    write_file,
+    write_zeros,
+)
+from diskreplay.segments.files.locks import Lock, try_lock
+from diskreplay.segments.files.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
+from diskreplay.segments.files.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
+from diskreplay.segments.files.volume import Volume, volume_of
+from diskreplay.segments.shards import Compressed, codec
+
+# What is read, or locked, of a segment as soon as it is seen.
+_READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
+
+# A segment that a living writer made before it needs it, beside the counters. It gets its number when it is used.
+DRAFT = "next-"
+# The one in which a pack is made.
+_PACK_DRAFT = f"{DRAFT}pack"
+_NO_NUMBER = -1
+_END_OF_TIME = 1e12
+# What a disk writes as a whole, and the most that is read of a file.
+_SECTOR, _MOST_BYTES = 512, 64 << 20
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Which rows of a segment were lost to damage, and how many steps had been in them.
+
+    Repair puts zeros in their place and flags that make one episode of each range, so that the flags are a sequence of
+    episodes everywhere. Readers leave these episodes out.
+
+    ``ranges`` are the position of the first row, and how many rows of its lane, in order of positions. ``steps`` were
+    lost; episodes that had been evicted by hand are not among them: they stay evicted ones. ``values`` are how many
+    rows of episode fields each range has: they are zeros, and count although no flag tells of them.
+    """
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    steps: int = 0
+    values: tuple[int, ...] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
+        if not self.ranges:
+            return {}
+        ranges = [list(entry) for entry in self.ranges]
+        return {"lost": ranges, "steps_lost": self.steps, "lost_values": list(self.values)}
+
+    @property
+    def entries(self) -> Iterator[tuple[int, int, int]]:
+        """The position, the rows and the values of each range."""
+        return ((position, rows, values) for (position, rows), values in zip(self.ranges, self.values, strict=True))
+
+    @property
+    def surplus(self) -> int:
+        """How many more rows stand in for what was lost than steps were: to flags, each of these rows is a step."""
+        return sum(rows for _, rows in self.ranges) - self.steps
+
+    def holds(self, position: int, lanes: int) -> bool:
+        """Tell whether a row is one of those that were lost."""
+        row, lane = divmod(position, lanes)
+        return any(
+            first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
+        )
+
+
+NOTHING_LOST = Lost()
+
+
+class PackSize(NamedTuple):
+    """How many segments are in a pack, and how many lanes these have together: the lines of its two tables."""
+
+    members: int
+    runs: int
+
+    @classmethod
+    def read(cls, value: Any) -> "PackSize | None":
+        """Return what stands in ``packed``, or raise KeyError, TypeError or ValueError."""
+        if value is None:
+            return None
+        members, runs = _whole(value["members"]), _whole(value["runs"])
+        if not 1 <= members <= min(runs, layout.MAX_SEGMENTS):
+            raise ValueError(f"packed says {members} segments with {runs} lanes")
+        return cls(members, runs)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """The attributes of a segment, and where its files are.
+
+    `path` is below the open folder of the store, `root.home`, and valid as long as that.
+    """
+
+    number: int
+    path: Path
+    root: Root = field(repr=False, compare=False)
+    uuid: str
+    writer: int
+    lanes: tuple[int, ...]
+    chunk_rows: dict[str, int]
+    machine: str
+    boot: str
+    inode: int
+    volume: Volume
+    clock: Clock  # of its boot, also where that has no meaning any more and `boot` is empty
+    created: str
+    sealed: bool = False
+    steps: int | None = None
+    values: tuple[int, ...] = ()  # of a sealed one, of each lane: the rows of episode fields; none if it has no such
+    checksums: dict[str, int] = field(default_factory=dict)
+    sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
+    sealed_clock: BootTime | None = None
+    times: tuple[int, int] | None = None  # the least and the greatest of its rows; None: not sealed, or no rows
+    # Where sealing found more rows than the marks prove: how many of each lane the counters had claimed.
+    claimed: tuple[int, ...] | None = None
+    unproven_steps: int = 0  # in those rows, at most
+    unproven_time: int = 0  # when they count as come, in nanoseconds since the epoch; 0: by a release that did not say
+    episodes: int | None = None  # lines of the table of a sealed one, if it has one: see `format.episode_table`
+    lost: Lost = NOTHING_LOST
+    packed: PackSize | None = None  # of a pack: see `format.packs`
+    compressed: dict[str, Compressed] = field(default_factory=dict)  # how arrays of a pack are, by path
+    # In memory only: how many rows of each lane readers show of a damaged copy. They leave out its `lost` episodes.
+    # See `format.damaged_copies`.
+    shown: tuple[int, ...] | None = None
+    document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: it was not read
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether these are the files that were written, and no copy, move or snapshot of them."""
+        return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
+
+    def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
+        """Whether the files are no copies; a snapshot of the volume may be one all the same."""
+        try:
+            return self.inode == counter_inode(str(self.path), lookup)
+        except FileNotFoundError:  # lost with the power
+            return False
+
+    @property
+    def lock_path(self) -> str:
+        """The lock its writer holds while it lives."""
+        return f"{self.path}/{layout.COMMITTED}/{layout.LOCK}"
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """When the first and the last row came, in nanoseconds since the epoch; zeros where it is not known."""
+        first, last = (max(0, time + self.clock.wall) for time in self.times or (-self.clock.wall,) * 2)
+        return first, last
+
+    @property
+    def kept_until(self) -> int:
+        """The time, in nanoseconds since the epoch, that the retention horizon has to pass before a sealed one leaves.
+
+        That of the last row. Rows that no mark proves have no time that can be trusted: they count as come when they
+        were set aside.
+        """
+        if self.claimed is None:
+            return self.bounds[1]
+        return max(self.bounds[1], self.unproven_time or min(int(self.sealed_at * 1e9), MOST_NS))
+
+    def came_before(self, time: int) -> bool:
+        """Whether it is sealed, and all of it came before a time, in nanoseconds since the epoch."""
+        return self.sealed and self.kept_until < time
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what stands in the segment's zarr.json."""
+        sealed: dict[str, Any] = {}
+        if self.sealed:
+            times = {"sealed_at": self.sealed_at, "sealed_clock": self.sealed_clock and list(self.sealed_clock)}
+            bounds = None if self.times is None else list(self.times)
+            values = {"values": list(self.values)} if self.has_values else {}
+            table = {} if self.episodes is None else {"episodes": self.episodes}
+            sealed = {"steps": self.steps, **values, **times, "times": bounds, **table, "checksums": self.checksums}
+        if self.claimed is not None:
+            sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
+            sealed |= {"unproven_time": self.unproven_time}
+        return {
+            "requires": [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])],
+            "uuid": self.uuid,
+            "store": self.root.uuid,
+            "writer": self.writer,
+            "lanes": list(self.lanes),
+            "chunk_rows": self.chunk_rows,
+            "machine_id": self.machine,
+            "boot_id": self.boot,
+            "inode": self.inode,
+            "volume": list(self.volume),
+            "clock": {"wall": self.clock.wall},
+            "created": self.created,
+            "sealed": self.sealed,
+            **sealed,
+            **self.lost.attributes(),
+            **({} if self.packed is None else {"packed": self.packed._asdict()}),
+            **(
+                {"compressed": {leaf: how._asdict() for leaf, how in self.compressed.items()}}
+                if self.compressed
+                else {}
+            ),
+        }
+
+    # --- its files -----------------------------------------------------------------------------------------------
+
+    @property
+    def blueprint(self) -> metadata.Blueprint:
+        """What it consists of."""
+        blueprint = self.root.blueprint.of(self.chunk_rows)
+        if self.packed is None:
+            return blueprint
+        arrays = blueprint.arrays
+        codecs = {leaf: codec(how.rows, how.level, arrays[leaf].shape) for leaf, how in self.compressed.items()}
+        return blueprint.of_pack(*self.packed, codecs)
+
+    @property
+    def arrays(self) -> dict[str, metadata.RowArray]:
+        """Its arrays with rows, by path."""
+        return self.root.blueprint.of(self.chunk_rows).arrays
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it has arrays of episode fields."""
+        return bool(self.root.blueprint.values)
+
+    def chunk_nbytes(self, leaf: str) -> int:
+        """Return the size of every chunk file of an array."""
+        if leaf in self.compressed:
+            return self.compressed[leaf].nbytes
+        return len(self.lanes) * self.chunk_rows[leaf] * self.arrays[leaf].row_bytes
+
+    def chunk_path(self, leaf: str, chunk: int) -> str:
+        """Return the path of a chunk file."""
+        return f"{self.path}/{leaf}/{self.arrays[leaf].chunk_key(chunk)}"
+
+    def map_chunk(self, leaf: str, chunk: int) -> Mapping:
+        """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
+        return map_file(self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf))
+
+    def map_numbers(self, leaf: str, chunk: int) -> NDArray[Any]:
+        """Map a chunk of flags or times, ``(lanes, rows)``; errors as for `map_chunk`."""
+        return self.map_chunk(leaf, chunk).array(self.arrays[leaf].dtype, (len(self.lanes), self.chunk_rows[leaf]))
+
+    def open_chunk(self, leaf: str, chunk: int) -> int:
+        """Open a chunk to read and write it; where it is missing, it is created whole, without blocks.
+
+        Raises FormatError where the file is not as it was made; StorageFull where there is no room for its name:
+        nothing is left behind, and the call may be repeated.
+        """
+        path, nbytes = self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf)
+        with suppress(FileNotFoundError):
+            return open_regular(path, nbytes, os.O_RDWR)
+        self.root.check_still_there()
+        # The shape first: a call that is repeated ends at the chunk that is there. Until then its rows are zeros.
+        self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
+        temporary = f"{self.path}/{leaf}/.new-{chunk}"
+        try:
+            write_file(temporary, nbytes=nbytes)
+            os.rename(temporary, path)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise storage_error(error, path) from error
+        return open_regular(path, nbytes, os.O_RDWR)
+
+    def write_rows(self, leaf: str, rows: int) -> None:
+        """Write how many rows a lane has into an array's zarr.json.
+
+        In its place: a file that replaced it would have to be synced first, or a loss of power could leave an empty one
+        where rows are durable. One that is not as it was made is replaced. Raises StorageFull where there is no room;
+        it is as it was.
+        """
+        path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
+        if not overwrite(path, document):
+            write_atomic(path, document, synced=True)
+
+    def documents(self) -> Iterator[tuple[str, bytes]]:
+        """Yield path and zarr.json of everything below the segment, parents first, with one chunk of rows."""
+        return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
+
+    def own_document(self) -> bytes:
+        """Return the segment's own zarr.json."""
+        return self.root.blueprint.segment_document(self.attributes())
+
+    def rows_document(self, leaf: str, rows: int) -> bytes:
+        """Return the zarr.json of an array with the shape of ``rows`` rows a lane."""
+        return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
+
+    def with_priority(self, rows: int) -> "SegmentInfo":
+        """Add the array of initial priorities, which says that none of so many rows of any lane has one.
+
+        Returns the new attributes. The caller writes the segment, and no mark is being made. Whatever a loss of power
+        leaves is the segment without the array, or with all of it. Raises StorageFull where there is no room; the
+        segment is as it was, and the call may be repeated.
+        """
+        leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both have as many bytes
+        changed = dataclasses.replace(self, chunk_rows={**self.chunk_rows, leaf: per_chunk})
+        building, folder = f"{self.path}/{layout.DURABLE}/.{leaf}", f"{self.path}/{leaf}"
+        chunks = max(1, -(-rows // per_chunk))
+        with drafted(building):
+            os.mkdir(building)
+            write_file(f"{building}/{layout.METADATA}", changed.rows_document(leaf, chunks * per_chunk))
+            for chunk in range(chunks):
+                write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
+            sync_tree(building)
+            shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: no reader knows it yet
+            os.rename(building, folder)
+            sync_folder(self.path)
+        write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
+        return changed
+
+
+class Size(NamedTuple):
+    """How large a segment will be: the most rows of a chunk, or bytes; and its rows a lane where they are known."""
+
+    chunk_rows: int
+    rows: int | None = None
+    least_bytes: int = 0  # a chunk that has fewer has rows of so many
+
+    @property
+    def most_values(self) -> int:
+        """The most rows of a chunk of an episode field: a whole episode has one."""
+        return self.chunk_rows if self.rows is None else 1
+
+
+def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
+    """Return the inode of a segment's committed counter: another one means that the segment is a copy."""
+    return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
+
+
+def draft_segment(
+    root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock, has_priority: bool = False
+) -> tuple[SegmentInfo, Lock]:
+    """Make a segment that has no number yet, in the folder ``building``, which is made, beside the counters.
+
+    ``has_priority``: it has the array of initial priorities. It is locked before anything else: a draft whose lock is
+    free is one of a process that died. Raises StorageFull where there is no room for it; nothing is left behind.
+    """
+    blueprint = root.blueprint.with_priority if has_priority else root.blueprint
+    with drafted(building), ExitStack() as undo:
+        os.mkdir(building)
+        lock = lock_draft(building)
+        undo.callback(lock.release)
+        chunk_rows = {
+            leaf: layout.value_chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.most_values)
+            if array.is_of_episodes
+            else layout.chunk_rows(array.row_bytes, len(lanes), root.chunk_bytes, size.chunk_rows, size.least_bytes)
+            for leaf, array in blueprint.arrays.items()
+        }
+        _build_arrays(blueprint, building, len(lanes), chunk_rows, size.rows)
+        info = SegmentInfo(
+            number=_NO_NUMBER,
+            path=Path(building),
+            root=root,
+            uuid=str(uuids.uuid4()),
+            writer=writer,
+            lanes=tuple(lanes),
+            chunk_rows=chunk_rows,
+            machine=machine_id(),
+            boot=boot_id(),
+            inode=counter_inode(building),
+            volume=volume_of(building),
+            clock=clock,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        write_file(f"{building}/{layout.METADATA}", info.own_document())
+        undo.pop_all()
+    return info, lock
+
+
+def pack_draft(root: Root) -> str:
+    """Return the folder in which a process makes a pack, if one does."""
+    return f"{root.counters_folder}/{_PACK_DRAFT}"
+
+
+def lock_draft(building: str) -> Lock:
+    """Make the lock of a draft, and return it, held."""
+    committed = f"{building}/{layout.COMMITTED}"
+    os.mkdir(committed)
+    lock = try_lock(f"{committed}/{layout.LOCK}")
+    if lock is None:  # just made, and taken for that of a dead process
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
+    return lock
+
+
+def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
+    """Give a draft its number and its place among the segments. The caller holds the store lock.
+
+    Raises StorageFull where there is no room for its name, FileNotFoundError where somebody removed the draft.
+    """
+    path = info.root.segment_path(number)
+    with storage_errors(path):
+        os.rename(info.path, path)
+    return dataclasses.replace(info, number=number, path=path)
+
+
+def remove_draft(info: SegmentInfo, lock: Lock) -> None:
+    """Remove a draft that was never placed."""
+    shutil.rmtree(info.path, ignore_errors=True)
+    lock.release()
+
+
+def _build_arrays(
+    blueprint: metadata.Blueprint, building: str, lanes: int, chunk_rows: dict[str, int], rows: int | None
+) -> None:
+    for path, document in blueprint.documents(lanes, chunk_rows, rows):
+        folder = f"{building}/{path}"
+        if path != layout.COMMITTED:  # that one is there, with its lock
+            os.mkdir(folder)
+        write_file(f"{folder}/{layout.METADATA}", document)
+        if array := blueprint.arrays.get(path):
+            write_file(f"{folder}/{array.chunk_key(0)}", nbytes=lanes * chunk_rows[path] * array.row_bytes)
+        elif path in blueprint.counters:
+            write_file(f"{folder}/c.0", bytes(8 * lanes))
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentInfo:
+    """Read and check a segment's attributes; ``path`` is its folder where that is not its place.
+
+    Raises FileNotFoundError where it was evicted, FormatError where it is damaged or hostile, and NeverWritten where
+    the power went before anything in it was durable: it is as good as evicted.
+    """
+    path = path or root.segment_path(number)
+    try:
+        with LookupBelow(str(path)) as lookup:
+            return _read_segment(root, number, path, lookup)
+    except NotADirectoryError:
+        if os.path.islink(path):
+            raise FormatError(f"{path} is a symbolic link; a store has none, restore the folder itself") from None
+        raise
+
+
+def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
+    """Return what a segment that has to prove its rows says of itself if it is a copy of a sealed one, else None.
+
+    Raises as `read_segment`.
+    """
+    with LookupBelow(str(info.path)) as lookup:
+        found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)
+    return found if found.sealed and found.packed is None and not info.sealed else None
+
+
+def write_unsealed(info: SegmentInfo) -> None:
+    """Replace the document of a sealed segment by one that is not sealed, durably.
+
+    Raises StorageFull where there is no room; the document is as it was.
+    """
+    document = dataclasses.replace(info, sealed=False, claimed=None).own_document()
+    write_atomic(info.path / layout.METADATA, document, synced=True)
+    sync_folder(info.path)
+
+
+def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_trusted: bool = False) -> SegmentInfo:
+    document_path = f"{path}/{layout.METADATA}"
+    try:
+        data, identity = metadata.read_identified(document_path, lookup)
+        attributes = metadata.parse_document(data, document_path).get("attributes")
+        metadata.verify_document(data, document_path)
+    except (FormatError, FileNotFoundError):
+        if is_never_written(str(path)):
+            raise NeverWritten(errno.ENOENT, "nothing of it was written before the power went", str(path)) from None
+        raise
+    # Of thousands of segments only these are read at once; the folders of other arrays are checked when mapped.
+    refuse_links(path, _READ_AT_ONCE, lookup)
+    try:
+        metadata.check_requires(attributes or {}, document_path)
+        info = _parse_segment(root, number, path, attributes, identity)
+        return info if is_trusted else _as_copied(info, lookup)
+    except FormatError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{document_path}: unusable attributes ({error!r}); restore this file") from None
+
+
+def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
+    """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows.
+
+    A pack was complete before it had its place.
+    """
+    if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
+        return info
+    if is_whole_copy(info.arrays, str(info.path), info.checksums):
+        if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
+            return info
+        # Who seals a copy protects its chunks, and had replaced its document before.
+        return _read_segment(info.root, info.number, info.path, lookup)
+    return dataclasses.replace(
+        info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""
+    )
+
+
+def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: metadata.Identity) -> SegmentInfo:
+    lanes, chunk_rows = tuple(map(_whole, attributes["lanes"])), attributes["chunk_rows"]
+    if not 1 <= len(lanes) <= layout.MAX_LANES or max(lanes) >= layout.MAX_LANES:
+        raise ValueError(f"lanes {lanes!r:.80}")
+    if (writer := _whole(attributes["writer"])) >= layout.MAX_SEGMENTS:
+        raise ValueError(f"writer {writer}")
+    arrays = root.blueprint.of(chunk_rows).arrays
+    compressed = _parse_compressed(attributes, arrays)
+    for leaf, array in arrays.items():
+        rows = _whole(chunk_rows[leaf])
+        nbytes = rows * len(lanes) * array.row_bytes
+        # A chunk is a power of two of rows; one row of all lanes may be wider than any chunk size asked for.
+        is_large = rows > 1 and nbytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed
+        if rows < 1 or rows & (rows - 1) or is_large:
+            raise ValueError(f"{rows} rows a chunk of {leaf}")
+    root.check_owns(path, attributes)
+    sealed = attributes["sealed"]
+    if not isinstance(sealed, bool):
+        raise TypeError("sealed")
+    packed = PackSize.read(attributes.get("packed"))
+    if packed is not None and not (sealed and lanes == (0,)):
+        raise ValueError("a pack is sealed, and has one lane")
+    return SegmentInfo(
+        number=number,
+        path=path,
+        root=root,
+        uuid=attributes["uuid"],
+        writer=writer,
+        lanes=lanes,
+        chunk_rows={leaf: chunk_rows[leaf] for leaf in arrays},
+        machine=str(attributes["machine_id"]),
+        boot=str(attributes["boot_id"]),
+        inode=_whole(attributes["inode"]),
+        volume=Volume(*map(_whole, attributes["volume"])),
+        clock=Clock.read(str(attributes["boot_id"]), attributes["clock"]),
+        created=str(attributes["created"]),
+        sealed=sealed,
+        steps=_whole(attributes["steps"]) if sealed else None,
+        values=_parse_values(attributes["values"], len(lanes)) if sealed and root.blueprint.values else (),
+        checksums=dict(attributes["checksums"]) if sealed else {},
+        sealed_at=_moment(attributes.get("sealed_at", 0)) if sealed else 0.0,
+        sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
+        times=_parse_times(attributes["times"]) if sealed else None,
+        claimed=_parse_claimed(attributes.get("claimed"), len(lanes)) if sealed else None,
+        unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
+        unproven_time=_parse_time(attributes.get("unproven_time", 0)) if sealed else 0,
+        episodes=_whole(attributes["episodes"]) if sealed and attributes.get("episodes") is not None else None,
+        lost=parse_lost(attributes, len(lanes)),
+        packed=packed,
+        compressed=compressed,
+        document=identity,
+    )
+
+
+def _parse_compressed(attributes: Any, arrays: dict[str, metadata.RowArray]) -> dict[str, Compressed]:
+    """Return how arrays of a pack are compressed."""
+    found = {leaf: Compressed.read(how) for leaf, how in attributes.get("compressed", {}).items()}
+    if not found.keys() <= arrays.keys() or (found and attributes.get("packed") is None):
+        raise ValueError(f"compressed names {sorted(found)!r:.80}")
+    return found
+
+
+def parse_lost(attributes: Any, lanes: int) -> Lost:
+    """Return what the attributes of a segment say was lost: of a sealed one, or of one that will be sealed again.
+
+    Raises TypeError or ValueError, which name what cannot be: rows beyond every segment, twice or in another order,
+    more steps than rows.
+    """
+    given, steps = attributes.get("lost", []), _whole(attributes.get("steps_lost", 0))
+    ends: dict[int, int] = {}  # by lane
+    before = -1
+    for position, rows in given:
+        row, lane = divmod(_whole(position), lanes)
+        in_order = position > before and row >= ends.get(lane, 0)
+        if not in_order or _whole(rows) < 1 or (row + rows) * lanes > layout.POSITION_MASK:
+            raise ValueError(f"lost names {rows} rows from position {position} on")
+        before, ends[lane] = position, row + rows
+    most = sum(rows for _, rows in given)
+    if steps > min(attributes.get("steps", most), most):
+        raise ValueError(f"steps_lost is {steps!r:.40}")
+    values = tuple(map(_whole, attributes.get("lost_values", [])))
+    if len(values) != len(given) or any(count > rows for count, (_, rows) in zip(values, given, strict=True)):
+        raise ValueError(f"lost_values is {values!r:.80}")
+    return Lost(tuple((position, rows) for position, rows in given), steps, values)
+
+
+def _parse_values(values: Any, lanes: int) -> tuple[int, ...]:
+    """Return how many values of episodes each lane of a sealed segment has."""
+    found = tuple(map(_whole, values))
+    if len(found) != lanes or max(found) > layout.POSITION_MASK // lanes:
+        raise ValueError(f"values is {values!r:.80}")
+    return found
+
+
+def _parse_claimed(rows: Any, lanes: int) -> tuple[int, ...] | None:
+    """Return how many rows of each lane a sealed segment keeps where nothing proves the last of them, else None."""
+    if rows is None:
+        return None
+    claimed = tuple(map(_whole, rows))
+    if len(claimed) != lanes or max(claimed) > layout.POSITION_MASK // lanes:
+        raise ValueError("claimed is no list of rows that there can be")
+    return claimed
+
+
+def _parse_times(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    first, last = map(_parse_time, value)
+    if not first <= last:
+        raise ValueError(f"times are {first} to {last}")
+    return first, last
+
+
+def _parse_time(value: Any) -> int:
+    if (time := _whole(value)) > MOST_NS:
+        raise ValueError(f"{time!r:.40} is no time")
+    return time
+
+
+def _moment(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:  # NaN is not
+        raise TypeError(f"{value!r} is not a time")
+    return float(min(value, _END_OF_TIME))
+
+
+def _whole(value: Any) -> int:
+    if not metadata.is_whole(value):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+# --- never synced before a loss of power: files are empty, or missing -------------------------------------------------
+
+
+class NeverWritten(FileNotFoundError):
+    """A segment's own document was not durable when the power went, and so none of its rows is."""
+
+
+def is_never_written(segment: str) -> bool:
+    """Whether a segment's document, which cannot be read, was lost to the power before any of its rows was durable.
+
+    A document without a checksum that fits may also be damaged. But rows are marked only after their segment's document
+    is durable; and a document has no zeros.
+    """
+    blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
+    return blank and os.path.isdir(segment)  # checked last: retention may take it out meanwhile
+
+
+def has_no_mark(segment: str) -> bool:
+    """Whether no row of a segment is known to be durable: no mark, and no durable row."""
+    if os.path.islink(f"{segment}/{layout.DURABLE}"):
+        return False
+    found = [_content(f"{segment}/{name}") for name in (layout.MARKS, f"{layout.DURABLE}/c.0")]
+    return all(data is not None and not data.strip(b"\0") for data in found)
+
+
+def _is_blank(path: str) -> bool:
+    data = _content(path)
+    if not data:
+        return data is not None
+    return any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR))
+
+
+def _content(path: str) -> bytes | None:
+    """Return the bytes of a file, none where it is missing, None where something else is in its place."""
+    try:
+        data = read_regular(path, None, _MOST_BYTES + 1)
+    except FileNotFoundError:
+        return b""
+    except (OSError, FormatError):
+        return None
+    return data if len(data) <= _MOST_BYTES else None

@@ -1,0 +1,366 @@
+"""One array of a segment as its writer sees it: which rows have their blocks, and how rows get there."""
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from mmap import PAGESIZE
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.segments.documents.layout import CLOSE_LANES, join_ranges, split_range
+from diskreplay.segments.documents.metadata import RowArray
+from diskreplay.segments.files.durable import storage_error, write_row
+from diskreplay.segments.files.mapping import MADV_RANDOM, Mapping
+from diskreplay.segments.segment import SegmentInfo
+
+Ints = NDArray[np.int64]
+
+MOST_DESCRIPTORS = 32
+_STEP_ROWS = 256
+# So much is reserved ahead of the lanes at most, or one chunk, but of no lane more rows than these.
+_MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
+# One of so many lanes.
+_CROWD = 8
+
+_LONE_LANE: Ints = np.zeros(1, np.int64)
+
+
+class Pages(NamedTuple):
+    """How the space of a lane grows in a segment's first chunk.
+
+    ``first`` pages at the beginning, then four times as many as it has below ``few``, and twice as many from there on;
+    ``step`` of them, or `_STEP_ROWS` rows, are brought into memory at once.
+    """
+
+    first: int
+    few: int
+    step: int
+
+
+# The pages of several lanes lie apart, and each range is a system call.
+_LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
+
+
+class Column:
+    """One array of the segment, as its writer sees it: the chunks that lanes stand in.
+
+    A row is one item: a number where the field is a scalar, else, and for observations, its bytes. Items are assigned
+    and scattered in a fraction of the time that numpy takes for arrays of rows.
+
+    Concurrency: one thread reserves at a time; another one may write rows that are reserved, and release chunks.
+    """
+
+    def __init__(self, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
+        self.info, self.leaf = info, array.path
+        self.dtype, self.row_bytes = array.dtype, array.row_bytes
+        self.as_bytes = is_bytes(array.path, array.shape)
+        self.item = np.dtype(f"V{self.row_bytes}") if self.as_bytes else self.dtype
+        self.zero: Any = bytes(self.row_bytes) if self.as_bytes else self.dtype.type(0)
+        self.rows = info.chunk_rows[self.leaf]
+        self.shift = self.rows.bit_length() - 1
+        self.mask = self.rows - 1
+        pages, page_rows = _LONE if len(info.lanes) == 1 else _LANE, PAGESIZE / self.row_bytes
+        self._first_rows, self._few_rows = max(2, int(pages.first * page_rows)), int(pages.few * page_rows)
+        self._step_rows = max(_STEP_ROWS, int(pages.step * page_rows))
+        self._chunk_bytes = info.chunk_nbytes(self.leaf)
+        in_bytes = _MOST_AHEAD_BYTES // (len(info.lanes) * self.row_bytes)
+        self._most_ahead = max(2, min(_MOST_AHEAD_ROWS, max(self.rows, in_bytes)))
+        self._least_ahead = max(2, min(self.rows, self._most_ahead)) if len(info.lanes) > CLOSE_LANES else 2
+        self.by_position = by_position
+        self._keeps = keeps
+        # Rows of each lane that can be written, and those whose blocks are reserved; of its last chunk perhaps not all.
+        self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
+        # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
+        self.chunks: dict[int, NDArray[Any]] = {}
+        self.descriptors: dict[int, int] = {}
+        self._mappings: dict[int, Mapping] = {}
+
+    def begin(self, rows: Ints) -> None:
+        """Begin behind the rows that each lane has already: of these nothing is written."""
+        self.reserved[:] = self._allocated[:] = rows
+
+    def reserve(self, lane: int, row: int, stop: int, rows: Ints, *, ahead: bool = False) -> None:
+        """Give the next rows of a lane their blocks, so that no write into them can find the disk full.
+
+        ``row`` is the first that needs them; with it go the rows below ``stop`` and some more, as far as its chunk
+        goes. Lanes that are shortly before the end of theirs get more in the same call, ``ahead`` of time all lanes
+        that `wanting` returns.
+        """
+        begin = int(self.reserved[lane])
+        if row < begin:
+            return
+        chunk = begin >> self.shift
+        behind = int(self._margins(begin)) if ahead else 0
+        if ahead and chunk > 0:
+            # With it lanes that are a chunk behind: together they are one range, alone a system call each.
+            behind += min(self.rows, self._most_ahead)
+        try:
+            if begin == self._allocated[lane]:
+                self._allocate(chunk, lane, stop, rows, behind)
+            upto = int(self._allocated[lane])
+            # Of many lanes the first store to each page would be a fault for each lane in the same append.
+            brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
+            if brings_in:
+                upto = min(upto, max(stop, begin + self._step_rows))
+            near = self._near(lane, upto, rows, self.reserved, behind)
+            ends = np.minimum(upto, self._allocated[near])
+            self.reserved[near] = self._populate(chunk, near, ends) if brings_in else ends
+        except OSError as error:
+            raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
+
+    def reserve_ahead(self, lanes: Ints, rows: Ints) -> bool:
+        """Reserve more for one of these lanes that soon needs it, and those near it; False: none does.
+
+        Errors as for `reserve`.
+        """
+        wanting = self.wanting(lanes, rows)
+        if len(wanting):
+            self.reserve(int(wanting[0]), int(self.reserved[wanting[0]]), 0, rows, ahead=True)
+        return len(wanting) > 0
+
+    def wanting(self, lanes: Ints, rows: Ints) -> Ints:
+        """Return which of some lanes have come so far that more should be reserved for them."""
+        return lanes[self.rows_until_wanting(lanes, rows) <= 0]
+
+    def rows_until_wanting(self, lanes: Ints, rows: Ints) -> Ints:
+        """Return how many rows each of some lanes may still get before `wanting` returns it."""
+        ends = self.reserved[lanes]
+        left: Ints = ends - self._margins(ends) - rows[lanes]
+        return left
+
+    def _margins(self, ends: Any) -> Any:
+        """Return the distance in rows, before the end of a lane's reserved rows, at which more is reserved ahead.
+
+        It is a small part of the rows that a lane has, so that a store with few rows takes little. It is larger before
+        a new chunk: to make a file waits for the file system's journal. A crowd of lanes is a chunk ahead: to make its
+        pages takes as long as many steps.
+        """
+        is_new, least = ends & self.mask == 0, self._least_ahead
+        return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
+
+    def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
+        """Return the lanes in the chunk of a lane that have less than ``upto``, and soon need more as it does.
+
+        A lane does if it is less than ``behind`` rows before the end of its reserved rows, or an eighth of the added
+        rows. If these are many of thousands of lanes, all lanes get more: one range is one system call.
+        """
+        if len(rows) == 1:
+            return _LONE_LANE
+        begin = int(now[lane])
+        base = begin >> self.shift << self.shift
+        inside = (now >= base) & (now < upto)
+        near = inside & (now - rows <= max(1, behind, (upto - begin) >> 3))
+        near[lane] = True
+        is_crowd = len(rows) > CLOSE_LANES and _CROWD * np.count_nonzero(near) >= len(rows)
+        return np.flatnonzero(inside if is_crowd else near)
+
+    def _allocate(self, chunk: int, lane: int, stop: int, rows: Ints, behind: int) -> None:
+        """Reserve blocks: in a segment's first chunk some times what a lane has, so that a short one takes little.
+
+        Later all of the lane's part of the chunk.
+        """
+        begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
+        growing = chunk == 0 and self._keeps
+        times = 4 if begin < self._few_rows else 2
+        upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
+        lanes = self._near(lane, upto, rows, self._allocated, behind)
+        # From the beginning where all of a lane's part is reserved: then neighbours are one range.
+        starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
+        firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
+        fd = self.info.open_chunk(self.leaf, chunk)
+        try:
+            # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
+            if not self.by_position and chunk not in self.chunks:
+                self._map(chunk, fd)
+            for first, last in join_ranges(firsts, lasts) if self._keeps else ():
+                os.posix_fallocate(fd, first, last - first)
+        finally:
+            os.close(fd)
+        self._allocated[lanes] = np.minimum(self._row_at(chunk, lanes, lasts), end)
+
+    def _is_whole(self, chunk: int) -> bool:
+        """Whether all of a chunk is reserved."""
+        return bool((self._allocated >= (chunk + 1) << self.shift).all())
+
+    def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
+        """Bring reserved pages of lanes into memory; return up to which row of each.
+
+        The page cache may hold many pages as one, once somebody has read the file in order. A store to one of them
+        needs the blocks of all of them: where a full disk has no room for those, this is an error and no SIGBUS.
+        """
+        firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
+        for first, last in join_ranges(firsts, lasts):
+            self._mappings[chunk].populate(first, last)
+        return np.minimum(self._row_at(chunk, lanes, lasts), self._allocated[lanes])
+
+    def bring_in(self, rows: Ints) -> None:
+        """Bring the pages of the next rows of several lanes into memory again, as far as they are reserved.
+
+        Concurrency: any thread, also while others reserve, write and release chunks.
+        """
+        ends = self.reserved.copy()
+        lanes = np.flatnonzero(rows < ends) if len(rows) > 1 else _LONE_LANE[:0]
+        chunks = rows[lanes] >> self.shift
+        for chunk in np.unique(chunks).tolist():
+            if (mapping := self._mappings.get(chunk)) is not None:
+                here = lanes[chunks == chunk]
+                stops = np.minimum(np.minimum(ends[here], rows[here] + self._step_rows), (chunk + 1) << self.shift)
+                for first, last in join_ranges(*self._pages(chunk, here, rows[here], stops)):
+                    mapping.populate(first, last)
+
+    def _pages(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+        """Return the bytes of rows of each lane, and what else is in their pages.
+
+        A store to a mapped page needs all of its blocks, however small they are.
+        """
+        before = (lanes - chunk) << self.shift
+        firsts, lasts = (before + starts) * self.row_bytes, (before + stops) * self.row_bytes
+        return firsts & -PAGESIZE, np.minimum(lasts + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
+
+    def _row_at(self, chunk: int, lanes: Ints, at: Ints) -> Ints:
+        """Return the first row of each lane that does not lie in front of a byte as a whole."""
+        return at // self.row_bytes - ((lanes - chunk) << self.shift)
+
+    def _map(self, chunk: int, fd: int) -> None:
+        mapping = self._mappings[chunk] = Mapping(fd, self._chunk_bytes, writable=True)
+        # Without it the first touch of a fresh chunk reads megabytes around it.
+        mapping.advise(MADV_RANDOM)
+        self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
+
+    def descriptor(self, chunk: int) -> int:
+        """Return an open descriptor of a chunk, which is kept."""
+        fd = self.descriptors.get(chunk)
+        if fd is None:
+            if len(self.descriptors) >= MOST_DESCRIPTORS:
+                os.close(self.descriptors.pop(next(iter(self.descriptors))))
+            fd = self.descriptors[chunk] = self.info.open_chunk(self.leaf, chunk)
+        return fd
+
+    def write_row(self, lane: int, row: int, item: Any) -> None:
+        """Write one row, which is reserved: its bytes, or a number that fits the dtype."""
+        at = lane * self.rows + (row & self.mask)
+        if self.by_position:
+            self.write_at(row >> self.shift, at, self.as_data(item))
+        else:
+            self.chunks[row >> self.shift][at] = item
+
+    def write_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
+        """Write rows ``row``, ``row + 1``, ... of a lane; they are reserved."""
+        items = self.items(block)
+        for chunk, inside, count in split_range(row, row + len(items), self.rows):
+            at, part, items = lane * self.rows + inside, items[:count], items[count:]
+            if self.by_position:
+                self.write_at(chunk, at, part.view(np.uint8).data)
+            else:
+                self.chunks[chunk][at : at + count] = part
+
+    def mapped_chunks(self, first: int, last: int) -> list[Mapping] | None:
+        """Return the mapped chunks of the rows from ``first`` to ``last``, None where one of them is not mapped."""
+        found = [self._mappings.get(chunk) for chunk in range(first >> self.shift, (last >> self.shift) + 1)]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
+        """Write one row of each of several lanes; they are reserved."""
+        for chunk, at, chosen in places:
+            some = items if chosen is None else items[chosen]
+            if self.by_position:
+                self._write_items(chunk, at, some)
+            else:
+                self.chunks[chunk][at] = some
+
+    def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
+        data, size = items.view(np.uint8).data, self.row_bytes
+        # Neighbours in the file, such as all lanes in chunks of one row, are written together.
+        edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
+        for start, stop in pairwise(edges):
+            self.write_at(chunk, int(at[start]), data[start * size : stop * size])
+
+    def write_at(self, chunk: int, at: int, data: Any) -> None:
+        """Write items, as bytes, from the one with the number ``at`` of a chunk on, by position.
+
+        Raises StorageFull where reserved blocks are not kept and there is no room; what was written is not published.
+        """
+        try:
+            write_row(self.descriptor(chunk), data, at * self.row_bytes)
+        except OSError as error:
+            raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
+
+    def items(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
+        values = np.ascontiguousarray(values)
+        # In a third of the time that reshaping and two views take; there is a row at least.
+        return np.frombuffer(values, self.item) if self.as_bytes else values
+
+    def as_data(self, item: Any) -> bytes:
+        """Return the bytes of an item."""
+        data: bytes = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
+        return data
+
+    def target(self, lane: int, row: int) -> tuple[Any, int]:
+        """Return what takes items by number, the first that of ``row``, up to the end of its chunk, and how many."""
+        at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
+        if self.by_position:
+            return _Positions(self, row >> self.shift, at), stop - at
+        return self.chunks[row >> self.shift][at:stop], stop - at
+
+    def unmap_before(self, row: int) -> None:
+        """Unmap chunks that no lane will write again; the thread that reserves does."""
+        for chunk in [c for c in self.chunks if c < row >> self.shift]:
+            del self.chunks[chunk], self._mappings[chunk]
+
+    def close_before(self, row: int) -> None:
+        """Close the descriptors of chunks that no lane will write again; the thread that writes does."""
+        for chunk in [c for c in self.descriptors if c < row >> self.shift]:
+            os.close(self.descriptors.pop(chunk))
+
+    def close(self) -> list[Mapping]:
+        """Close every chunk. The returned mappings are unmapped with the last reference to them."""
+        held = list(self._mappings.values())
+        self.chunks.clear()
+        self._mappings.clear()
+        while self.descriptors:
+            os.close(self.descriptors.popitem()[1])
+        return held
+
+
+class Places(NamedTuple):
+    """Where rows of several lanes lie in one chunk, and which of them these are; None: all."""
+
+    chunk: int
+    at: Ints
+    chosen: Ints | None
+
+
+def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
+    """Sort rows, one of each lane, by the chunk that they are in."""
+    chunks, at = rows >> shift, lanes << shift
+    at += rows
+    first = int(chunks[0])
+    if (chunks == first).all():
+        at -= first << shift
+        return [Places(first, at, None)]
+    at -= chunks << shift
+    found = []
+    for chunk in np.unique(chunks).tolist():
+        chosen = np.flatnonzero(chunks == chunk)
+        found.append(Places(chunk, at[chosen], chosen))
+    return found
+
+
+class _Positions:
+    """Rows of one chunk that are written by position, as if they were items of an array."""
+
+    __slots__ = ("_base", "_chunk", "_column")
+
+    def __init__(self, column: Column, chunk: int, at: int) -> None:
+        self._column, self._chunk, self._base = column, chunk, at
+
+    def __setitem__(self, at: int, item: Any) -> None:
+        self._column.write_at(self._chunk, self._base + at, self._column.as_data(item))
+
+
+def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
+    """Whether a writer takes a row of this leaf as bytes; observations always, as they are compared by their bytes."""
+    return bool(shape) or leaf == "obs" or leaf.startswith("obs/")

@@ -1,0 +1,192 @@
+"""What readers take from the files of a segment: its flags, its counters, and whether all of its chunks are there."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import FormatError
+from diskreplay.folders import BY_PATH, Lookup, LookupBelow
+from diskreplay.ids import Ints, places_of
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.commit import read_lane_counter
+from diskreplay.segments.files.extents import sealed_extent
+from diskreplay.segments.files.mapping import data_ranges, opened, read_into, read_part
+from diskreplay.segments.packs import PackTables
+from diskreplay.segments.parse_episodes import Gaps
+from diskreplay.segments.segment import SegmentInfo
+
+# Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
+_LARGE, _SPARSE = 1 << 20, 4
+
+
+class LaneFlags(NamedTuple):
+    """Flags of lanes, one after another: how many rows of each are in ``flags``, and the ``gaps`` that are not."""
+
+    flags: NDArray[np.uint8]
+    rows: Ints
+    gaps: Gaps | None = None
+
+    @staticmethod
+    def concatenate(parts: "list[LaneFlags]") -> "LaneFlags":
+        """Return the lanes of several."""
+        if len(parts) == 1:
+            return parts[0]
+        flags, rows = (np.concatenate([part[i] for part in parts]) for i in range(2))
+        if all(part.gaps is None for part in parts):
+            return LaneFlags(flags, rows)
+        start = np.cumsum([0, *(len(part.flags) for part in parts[:-1])])
+        gaps = [(part.gaps.at + first, part.gaps.rows) for part, first in zip(parts, start, strict=True) if part.gaps]
+        return LaneFlags(flags, rows, Gaps(*(np.concatenate(column) for column in zip(*gaps, strict=True))))
+
+
+def read_lanes(
+    info: SegmentInfo, lane: Ints, first: Ints, stop: Ints, dense: Callable[[], NDArray[np.uint8]]
+) -> LaneFlags:
+    """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]`` of a segment; its chunks are there.
+
+    ``dense`` returns them without gaps. It is not asked where most of a large segment's flags are holes: what that
+    takes is bounded by what is on the disk.
+    """
+    rows = stop - first
+    wanted = int(rows.sum())
+    if wanted < _LARGE or info.packed is not None or _SPARSE * _allocated(info, int(stop.max())) > wanted:
+        return LaneFlags(dense(), rows)
+    per_chunk, size = info.chunk_rows[layout.DONE], info.chunk_nbytes(layout.DONE)
+    parts: list[NDArray[np.uint8]] = []
+    counts, gaps, total = [], [], 0
+    for which, row, end in zip(lane.tolist(), first.tolist(), stop.tolist(), strict=True):
+        before = total
+        for chunk, inside, count in layout.split_range(row, end, per_chunk):
+            at = which * per_chunk + inside
+            with opened(info.chunk_path(layout.DONE, chunk), size) as fd:
+                for part, left_out in _read_sparse(fd, at, at + count):
+                    parts.append(part)
+                    total += len(part)
+                    if left_out:
+                        gaps.append((total - 1, left_out))
+        counts.append(total - before)
+    at_gap, left = np.array(gaps, np.int64).reshape(-1, 2).T
+    return LaneFlags(np.concatenate(parts), np.array(counts, np.int64), Gaps(at_gap, left))
+
+
+def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Yield the bytes of a file, and how many zeros behind each part are left out: of a hole, one byte is there."""
+    at = start
+    for first, last in chain(data_ranges(fd, start, stop), [(stop, stop)]):
+        if first > at:
+            yield np.zeros(1, np.uint8), first - at - 1
+        part = np.empty(last - first, np.uint8)
+        read_part(fd, first, part)
+        yield part, 0
+        at = last
+
+
+def _allocated(info: SegmentInfo, rows: int) -> int:
+    """Return the bytes that the chunks of a segment's flags take on disk."""
+    chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
+    return sum(os.stat(info.chunk_path(layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
+
+
+def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
+    """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
+
+    Of the chunks that have a row before ``checked`` this is known.
+
+    Return up to which row all chunks are known to be there. Raises FileNotFoundError where one is not there,
+    FormatError where one has another size.
+    """
+    if rows <= checked:
+        return checked
+    known = []
+    folder = str(info.path)
+    for leaf, array in info.arrays.items():
+        per_chunk, begin, stop = info.chunk_rows[leaf], checked, rows
+        if array.is_of_episodes:
+            begin, stop = 0, max(info.values, default=0)  # flags tell of values of a segment that is written
+        chunks = -(-stop // per_chunk)
+        if not array.is_of_episodes:
+            known.append(chunks * per_chunk)
+        size = info.chunk_nbytes(leaf)
+        for chunk in range(-(-begin // per_chunk), chunks):
+            path = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
+            found = lookup.status(path).st_size
+            if found != size:
+                raise FormatError(
+                    f"{path} is {found} bytes where {size} are needed; the store is damaged, restore this file"
+                )
+    return min(known)
+
+
+def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
+    """Return how many rows each lane of a sealed segment has, and their flags, lane after lane.
+
+    By position and not mapped: it may be one of thousands of small ones. Raises FileNotFoundError where it was evicted
+    or a file of it is missing, FormatError where it is damaged.
+    """
+    lanes = len(info.lanes)
+    with LookupBelow(str(info.path)) as lookup:
+        committed = read_lane_counter(f"{info.path}/{layout.COMMITTED}", lanes, lookup=lookup)
+        least, most = int(committed.min()), int(committed.max())
+        if least < 0 or most * lanes > layout.POSITION_MASK:
+            raise FormatError(f"{info.path}: committed is damaged; restore it")
+        sealed_extent(info, committed)
+        check_chunks(info, 0, most, lookup)
+        if most * lanes < _LARGE:  # as nearly all are, where there are thousands
+            return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
+        bounds = np.arange(lanes), np.zeros_like(committed), committed
+        return committed, read_lanes(info, *bounds, lambda: _read_dense(info, committed, lookup))
+
+
+def read_pack(info: SegmentInfo, tables: PackTables, members: Ints) -> tuple[Ints, LaneFlags]:
+    """Return how many rows each lane of some segments of a pack has, and their flags, lane after lane.
+
+    Errors as for `read_sealed`: it is read as a segment of one lane.
+    """
+    (rows,), (flags, *_) = read_sealed(info)
+    if rows != int((tables.first_rows + tables.rows).max()):
+        raise FormatError(f"{info.path}: committed is damaged; restore it")
+    which = np.zeros(len(tables.lanes), np.bool_)
+    which[members] = True
+    runs = np.repeat(which, tables.lanes)
+    count, first = tables.rows[runs], tables.first_rows[runs]
+    if int(count.sum()) != rows:
+        flags = flags[places_of(first, count)]
+    return count, LaneFlags(flags, count)
+
+
+def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
+    """Return the flags of each lane's rows, lane after lane.
+
+    Whole chunks are read where most of their rows count: one read is faster than one a lane. Else only these rows are,
+    so that a segment with a few rows of each lane does not take the memory of its chunks.
+    """
+    lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
+    chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)
+    paths = [info.chunk_path(layout.DONE, chunk) for chunk in range(chunks)]
+    if lanes == 1 or chunks * size > _SPARSE * int(committed.sum()):
+        return _read_rows(paths, size, per_chunk, committed, lookup)
+    flags = np.empty(chunks * size, np.uint8)
+    for path, chunk in zip(paths, flags.reshape(chunks, size), strict=True):
+        read_into(path, size, chunk, lookup)
+    by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
+    if int(committed.min()) == most:
+        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # of one row a lane, `reshape` makes no copy
+    return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
+
+
+def _read_rows(paths: Sequence[str], size: int, per_chunk: int, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
+    """Return the flags of each lane's rows, lane after lane, and read nothing else."""
+    flags = np.empty(int(committed.sum()), np.uint8)
+    starts = np.cumsum(committed) - committed
+    for chunk, path in enumerate(paths):
+        with opened(path, size, lookup=lookup) as fd:
+            for lane, (start, rows) in enumerate(zip(starts.tolist(), committed.tolist(), strict=True)):
+                first = chunk * per_chunk
+                part = flags[start + first : start + min(first + per_chunk, rows)]
+                if not read_part(fd, lane * per_chunk, part):
+                    raise FormatError(f"{path} has become shorter than {size} bytes; the store is damaged")
+    return flags

@@ -1,1 +1,0 @@
-"""Compaction: merges sealed segments into packs."""

@@ -1,0 +1,45 @@
+"""Eviction by hand: which episodes a predicate chooses, and how they leave."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from diskreplay.errors import SegmentGone
+from diskreplay.ids import POSITION_BITS
+from diskreplay.reading.episodes import Episode
+from diskreplay.reading.follower import Follower
+from diskreplay.reading.snapshot import Snapshot
+from diskreplay.retention.retention import Retention
+
+
+def evict(follower: Follower, retention: Retention, where: Callable[[Episode], bool]) -> int:
+    """Evict the episodes of sealed segments for which ``where`` is true, and return how many steps they had.
+
+    They leave all at once; segments of which nothing is left are deleted. Nothing changes if ``where`` raises.
+    """
+    follower.refresh()
+    chosen = chosen_episodes(follower.snapshot, where)
+    evicted = 0
+    if chosen:
+        evicted = sum(chosen[first] for first in retention.evict([*chosen.items()], lambda: hidden_before(follower)))
+    retention.enforce()
+    follower.refresh()
+    return evicted
+
+
+def hidden_before(follower: Follower) -> int:
+    """Return the time before which limits hide everything now."""
+    follower.refresh()
+    return follower.snapshot.hidden_before
+
+
+def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, int]:
+    """Return how many steps each episode has that `evict` would take, by the id of its first one, in order."""
+    episodes, chosen = snapshot.episodes, {}
+    for position in np.flatnonzero(snapshot.sealed[(episodes.first >> POSITION_BITS) - snapshot.origin]).tolist():
+        try:
+            if where(Episode(snapshot, position)):
+                chosen[int(episodes.first[position])] = int(episodes.steps[position])
+        except SegmentGone:
+            continue  # its segment has left meanwhile
+    return chosen

@@ -1,1 +1,0 @@
-"""Reading: following the files of a store, and what is known of it at a moment."""

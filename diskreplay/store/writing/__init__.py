@@ -1,1 +1,0 @@
-"""Appending: writers, and the segments they fill."""

@@ -1,0 +1,1 @@
+"""Appending: writers, the segments that they fill, rate limiters, marks and seals in the background."""

@@ -1,0 +1,159 @@
+"""Lanes, and the fast path of a lone one: where its next rows go is worked out once for many steps."""
+
+from collections.abc import Mapping, Sequence
+from time import clock_gettime_ns
+from typing import Any
+
+import numpy as np
+
+from diskreplay.ids import CUT, FIRST, POSITION_BITS, TERMINATED, TRUNCATED
+from diskreplay.segments.documents import layout
+from diskreplay.segments.files.machine import CLOCK
+from diskreplay.segments.segment_writer import SegmentWriter
+
+# The values of a step, a leaf each: a row's bytes for observations and arrays, a number for other scalars.
+Items = list[Any]
+# Those of an episode, by leaf.
+EpisodeItems = Mapping[str, Any]
+
+
+class Lane:
+    """One environment's stream: where it writes next, and what its open episode waits for."""
+
+    __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.segment: SegmentWriter | None = None
+        self.at = 0  # the lane's index inside the segment
+        self.cursor: AppendCursor | None = None
+        self.open = False
+        self.continues = False  # the next episode continues one that was cut for its length
+        self.resumes_at: list[bytes] | None = None  # where known, the observation that it must begin with
+        self.pending: list[bytes] | None = None  # the observation already written for the next row
+
+    @property
+    def home(self) -> SegmentWriter:
+        """The lane's segment, where it has one."""
+        assert self.segment is not None
+        return self.segment
+
+    @property
+    def last_id(self) -> int:
+        """The id of the newest step, -1 where the lane has none in its segment."""
+        segment = self.segment
+        if segment is None:
+            return -1
+        row = segment.rows[self.at] - 1
+        if not self.open and row == segment.final_rows[self.at]:
+            row -= 1
+        lanes = len(segment.info.lanes)
+        return -1 if row < 0 else segment.number << POSITION_BITS | row * lanes + self.at
+
+
+class AppendCursor:
+    """Rows of a segment's only lane that are reserved and lie in one chunk of every field.
+
+    `append` is the scalar fast path of `SegmentWriter.write` and `SegmentWriter.publish`: the same bytes, without the
+    calls. Items are those of ``leaves``. It ends before the row ``limit``, at the latest, and begins no episode at
+    ``begin_limit`` or later.
+
+    Concurrency: as `EpisodeWriter`.
+    """
+
+    __slots__ = (
+        "_begin_limit",
+        "_committed",
+        "_count",
+        "_done",
+        "_lane",
+        "_last",
+        "_obs",
+        "_observed",
+        "_rest",
+        "_segment",
+        "_start",
+        "_targets",
+        "_time",
+    )
+
+    def __init__(self, lane: Lane, segment: SegmentWriter, leaves: Sequence[str], limit: int, begin_limit: int) -> None:
+        self._lane, self._segment = lane, segment
+        row = self._start = segment.rows[0]
+        parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
+        # An observation may have to follow the last row.
+        self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
+        self._begin_limit = begin_limit
+        self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
+        # Python's own numbers go into memory in half of numpy's time.
+        self._time = time.data if isinstance(time, np.ndarray) else time
+        self._targets = [parts[leaf][0] for leaf in leaves]
+        self._count = len(self._targets)
+        observed = sum(leaf == "obs" or leaf.startswith("obs/") for leaf in leaves)
+        self._obs = self._targets[:observed]
+        self._rest = [(parts[leaf][0], segment.columns[leaf].zero) for leaf in leaves[observed:]]
+        self._committed, self._observed = segment.committed.data, segment.observed.data
+
+    def append(
+        self,
+        items: Items,
+        next_obs: Items | None,
+        flags: int = 0,
+        final_flags: int = 0,
+        episode: EpisodeItems | None = None,
+        now: int = 0,
+    ) -> bool:
+        """Write and publish a step and return True, or change nothing and return False.
+
+        False: the step does not fit into the rows of the cursor, its observation is not the one that was announced, or
+        it begins an episode that needs a look at the segment, or that continues one which was cut. Or there is no room
+        for the values of its episode.
+
+        ``next_obs`` becomes the observation behind the step, or with ``final_flags`` a final row. ``episode`` are the
+        values of one that ends. ``now`` is the time of the rows if the clock has been read already.
+
+        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
+        """
+        lane, segment = self._lane, self._segment
+        row, known, pending = segment.rows[0], 0, lane.pending
+        if row > self._last and (next_obs is not None or row > self._last + 1):
+            return False
+        if flags:
+            if flags & FIRST and (flags & CUT or row >= self._begin_limit):
+                return False
+            if episode and segment.lacks_values(0):
+                return False
+        if pending is not None:
+            known = len(pending)
+            if items[:known] != pending:
+                return False
+        at, targets = row - self._start, self._targets
+        for i in range(known, self._count):
+            targets[i][at] = items[i]
+        self._done[at] = flags
+        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # `clock_ns`, without a call of Python in every step
+        rows = row + 1
+        if next_obs is not None:
+            for i, target in enumerate(self._obs):
+                target[at + 1] = next_obs[i]
+        if flags:
+            if final_flags:
+                # An append that was interrupted may have left bytes here.
+                for target, zero in self._rest:
+                    target[at + 1] = zero
+                self._done[at + 1], self._time[at + 1] = final_flags, now
+                segment.final_rows[0] = rows
+                rows, next_obs = rows + 1, None
+            if episode:
+                segment.write_values(0, episode)
+        # As `SegmentWriter.publish`, without the time that a call takes; what may be refused comes first.
+        self._committed[0] = segment.rows[0] = rows
+        segment.total_rows += rows - row
+        if next_obs is not None:
+            self._observed[0] = rows + 1
+        lane.pending = next_obs
+        if flags:
+            if episode:
+                segment.note_values(0)
+            lane.open, lane.continues, lane.resumes_at = not flags & (TERMINATED | TRUNCATED), False, None
+        return True

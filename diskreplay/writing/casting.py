@@ -1,0 +1,212 @@
+"""What a writer makes of the values of a step: rows as bytes, scalars as numbers, truth values as flags.
+
+Casters are made once a schema. Each takes the short way for a value that needs nothing, and asks `Field.cast` about
+every other one; so the rules and the errors are its own.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import SchemaError
+from diskreplay.schema.schema import Field, Schema
+from diskreplay.segments.documents import layout
+from diskreplay.segments.segment_column import is_bytes
+from diskreplay.writing.validation import NO_CHECKS, Check
+
+Items = list[Any]
+
+
+class LeafCaster:
+    """Casts one step's value of a leaf to its item: the bytes of its row, or a number that fits the dtype."""
+
+    __slots__ = ("_check", "_field", "_is_bytes", "_path")
+
+    def __init__(self, field: Field, path: str, check: Check | None = None) -> None:
+        self._field, self._path, self._check = field, path, check
+        self._is_bytes = is_bytes(path, field.shape)
+
+    def item(self, value: Any) -> Any:
+        """Return the item of a value. Raises as `Field.cast`, and as the check of its values."""
+        array = self._field.cast(value, self._path)
+        if self._check is not None:
+            self._check.check(array)
+        return array.tobytes() if self._is_bytes else array
+
+
+class BytesCaster(LeafCaster):
+    """Casts observations and arrays, whose values have no check."""
+
+    __slots__ = ("_dtype", "_shape")
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path)
+        self._dtype, self._shape = field.dtype, field.shape
+
+    def item(self, value: Any) -> Any:
+        """Return the bytes of a value's row."""
+        if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
+            return value.tobytes()
+        return LeafCaster.item(self, value)
+
+
+class NumberCaster(LeafCaster):
+    """Casts other scalars, whose values have no check."""
+
+    __slots__ = ("_exact", "_high", "_low", "_others", "_usual")
+
+    def __init__(self, field: Field, path: str) -> None:
+        super().__init__(field, path)
+        self._exact = field.dtype.type
+        self._usual, self._others, (self._low, self._high) = _python_numbers(field.dtype)
+
+    def item(self, value: Any) -> Any:
+        """Return a number that fits the dtype: most often the value itself."""
+        kind = type(value)
+        if (kind is self._usual and self._low <= value <= self._high) or kind is self._exact:
+            return value
+        if kind in self._others and self._low <= value <= self._high:
+            return value
+        return LeafCaster.item(self, value)
+
+
+def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCaster:
+    """Return the caster of a leaf."""
+    if check is not None:
+        return LeafCaster(field, path, check)
+    return BytesCaster(field, path) if is_bytes(path, field.shape) else NumberCaster(field, path)
+
+
+def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
+    """Return types whose values enter the dtype as they are between two bounds; NaN and infinities go the long way."""
+    if dtype.kind == "b":
+        return bool, (), (False, True)
+    if dtype.kind == "f":
+        most = float(np.finfo(dtype).max)
+        return float, (int, np.float64, bool), (-most, most)
+    bounds = np.iinfo(dtype)
+    return int, (bool,), (int(bounds.min), int(bounds.max))
+
+
+class PartCaster:
+    """Casts one step's value of "obs", "action" or "extra" to the items of its leaves, in order.
+
+    ``lone`` is the caster of a part that is a single field, else None.
+    """
+
+    def __init__(self, schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> None:
+        self._schema, self._part = schema, part
+        leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] == part}
+        self._casters = {path: leaf_caster(leaf, path, checks.get(path)) for path, leaf in leaves.items()}
+        self.lone = self._casters.get(part)
+        self._by_name = [(path.partition("/")[2], caster) for path, caster in self._casters.items()]
+        is_flat = isinstance(getattr(schema, part), Mapping) and not any("/" in name for name, _ in self._by_name)
+        self._names = dict(self._by_name).keys() if is_flat else None  # of a mapping of fields
+
+    def items(self, value: Any) -> Items:
+        """Return the items of a value. Raises as `Schema.flatten`, `Field.cast` and the checks, by path."""
+        if self.lone is not None:
+            return [self.lone.item(value)]
+        if type(value) is dict and value.keys() == self._names:
+            return [caster.item(value[name]) for name, caster in self._by_name]
+        return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
+
+
+_BOOL = np.dtype(np.bool_)  # a comparison with np.bool_ would look it up each time
+_PRIORITY = Field((), "float64")
+_priority_caster = leaf_caster(_PRIORITY, "priority")
+
+
+def as_priority(value: Any) -> float:
+    """Return a step's initial priority, |td|, as it is stored, None too; SchemaError if it is not finite."""
+    if value is None:
+        return 0.0
+    priority = abs(float(_priority_caster.item(value)))
+    if not priority <= sys.float_info.max:
+        raise SchemaError(f"priority is {value!r:.80}; give the absolute TD error, a finite number, or None")
+    return max(priority, layout.LEAST_PRIORITY)
+
+
+def as_priorities(values: Any, count: int, chosen: Any = slice(None), may_lack: bool = False) -> NDArray[np.float64]:
+    """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``; of None, that there are none.
+
+    What is not ``chosen`` does not matter. With ``may_lack``, NaN says that a step has none. SchemaError if another one
+    is not finite.
+    """
+    if values is None:
+        return np.zeros(count)
+    priorities: NDArray[np.float64] = np.abs(_PRIORITY.cast(values, "priority", (count,)))
+    bad = np.zeros(count, np.bool_)
+    bad[chosen] = ~np.isfinite(priorities[chosen])
+    if may_lack:
+        bad &= ~np.isnan(priorities)
+    if bad.any():
+        at = int(np.argmax(bad))
+        lacking = ", or NaN for a lane that has none" if may_lack else ""
+        raise SchemaError(f"priority[{at}] is {priorities[at]}; give absolute TD errors, finite numbers{lacking}")
+    return np.where(np.isnan(priorities), 0.0, np.maximum(priorities, layout.LEAST_PRIORITY))
+
+
+def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
+    """Return a bool from a truth value: a bool, or 0 or 1 of any library's integers, alone or in an array of one.
+
+    With ``floats`` also 0.0 or 1.0. SchemaError for any other value. The message shows the reward, too: callers swap
+    the two easily.
+    """
+    if type(value) is bool:
+        return value
+    if type(value) is np.bool_:
+        return bool(value)
+    array = _plain(value)
+    if array.size != 1 or not _are_flags(array, floats):
+        raise SchemaError(f"{name} is one truth value a step, a bool or 0 or 1; got {_shown(name, value, reward)}")
+    return bool(array.item())
+
+
+def as_flags(
+    value: Any,
+    name: str,
+    count: int,
+    chosen: NDArray[np.int64] | None = None,
+    reward: Any = None,
+    floats: bool = False,
+) -> NDArray[np.bool_]:
+    """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine.
+
+    The values of lanes that are not ``chosen`` do not matter. SchemaError and all else as of `as_flag`.
+    """
+    if type(value) is np.ndarray and value.dtype is _BOOL and value.shape == (count,):
+        return value
+    flags = _plain(value)
+    if flags.shape != (count,) or not _are_flags(flags if chosen is None else flags[chosen], floats):
+        given = f"{flags.dtype} {flags.shape}, {_shown(name, value, reward)}"
+        raise SchemaError(f"{name} needs shape ({count},), one truth value a lane, bools or 0 and 1; got {given}")
+    return flags.astype(np.bool_)
+
+
+def _are_flags(array: NDArray[Any], floats: bool) -> bool:
+    kind = array.dtype.kind
+    return kind == "b" or (kind in ("iuf" if floats else "iu") and not ((array != 0) & (array != 1)).any())
+
+
+def _shown(name: str, value: Any, reward: Any) -> str:
+    given = {name: value} if reward is None else {"reward": reward, name: value}
+    return " and ".join(f"{key}={' '.join(repr(one).split()):.80}" for key, one in given.items())
+
+
+def length(value: Any, name: str) -> int:
+    """Return the rows of a field of a whole episode."""
+    try:
+        return len(value)
+    except TypeError:
+        raise SchemaError(f"{name} of a whole episode has a row for each step, not {type(value).__name__}") from None
+
+
+def _plain(value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError):  # no numbers, or of a dtype that numpy lacks: no truth value of any kind
+        return np.array(None)

@@ -1,0 +1,419 @@
+"""Writing episodes to segments: which flags a row gets, and when an episode is cut.
+
+Both writers are thin layers over this. Values that arrive here are cast and checked: once there is room for a step,
+only the disk can refuse it, and nothing can once it is published. A step's values are items: the bytes of a row for
+observations and arrays, a number for other scalars.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.errors import StorageFull, warn_caller
+from diskreplay.ids import (
+    CUT,
+    DISCARD,
+    DISCARD_BEFORE,
+    END_MARKER,
+    EPISODE_VALUES,
+    FIRST,
+    OBSERVATION_ONLY,
+    TERMINATED,
+    TRUNCATED,
+    Ints,
+)
+from diskreplay.retention.retention import Retention
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.machine import clock_ns
+from diskreplay.segments.segment_writer import SegmentWriter
+from diskreplay.writing.append_cursor import AppendCursor, EpisodeItems, Items, Lane
+from diskreplay.writing.rotation import Rotation
+from diskreplay.writing.sealer import Sealer
+
+DISCONTINUITY = (
+    "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of several "
+    "environments need a lane each, num_envs=; reset observations need a done step or end_episode() before them; "
+    "and an observation that is normalised or stacked anew cannot be told from another one: it must have the same "
+    "values in both places"
+)
+
+Array = NDArray[Any]
+
+# One step's truth values, or those of many: arrays of 0 and 1.
+Truth = TypeVar("Truth", int, Array)
+
+T = TypeVar("T")
+
+# Of a lane and its row, or of several.
+Places = TypeVar("Places", int, Ints)
+
+
+def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
+    """Return the flags of steps; ``continues`` counts where they are the first of their episodes."""
+    flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
+    return flags
+
+
+def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
+    """Return the flags of the row behind an episode's last step, which the environment ``ended`` or not."""
+    flags = (OBSERVATION_ONLY if has_observation else END_MARKER) | (0 if ended else TRUNCATED | CUT)
+    return flags | (EPISODE_VALUES if has_values else 0)
+
+
+class EpisodeWriter:
+    """The open segments of one writer and the lanes that write to them.
+
+    Concurrency: one thread at a time, in the process that made it. Takes the store lock to open a segment, none to
+    append.
+    """
+
+    def __init__(self, root: Root, lanes: int, retention: Retention, sealer: Sealer) -> None:
+        self.path = root.path
+        self.columns = list(root.schema.step_leaves)
+        self._obs_columns = [leaf for leaf in self.columns if leaf == "obs" or leaf.startswith("obs/")]
+        self._obs_dtypes = [root.schema.leaves[leaf].dtype for leaf in self._obs_columns]
+        self.obs_count = len(self._obs_columns)
+        self.rest: list[str] = self.columns[self.obs_count :]
+        self._sealer = sealer
+        self.explain = root.explain
+        self._warned = False
+        self._told_of_cuts: Callable[[], Callable[[int], None] | None] = lambda: None
+        self.now = 0
+        self.lanes: list[Lane] = [Lane(i) for i in range(lanes)]
+        self.rotation = Rotation(
+            root, self.lanes, retention, sealer, lambda lane: self.cut(lane, None, None, marked=True)
+        )
+
+    def read_clock(self) -> None:
+        """Read the clock for all rows that the call in progress publishes; an `AppendCursor` reads its own."""
+        self.now = clock_ns()
+
+    def begin_priorities(self) -> None:
+        """Have a priority behind the other items of each step from now on; segments get an array of them.
+
+        Raises StorageFull, StoreLocked or StoreNotFound where a segment cannot get it; nothing else has changed.
+        """
+        if not self.rotation.has_priority:
+            self.rotation.begin_priorities()
+            for columns in self.columns, self.rest:
+                columns.append(layout.PRIORITY)
+            for lane in self.lanes:
+                lane.cursor = None
+
+    # --- steps and episodes -------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        items: Items,
+        next_obs: Items | None,
+        terminated: bool,
+        truncated: bool,
+        episode: EpisodeItems | None,
+    ) -> None:
+        """Write and publish a step of a lone lane.
+
+        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
+        """
+        lane = self.lanes[0]
+        flags = _flags(lane, next_obs, terminated, truncated, episode)
+        if lane.cursor is None or not lane.cursor.append(items, next_obs, *flags, episode):
+            lane.cursor = None
+            self.read_clock()
+            rows = 2 if terminated or truncated or next_obs is not None else 1
+            segment = self.make_room(lane, items, rows, values=bool(episode))
+            flags = _flags(lane, next_obs, terminated, truncated, episode)  # the episode before may have been cut
+            lane.cursor = AppendCursor(lane, segment, self.columns, *self.rotation.row_limits())
+            if not lane.cursor.append(items, next_obs, *flags, episode, self.now):
+                self._append_block_of_one(lane, items, next_obs, terminated, truncated, episode)
+
+    def _append_block_of_one(
+        self,
+        lane: Lane,
+        items: Items,
+        next_obs: Items | None,
+        terminated: bool,
+        truncated: bool,
+        episode: EpisodeItems | None,
+    ) -> None:
+        """Write and publish a step of a lane by the primitive: its rows may lie in several chunks."""
+        known = 0 if lane.pending is None else self.obs_count
+        values = dict(zip(self.columns[known:], items[known:], strict=True))
+        flags, final = _flags(lane, next_obs, terminated, truncated, episode)
+        values[layout.DONE], values[layout.TIME] = flags, self.now
+        self._append_rows(lane, lane.home, 1, values, next_obs, final, episode)
+        ended = terminated or truncated
+        lane.pending = None if ended else next_obs
+        lane.open, lane.continues, lane.resumes_at = not ended, False, None
+
+    def append_block(
+        self,
+        lane: Lane,
+        values: Sequence[Array],
+        final_obs: Items | None,
+        terminated: bool,
+        truncated: bool,
+        episode: EpisodeItems | None,
+    ) -> None:
+        """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
+        steps, ended = len(values[0]), terminated or truncated
+        self.read_clock()
+        self.cut(lane, None, None, marked=True)
+        final = 0 if ended and final_obs is None else final_flags(ended, final_obs is not None, bool(episode))
+        segment = self.make_room(lane, [], steps + (final > 0), whole=True, values=bool(episode))
+        flags = np.zeros(steps, np.uint8)
+        flags[0] = step_flags(True, False, False, False)
+        flags[-1] |= step_flags(False, False, terminated, truncated)
+        # Each row has a time of its own, so that they can leave one by one; to write one takes longer than that.
+        times = np.arange(self.now, self.now + steps)
+        self.now += steps
+        fields = dict(zip(self.columns, values, strict=True))
+        fields[layout.DONE], fields[layout.TIME] = flags, times
+        if episode and not final:
+            flags[-1] |= EPISODE_VALUES
+        self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
+        if self.rotation.segment_per_episode:
+            # Nothing comes after it; lanes that wait for their next episode should not hold descriptors.
+            segment.close()
+
+    def _append_rows(
+        self,
+        lane: Lane,
+        segment: SegmentWriter,
+        steps: int,
+        fields: Mapping[str, Any],
+        next_obs: Items | None,
+        final: int,
+        episode: EpisodeItems | None,
+    ) -> None:
+        """Write and publish successive steps of a lane, for which there is room, and the observation behind them.
+
+        ``final`` has the flags of a row behind them that ends the episode, or 0; ``episode`` are the values of that.
+
+        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
+        """
+        at, row = lane.at, segment.rows[lane.at]
+        stop = row + steps
+        obs = {} if next_obs is None else dict(zip(self._obs_columns, next_obs, strict=True))
+        segment.write(at, row, fields)
+        if episode:
+            segment.write_values(at, episode)
+        valued = at if episode else None
+        if final:
+            self.write_final(segment, at, stop, final, obs)
+            segment.publish(at, stop + 1, steps + 1, valued=valued)
+        else:
+            segment.write(at, stop, obs)
+            segment.publish(at, stop, steps, next_obs is not None, valued)
+
+    def write_final(
+        self,
+        segment: SegmentWriter,
+        lanes: Places,
+        rows: Places,
+        flags: int,
+        obs: Mapping[str, Any],
+    ) -> None:
+        """Write rows behind the last steps of episodes, with ``obs`` where the observations are not there yet."""
+        # An append that was interrupted may have left bytes here.
+        columns = segment.columns
+        fields: dict[str, Any]
+        if isinstance(rows, int):
+            fields = {leaf: columns[leaf].zero for leaf in self.rest}
+            fields[layout.DONE], fields[layout.TIME] = flags, self.now
+        else:
+            fields = {leaf: np.zeros(len(rows), columns[leaf].item) for leaf in (*self.rest, layout.DONE, layout.TIME)}
+            fields[layout.DONE].fill(flags)
+            fields[layout.TIME].fill(self.now)
+        fields |= obs
+        segment.write(lanes, rows, fields)
+        segment.final_rows[lanes] = rows
+
+    # --- room --------------------------------------------------------------------------------------------------------
+
+    def make_room(
+        self, lane: Lane, items: Items, rows: int, *, whole: bool = False, values: bool = False
+    ) -> SegmentWriter:
+        """Make room for the next rows of a lane, and return its segment; ``values`` asks for values of an episode.
+
+        ``items`` are those of its next step, the observation first: an open episode ends if they do not continue it, or
+        if its segment has to end. ``whole``: the rows are a whole episode, and the lane has none open.
+
+        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
+        """
+        return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
+
+    def reserve_next(self, segment: SegmentWriter, lanes: Ints, count: Ints | int) -> None:
+        """Reserve the next ``count`` rows of each of some lanes of a segment.
+
+        Raises StorageFull where there is no room; nothing was written.
+        """
+        self._with_room(lambda: segment.reserve_next(lanes, count))
+
+    def _with_room(self, reserve: Callable[[], T]) -> T:
+        """Return what a function returns; where there is no room, once more without the segment made ahead."""
+        try:
+            return reserve()
+        except StorageFull:
+            if not self.rotation.discard_preallocated():
+                raise
+            return reserve()
+
+    def _make_room(self, lane: Lane, items: Items, rows: int, whole: bool, values: bool) -> SegmentWriter:
+        if lane.open:
+            self._cut_if_needed(lane, items)
+        if not lane.open:
+            if lane.continues and not self._continues(items, lane.resumes_at):
+                lane.continues = False
+                self._note_discontinuity(lane)
+            changes = self.rotation.changes
+            self.rotation.assign_segment(lane, rows if whole else 1)
+            if self.rotation.changes != changes:
+                self.read_clock()  # no row is older than its segment, which may be the first of a boot
+        self.rotation.preallocate()
+        segment = lane.home
+        row = segment.rows[lane.at]
+        segment.reserve_rows(lane.at, row, row + rows)
+        if values:
+            segment.reserve_values(lane.at)
+        return segment
+
+    # --- cuts --------------------------------------------------------------------------------------------------------
+
+    def cut(self, lane: Lane, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
+        """End the open episode of a lane, if there is one, without the environment.
+
+        The observation after its last step is kept where it is known: the one already visible, else ``final_obs``.
+        ``marked``: readers see at once that it ended, and not by what follows.
+        """
+        lane.continues, lane.resumes_at = False, None
+        if not lane.open:
+            return
+        has_observation = lane.pending is not None or final_obs is not None
+        if has_observation or episode or marked:
+            segment, at = lane.home, lane.at
+            row = segment.rows[at]
+            segment.reserve(at, row)
+            if episode:
+                segment.reserve_values(at)
+                segment.write_values(at, episode)
+            unwritten = final_obs if lane.pending is None else None
+            obs = {} if unwritten is None else dict(zip(self._obs_columns, unwritten, strict=True))
+            self.write_final(segment, at, row, final_flags(False, has_observation, bool(episode)), obs)
+            segment.publish(at, row + 1, 1, valued=at if episode else None)
+        # Else the cut is read off what follows: a first step, or the end of the sealed segment.
+        lane.open, lane.pending = False, None
+
+    def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
+        """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
+        if lane.open and final is not None and not self._continues(final, lane.pending):
+            self._note_discontinuity(lane)
+        elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
+            warn_caller(
+                f"the episode of lane {lane.number} had been cut already, as the lane did not append while others "
+                "filled segments; the end_episode() that came now is too late to store its final observation or "
+                "episode values",
+            )
+        self.cut(lane, final, episode, marked=True)
+
+    def discard(self, lane: Lane) -> None:
+        """End a lane's episode, if it has one, so that readers leave out all of it, earlier parts included.
+
+        Raises StorageFull if there is no room; the call may be repeated.
+        """
+        if not lane.open and not lane.continues:
+            return
+        if lane.open:
+            segment, flags = lane.home, DISCARD
+            segment.reserve(lane.at, segment.rows[lane.at])
+        else:
+            lane.resumes_at = None  # no step follows, so nothing has to continue the part before
+            segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
+        row = segment.rows[lane.at]
+        self.write_final(segment, lane.at, row, flags, {})
+        segment.publish(lane.at, row + 1, 1)
+        lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
+
+    def tell_of_cuts(self, told: Callable[[], Callable[[int], None] | None]) -> None:
+        """Call what ``told`` returns with the number of a lane that an observation does not continue, not to warn."""
+        self._told_of_cuts = told
+
+    def _note_discontinuity(self, lane: Lane) -> None:
+        """Tell, or warn once, that an observation did not continue its episode."""
+        if (tell := self._told_of_cuts()) is not None:
+            tell(lane.number)
+        elif not self._warned:
+            self._warned = True
+            warn_caller(DISCONTINUITY)
+
+    def _cut_if_needed(self, lane: Lane, items: Items) -> None:
+        obs = items[: self.obs_count]
+        if not self._continues(obs, lane.pending):
+            self.cut(lane, None, None)
+            self._note_discontinuity(lane)
+        elif self.rotation.has_to_end(lane.home):
+            self.cut(lane, obs, None)
+            lane.continues, lane.resumes_at = True, list(obs)
+
+    def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
+        """Whether a step with these items, the observation first, continues from a known observation, if one is known.
+
+        Nearly all that do have the same bytes. The others are compared by value.
+        """
+        if known is None or items[: len(known)] == known:
+            return True
+        rows = zip(self._obs_dtypes, items, known, strict=False)
+        return all(bool(same_rows(*(np.frombuffer(row, dtype)[None] for row in pair))[0]) for dtype, *pair in rows)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cut what is open and hand every segment over to be sealed; it may be repeated after an interrupt."""
+        self.read_clock()
+        full: StorageFull | None = None
+        try:
+            for lane in self.lanes:
+                if lane.segment is None:
+                    continue
+                try:
+                    self.cut(lane, None, None)
+                except StorageFull as error:  # the sealer ends the episode when there is room
+                    full = error
+        finally:
+            self.rotation.abandon()
+        if full is not None:
+            raise full
+
+    def flush(self) -> None:
+        """Make every published step durable, also those in segments that wait to be sealed."""
+        for segment in self.rotation.open:
+            segment.publish_delayed()
+            segment.mark()
+        if self.rotation.waits_for_sealing:
+            self._sealer.drain()
+            self.rotation.waits_for_sealing = False
+
+    def drain(self) -> None:
+        """Wait until every segment that was handed over is sealed."""
+        self._sealer.drain()
+
+
+def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
+    """Tell for each row whether it has the values of another one: NaN equals NaN, and 0.0 equals -0.0."""
+    same = rows == others
+    if rows.dtype.kind == "f":
+        same |= (rows != rows) & (others != others)
+    found: NDArray[np.bool_] = same.all(axis=tuple(range(1, same.ndim)))
+    return found
+
+
+def _flags(
+    lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
+) -> tuple[int, int]:
+    """Return the flags of a lane's next step, and those of a final row behind it, or 0."""
+    flags = step_flags(not lane.open, lane.continues, terminated, truncated)
+    if next_obs is not None and (terminated or truncated):
+        return flags, final_flags(True, True, bool(episode))
+    return flags | (EPISODE_VALUES if episode else 0), 0

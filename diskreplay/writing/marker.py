@@ -1,0 +1,201 @@
+"""The background thread that brings what writers published to the disk, so that no append waits for it."""
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from diskreplay.errors import StorageFull
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.durable import FileSystemSync
+from diskreplay.segments.segment_writer import SegmentWriter, mark_together
+
+Durability = str | float
+
+DEFAULT_DURABILITY_S = 5.0
+_MOST_SECONDS = 1_000_000
+# More segments than these share two syncs of the file system. To sync the files of fewer does not wait for what other
+# programs write.
+_MOST_ALONE = 4
+
+
+def check_durability(durability: Durability) -> Durability:
+    """Return ``"none"``, ``"episode"`` or a number of seconds; ValueError for anything else."""
+    if durability in ("none", "episode"):
+        return durability
+    if isinstance(durability, (int, float)) and not isinstance(durability, bool) and 0 < durability <= _MOST_SECONDS:
+        return float(durability)
+    raise ValueError(
+        f'durability is "none", "episode" or a number of seconds between marks, at most {_MOST_SECONDS:,}, not '
+        f"{durability!r}"
+    )
+
+
+class Marked(Protocol):
+    """The open segments of a writer, as the thread sees them."""
+
+    def fail(self, error: Exception) -> None:
+        """Take note of what went wrong: the writer's next call raises it."""
+
+    @property
+    def open(self) -> Iterable[SegmentWriter]:
+        """The segments at this moment; asked for by any thread."""
+
+
+@dataclass(eq=False)
+class _Left:
+    """A segment that its writer has left, and when rows of it that no mark covers have to be marked."""
+
+    segment: SegmentWriter
+    writer: Marked
+    every_s: float
+    due: float
+
+
+class Marker:
+    """Marks the segments of writers, of each every so many seconds.
+
+    A segment that its writer has left is marked until it is sealed, which may take longer than the interval.
+
+    Concurrency: any thread of the process that made it. Its own thread lives while there are writers, or segments that
+    they have left.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._condition = threading.Condition()
+        self._every: dict[Marked, float] = {}
+        self._due: dict[Marked, float] = {}
+        self._left: dict[int, _Left] = {}  # by number
+        self._busy = threading.RLock()  # held while segments are being marked
+        self._thread: threading.Thread | None = None
+        self._file_system: FileSystemSync | None = None  # there as long as the thread
+
+    def add(self, segments: Marked, every_s: float) -> None:
+        """Begin to mark what is published in the segments of a writer."""
+        with self._condition:
+            self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
+            self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s
+            if self._thread is None:
+                # A daemon: an interpreter that ends without close() has what was marked until then.
+                thread = threading.Thread(target=self._run, name="diskreplay-marker", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:  # the system has no thread left
+                    del self._every[segments], self._due[segments]
+                    self._file_system = None
+                    raise
+                self._thread = thread
+            else:
+                self._condition.notify_all()
+
+    def remove(self, segments: Marked) -> None:
+        """Mark the open segments of a writer no more; none is being marked when this returns. Twice is fine.
+
+        Those that it has left are marked until `forget`.
+        """
+        with self._condition:
+            self._every.pop(segments, None)
+            self._due.pop(segments, None)
+        self.wait()
+        self._end_if_idle()
+
+    def leave(self, segments: Marked, segment: SegmentWriter) -> None:
+        """Go on to mark a segment that a writer leaves; the writer was added, and was not removed yet."""
+        with self._condition:
+            if segments in self._every:  # else a mark failed, and what the disk holds is unknown
+                left = _Left(segment, segments, self._every[segments], self._due[segments])
+                self._left[segment.number] = left
+
+    def has_left(self, number: int) -> bool:
+        """Whether a segment that its writer has left is still marked."""
+        return number in self._left
+
+    def wait(self) -> None:
+        """Wait for the marks that are being made: whoever seals a segment that was left before may begin then.
+
+        Later marks of such a segment do not disturb sealing.
+        """
+        with self._busy:
+            pass
+
+    def forget(self, numbers: Collection[int]) -> None:
+        """Mark segments no more that are sealed, or whose locks are about to be released."""
+        with self._busy, self._condition:
+            for number in numbers:
+                self._left.pop(number, None)
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        """Where nothing is left to be marked, wait until the thread has ended, or there is something again."""
+        with self._condition:
+            thread = self._thread
+            self._condition.notify_all()
+            if thread is threading.current_thread():
+                return
+            self._condition.wait_for(lambda: self._has_work or self._thread is not thread or thread is None)
+            has_ended = self._thread is not thread
+        if has_ended and thread is not None:
+            thread.join()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._due or self._left)
+
+    def _run(self) -> None:
+        while (due := self._next()) is not None:
+            self._mark(due)
+
+    def _next(self) -> list[Marked] | None:
+        """Wait until something is due, and return the writers that are; None: there are none any more."""
+        with self._condition:
+            while self._has_work:
+                left = [one.due for one in self._left.values() if one.segment.has_unmarked]
+                moments = [*self._due.values(), *left]
+                now = time.monotonic()
+                if moments and min(moments) <= now:
+                    due = [writer for writer, moment in self._due.items() if moment <= now]
+                    self._due |= {writer: now + self._every[writer] for writer in due}
+                    return due
+                self._condition.wait(min(moments) - now if moments else None)
+            self._thread = self._file_system = None
+            self._condition.notify_all()
+            return None
+
+    def _mark(self, due: Sequence[Marked]) -> None:
+        """Mark the segments of writers, and all that writers have left: these are marked once, whenever that is."""
+        writers: dict[SegmentWriter, Marked] = {}
+        with self._busy:
+            try:
+                with self._condition:
+                    left = [left for left in self._left.values() if left.segment.has_unmarked]
+                    for one in left:
+                        one.due = time.monotonic() + one.every_s  # where there is no room
+                # Those that a writer leaves from now on are not sealed before this is done.
+                writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
+                writers |= {one.segment: one.writer for one in left}
+                if writers:
+                    self._root.check_still_there()
+                    self._fail(writers, self._mark_each(list(writers)))
+            except Exception as error:  # also what nobody foresaw: rows that are not marked must not stay untold
+                self._fail(writers, dict.fromkeys(writers, error))
+
+    def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:
+        """Mark some segments; return what went wrong with which."""
+        if len(segments) > _MOST_ALONE and self._file_system is not None:
+            return mark_together(segments, self._file_system.sync)
+        failed: dict[SegmentWriter, Exception] = {}
+        for segment in segments:
+            try:
+                segment.mark()
+            except Exception as error:
+                failed[segment] = error
+        return failed
+
+    def _fail(self, writers: Mapping[SegmentWriter, Marked], failed: Mapping[SegmentWriter, Exception]) -> None:
+        for segment, error in failed.items():
+            reason = self._root.reason(error)
+            has_left = not isinstance(reason, StorageFull) and self._left.pop(segment.number, None) is not None
+            if not (has_left and isinstance(reason, FileNotFoundError)):  # else it was sealed meanwhile, and evicted
+                writers[segment].fail(reason)

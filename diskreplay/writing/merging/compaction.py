@@ -1,0 +1,223 @@
+"""Merges segments into packs: which ones, in what order, and one pack after the other."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from diskreplay.errors import SegmentGone
+from diskreplay.reading.damaged import DAMAGE
+from diskreplay.retention.policy import disk_usage
+from diskreplay.retention.retention import Retention
+from diskreplay.segments import packing
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.eviction_list import EvictionEntries
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import StoreCounters, read_lane_counter
+from diskreplay.segments.files.machine import boot_id
+from diskreplay.segments.files.numbers import live_numbers
+from diskreplay.segments.packing import EvictedBySegment, Unfit, build_pack, is_compressed, most_bytes, most_rows
+from diskreplay.segments.packs import find_superseded
+from diskreplay.segments.segment import SegmentInfo, read_segment
+from diskreplay.writing.merging.background import LEAST_SEGMENTS, MUCH_BYTES
+
+Progress = Callable[[int, int], None]
+
+# Of what a store may keep at most, so much is in one pack, which leaves as a whole.
+SHARE = 16
+# What fills half of a pack stays as it is: it would be copied for little.
+_ENOUGH = 2
+# So many segments that are about as long are merged by themselves, or fewer that fill a pack.
+_MANY = 64
+# After so many seconds no more packs are begun: other stores wait for their turn.
+_TURN_S = 30.0
+
+
+def _at_once() -> None:
+    """Do nothing: nobody waits for the processor."""
+
+
+class Compacted(NamedTuple):
+    """What a compaction did: how many segments it merged, their steps, and what these took on disk before and after."""
+
+    segments: int = 0
+    steps: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+class Merged(NamedTuple):
+    """A pack that was made, and the numbers of the segments, and packs, that it stands for."""
+
+    pack: SegmentInfo
+    numbers: list[int]
+
+
+class Candidate(NamedTuple):
+    """A sealed segment that may be put into a pack, and its rows."""
+
+    info: SegmentInfo
+    rows: int
+
+    @property
+    def values(self) -> int:
+        """The values of episodes in it."""
+        return sum(self.info.values)
+
+
+class Compaction:
+    """Compacts one store. Not thread-safe; any number of processes may compact a store, one at a time does."""
+
+    def __init__(self, root: Root, counters: StoreCounters, retention: Retention, level: int | None) -> None:
+        self._root, self._counters, self._retention, self._level = root, counters, retention, level
+
+    def run(self, progress: Progress | None = None) -> Compacted:
+        """Merge all segments that can be merged; see `Store.compact`."""
+        groups = self.groups(self.candidates())
+        sizes = {one.info.number: disk_usage(one.info.path)[0] for group in groups for one in group}
+        done, made = 0, list[Compacted]()
+        for group in groups:
+            if (merged := self.merge(group)) is not None:
+                before = sum(sizes[number] for number in merged.numbers)
+                steps, after = merged.pack.steps or 0, disk_usage(merged.pack.path)[0]
+                made.append(Compacted(len(merged.numbers), steps, before, after))
+            done += sum(sizes[one.info.number] for one in group)
+            if progress is not None:
+                progress(done, sum(sizes.values()))
+        return Compacted(*map(sum, zip(*made, strict=True)))
+
+    def plan(self) -> Compacted:
+        """Return what `run` would merge now; what it would take on disk then is not known: 0."""
+        every = [one.info for group in self.groups(self.candidates()) for one in group]
+        steps = sum(info.steps or 0 for info in every)
+        return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
+
+    def run_due(self, pace: Callable[[], None]) -> bool:
+        """Merge segments where it pays: many that are about as long, or much to be compressed; tell whether any.
+
+        Each step is so copied once for each time that packs become `_MANY` times as long. ``pace`` is called often.
+        """
+        kinds: dict[tuple[int, bool], list[Candidate]] = {}
+        for one in self.candidates(pace):
+            kind = one.rows.bit_length() // (_MANY.bit_length() - 1), self._compresses(one.info)
+            kinds.setdefault(kind, []).append(one)
+        due = [
+            group
+            for (_, is_new), candidates in sorted(kinds.items())
+            for group in self.groups(candidates)
+            if self._pays(group, is_new=is_new)
+        ]
+        # Some of them, as to look at all segments takes long where they are many.
+        until, has_merged = time.monotonic() + _TURN_S, False
+        for group in due:
+            has_merged = self.merge(group, pace) is not None or has_merged
+            if time.monotonic() > until:
+                break
+        return has_merged
+
+    def _pays(self, group: Sequence[Candidate], *, is_new: bool) -> bool:
+        rows = sum(one.rows for one in group)
+        is_full = len(group) >= LEAST_SEGMENTS and rows > self._most_rows() // _ENOUGH
+        is_much = is_new and rows * self._root.step_bytes >= MUCH_BYTES
+        return len(group) >= _MANY or is_full or is_much
+
+    def candidates(self, pace: Callable[[], None] = _at_once) -> list[Candidate]:
+        """Return the sealed segments that may be put into a pack, in the order of their last steps."""
+        infos = []
+        words = self._counters.read()
+        for number in live_numbers(self._root, words):
+            pace()
+            try:
+                info = read_segment(self._root, number)
+            except DAMAGE:
+                continue  # gone, or damaged: that is left to repair
+            if info.sealed and not info.claimed and not info.came_before(int(words[layout.HORIZON])):
+                infos.append(info)
+        merged = find_superseded(self._root) if infos else set[int]()
+        found = []
+        for info in infos:
+            # What was compressed by an argument of a call would be decompressed by another without it.
+            if info.number not in merged and (self._level is not None or not info.compressed):
+                try:
+                    rows = int(read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes)).sum())
+                except DAMAGE:
+                    continue
+                found.append(Candidate(info, rows))
+                pace()
+        return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
+
+    def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+        """Return which segments are put into each pack: such that are neighbours in time.
+
+        Two at least, or one that is to be compressed and is not. Those of this boot are not put together with others:
+        who makes a segment looks there for the clock of the boot.
+        """
+        most, most_values = self._most_rows(), self._most_values()
+        groups: list[list[Candidate]] = []
+        for of_this_boot in (False, True):
+            group, rows, values = list[Candidate](), 0, 0
+            for one in candidates:
+                is_open = one.rows <= most if self._compresses(one.info) else one.rows <= most // _ENOUGH
+                is_open &= one.values <= most_values
+                if (one.info.clock.boot == boot_id()) != of_this_boot or not is_open:
+                    continue
+                if rows + one.rows > most or values + one.values > most_values:
+                    groups.append(group)
+                    group, rows, values = [], 0, 0
+                group.append(one)
+                rows += one.rows
+                values += one.values
+            groups.append(group)
+        return [group for group in groups if len(group) > 1 or any(self._compresses(one.info) for one in group)]
+
+    def _compresses(self, info: SegmentInfo) -> bool:
+        """Whether a segment has fields that a pack would compress, and has them as they are."""
+        wide = {leaf for leaf, array in info.arrays.items() if is_compressed(array)}
+        return self._level is not None and bool(wide - info.compressed.keys())
+
+    def _most_rows(self) -> int:
+        limits, most = self._root.limits, most_rows(self._root, self._level)
+        if limits.capacity is not None:
+            most = min(most, limits.capacity // SHARE)
+        if limits.capacity_bytes is not None:
+            most = min(most, limits.capacity_bytes // SHARE // self._root.step_bytes)
+        return most
+
+    def _most_values(self) -> int:
+        limit, most = self._root.limits.capacity_bytes, packing.most_values(self._root)
+        if limit is None or not self._root.value_bytes:
+            return most
+        return min(most, limit // SHARE // self._root.value_bytes)
+
+    def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
+        """Put segments into a pack, without those that are gone or damaged; None: nothing is left."""
+        left = list(group)
+        while len(left) > 1 or any(self._compresses(one.info) for one in left):
+            try:
+                return self._merge(left, pace)
+            except Unfit as error:
+                left = [one for one in left if one.info.number != error.number]
+            except SegmentGone:
+                left = [one for one in left if self._is_there(one.info)]
+        return None
+
+    def _is_there(self, info: SegmentInfo) -> bool:
+        try:
+            return read_segment(self._root, info.number).document == info.document
+        except DAMAGE:
+            return False
+
+    def _merge(self, group: Sequence[Candidate], pace: Callable[[], None]) -> Merged:
+        infos = [one.info for one in group]
+        nbytes = most_bytes(self._root, sum(one.rows for one in group), sum(one.values for one in group))
+        with self._retention.making_pack(nbytes) as building:
+            draft = build_pack(self._root, building, infos, self._evicted(), self._level, pace)
+            pack = self._retention.place_pack(draft, infos, pace)
+        return Merged(pack, [info.number for info in infos])
+
+    def _evicted(self) -> EvictedBySegment:
+        """Return the episodes that were evicted by hand, by segment."""
+        evicted: dict[int, list[tuple[int, int]]] = {}
+        for first, steps in EvictionEntries(self._root).new(self._counters.peek(layout.EVICTION_ENTRIES)).tolist():
+            entry = first & layout.POSITION_MASK, steps
+            evicted.setdefault(first >> layout.POSITION_BITS, []).append(entry)
+        return evicted

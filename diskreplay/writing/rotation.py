@@ -1,0 +1,283 @@
+"""The rotation of a writer's segments: which one each lane writes to, and when it moves on to the next one."""
+
+import time
+from collections.abc import Callable
+from mmap import PAGESIZE
+
+from diskreplay.forks import told_of_forks
+from diskreplay.ids import Ints
+from diskreplay.retention.retention import Retention
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.segment import Size
+from diskreplay.segments.segment_writer import SegmentWriter
+from diskreplay.writing.append_cursor import Lane
+from diskreplay.writing.marker import DEFAULT_DURABILITY_S, Durability, Marker
+from diskreplay.writing.preallocation import Preallocator
+from diskreplay.writing.sealer import Sealer
+
+# A lane that does not append keeps its segment, and with it the writer's next one, open for so many targets of rows.
+_MOST_TARGETS = 16
+
+# An episode that comes step by step, in a segment of its own.
+_UNKNOWN = Size(256)
+# How many bytes a chunk has at least, by the rows of a quarter of a segment: to make, seal and delete a file takes as
+# long as thousands of steps. Of the shortest segments a page would have all rows, and damage to it would cost all.
+_LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
+
+# A segment that is a quarter full sooner would be full before the next one is ready.
+LEAST_QUARTER_S = 0.05
+
+
+# What the writers of the parent write to must not stay on disk because a child has it mapped.
+_alive = told_of_forks(lambda rotation: rotation.unmap())
+
+
+class Rotation:
+    """The open segments of one writer: at most two, or one a lane in the layout of one group an episode.
+
+    ``cut`` ends a lane's open episode. Concurrency: as `EpisodeWriter`.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        lanes: list[Lane],
+        retention: Retention,
+        sealer: Sealer,
+        cut: Callable[[Lane], None],
+    ) -> None:
+        self._root, self._retention, self._sealer = root, retention, sealer
+        self._lanes, self._cut = lanes, cut
+        self.segment_per_episode = root.segment_steps == "episode"
+        self._target = layout.target_rows(
+            1 if self.segment_per_episode else len(lanes),
+            root.step_bytes,
+            root.limits.capacity,
+            root.limits.capacity_bytes,
+            root.segment_steps,
+        )
+        self._most_lane_rows = layout.most_lane_rows(len(lanes))
+        self.has_priority = False  # whether segments have the array of initial priorities
+        self._first_number: int | None = None
+        self.newest: SegmentWriter | None = None
+        self._preallocator = Preallocator(root, retention)
+        self._has_preallocated = False  # whether the segment after the newest was asked for
+        self._newest_since = 0.0
+        self.by_number: dict[int, SegmentWriter] = {}
+        self._members: dict[int, set[Lane]] = {}  # lanes that write to a segment, by its number
+        _alive.add(self)
+        self.changes = 0  # how many times a segment was opened or released
+        self.waits_for_sealing = False  # whether segments were handed over to be sealed since the last flush
+        self.failure: Exception | None = None  # what went wrong in the background
+        self._seals = True
+        self._marker: Marker | None = None
+        self._refuse_calls: Callable[[], Callable[[], None] | None] = lambda: None
+
+    @property
+    def open(self) -> list[SegmentWriter]:
+        """The open segments."""
+        return list(self.by_number.values())
+
+    def begin_marking(
+        self, marker: Marker, durability: Durability, refuse_calls: Callable[[], Callable[[], None] | None]
+    ) -> None:
+        """Have what is published made durable in the background, until `abandon`.
+
+        What a weak reference ``refuse_calls`` gives, if anything, is called when that fails.
+        """
+        if durability != "none":
+            self._marker, self._refuse_calls = marker, refuse_calls
+            marker.add(self, DEFAULT_DURABILITY_S if durability == "episode" else float(durability))
+
+    def fail(self, error: Exception) -> None:
+        """Take note of what went wrong in the background: the writer's next call raises it."""
+        self.failure = error
+        if (refuse_calls := self._refuse_calls()) is not None:
+            refuse_calls()
+
+    # --- when a segment ends ----------------------------------------------------------------------------------------
+
+    def has_to_end(self, segment: SegmentWriter) -> bool:
+        """Whether an open episode must be cut because its segment has to end."""
+        newest = self.newest
+        if newest is not None and segment is not newest:
+            return self._holds(newest, 1)
+        return self._holds(segment, 2) and (self._holds(segment, _MOST_TARGETS) or not self._older_lanes())
+
+    def _holds(self, segment: SegmentWriter, targets: int) -> bool:
+        """Whether a segment has so many times the rows at which it is full."""
+        return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
+
+    def has_room_for_episode(self) -> bool:
+        """Whether the newest segment has room for an episode that begins now."""
+        newest = self.newest
+        return newest is not None and not self._is_full(newest, 1)
+
+    def _is_full(self, segment: SegmentWriter, rows: int) -> bool:
+        if self._holds(segment, 1):
+            return True
+        total, most = segment.total_rows, segment.most_rows
+        return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
+
+    def _older_lanes(self) -> list[Lane]:
+        """Return the lanes still in the segment before the newest; none in the layout of one group an episode."""
+        newest = self.newest
+        return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
+
+    def row_limits(self) -> tuple[int, int]:
+        """Return how many rows a lone lane may have in its segment before this has to be asked again.
+
+        First of any step, for `preallocate` and `has_to_end`; then of one that begins an episode, for `assign_segment`.
+        """
+        if self.segment_per_episode:
+            return 2 * self._target, 1
+        limit = 2 * self._target if self._has_preallocated else max(1, self._target // 4)
+        return limit, min(limit, self._target)
+
+    def begin_priorities(self) -> None:
+        """Give all segments the array of initial priorities, from now on. Raises as `Retention.add_priority`."""
+        for segment in self.open:
+            self._add_priority(segment)
+        self.has_priority = True
+
+    def _add_priority(self, segment: SegmentWriter) -> None:
+        if layout.PRIORITY not in segment.columns:
+            self._retention.add_priority(segment.add_priority)
+
+    # --- moving ------------------------------------------------------------------------------------------------------
+
+    def assign_segment(self, lane: Lane, rows: int) -> None:
+        """Give a lane between two episodes a segment with room for ``rows`` rows."""
+        segment = lane.segment
+        if self.segment_per_episode:
+            if segment is None or segment.rows[0]:
+                size = Size(layout.ceil_power_of_two(rows), rows) if rows > 1 else _UNKNOWN
+                self._move(lane, self._open([lane.number], size))
+            return
+        newest = self.newest
+        if newest is not None and segment is newest and not self._is_full(newest, rows):
+            return
+        if newest is None or self._is_full(newest, rows):
+            older = self._older_lanes()
+            if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
+                # It goes on, full as it is, until the lanes in the one before are cut at their next append.
+                self._move(lane, newest)
+                return
+            for straggler in [other for other in older if other.open]:
+                resumes_at = straggler.pending
+                self._cut(straggler)
+                straggler.continues, straggler.resumes_at = True, resumes_at
+            newest = self.newest = self._open([other.number for other in self._lanes], self._size())
+            self._has_preallocated, self._newest_since = False, time.monotonic()
+            for other in self._lanes:
+                if not other.open:
+                    self._move(other, newest)
+        self._move(lane, newest)
+
+    def preallocate(self) -> None:
+        """Have the next segment made in the background when the newest one is a quarter full."""
+        newest = self.newest
+        if self._has_preallocated or newest is None or 4 * newest.total_rows < self._target:
+            return
+        self._has_preallocated = True
+        if self._first_number is not None and time.monotonic() - self._newest_since >= LEAST_QUARTER_S:
+            self._preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
+
+    def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
+        """Have the rows that lanes of a segment need soon reserved in the background."""
+        self._preallocator.reserve_ahead(segment, lanes)
+
+    def discard_preallocated(self) -> bool:
+        """Remove the segment that was made ahead, so that the disk has its room; return whether there was one."""
+        return self._preallocator.discard()
+
+    def _size(self) -> Size:
+        # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
+        rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
+        if len(self._lanes) > layout.CLOSE_LANES:
+            close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
+            return Size(min(rows, max(close, layout.LEAST_CLOSE_ROWS)))
+        return Size(rows, least_bytes=max((least for some, least in _LEAST_BYTES.items() if rows >= some), default=0))
+
+    def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
+        segment = None if self.segment_per_episode else self._preallocator.acquire()
+        if segment is None:
+            info, lock = self._retention.new_segment(self._first_number, lanes, size, self.has_priority)
+            segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
+        elif self.has_priority:
+            try:
+                self._add_priority(segment)  # it may have been asked for before
+            except BaseException:
+                segment.close()
+                self._hand_over(segment)
+                raise
+        if self._first_number is None:
+            self._first_number = segment.number
+        self._members[segment.number] = set()
+        self.by_number[segment.number] = segment
+        self.changes += 1
+        return segment
+
+    def _move(self, lane: Lane, segment: SegmentWriter) -> None:
+        if lane.segment is segment:
+            return
+        before, lane.segment, lane.cursor = lane.segment, segment, None
+        lane.at = segment.info.lanes.index(lane.number) if self.segment_per_episode else lane.number
+        self._members[segment.number].add(lane)
+        if before is not None:
+            self._members[before.number].discard(lane)
+            if not self._members[before.number]:
+                self._leave(before)
+
+    def _leave(self, segment: SegmentWriter, *, seal: bool = True, ends: bool = False) -> None:
+        """Release a segment that no lane writes to, and have it sealed; it may be repeated after an interrupt.
+
+        Unless the writer ``ends``, the chunks of several lanes are unmapped in the background.
+        """
+        self.changes += 1
+        if self._marker is not None and seal:
+            self._marker.leave(self, segment)
+        held = segment.close()
+        if len(segment.info.lanes) > 1 and not ends:
+            self._preallocator.unmap_later(held)
+        del held
+        if seal:
+            self.waits_for_sealing = True
+            self._hand_over(segment)
+        else:
+            segment.lock.release()
+        # Last: until then an interrupt leaves it among the open ones.
+        self._members.pop(segment.number, None)
+        self.by_number.pop(segment.number, None)
+
+    def _hand_over(self, segment: SegmentWriter) -> None:
+        """Have a segment that is closed sealed in the background, when all that was appended is published."""
+        self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
+
+    def unmap(self) -> None:
+        """Unmap everything, in a forked child: its locks were released already."""
+        self._marker = None  # it has what the parent's writers have left
+        for lane in self._lanes:
+            lane.cursor = None
+        for segment in self.by_number.values():
+            segment.release()
+        self._preallocator.unmap()
+
+    def abandon(self, *, seal: bool = True) -> None:
+        """Release every segment as it is; each is sealed up to what was committed, now or by the next process.
+
+        It may be repeated after an interrupt; without ``seal`` once, nothing is sealed by this process any more.
+        """
+        seal = self._seals = self._seals and seal
+        if self._marker is not None and not seal:
+            self._marker.remove(self)  # first: whoever takes a lock that is released seals the segment
+        try:
+            for lane in self._lanes:
+                lane.segment = lane.cursor = None
+            for segment in self.open:
+                self._leave(segment, seal=seal, ends=True)
+            self._preallocator.close()
+        finally:
+            if self._marker is not None:
+                self._marker.remove(self)

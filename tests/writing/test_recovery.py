@@ -1,0 +1,415 @@
+"""What is left when a writer dies, a disk is full, a machine boots, or a process forks."""
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import zarr
+
+import diskreplay as dr
+from tests.crash.injection import Interrupt
+from tests.testing.on_disk import is_locked
+from tests.testing.support import REPOSITORY, append_numbered, serial_schema
+
+ENDLESS = """
+import sys
+import numpy as np
+import diskreplay as dr
+writer = dr.open(sys.argv[1], "a").writer(num_envs=int(sys.argv[2]) or None)
+lanes = int(sys.argv[2])
+lead = (lanes,) if lanes else ()
+t = 0
+while True:
+    obs = np.full((*lead, 3), t, np.float32)
+    end = np.full(lead, t % 7 == 6) if lanes else t % 7 == 6
+    number = np.full(lead, t) if lanes else t
+    writer.append(obs, number, number, end, next_obs=obs + 1, serial=number)
+    t += 1
+    print(t, flush=True)
+"""
+
+
+def lock_of(store, number=0):
+    return store.path / "segments" / f"{number:08d}" / "committed" / "lock"
+
+
+def counter(store, name, number=0):
+    return np.fromfile(store.path / "segments" / f"{number:08d}" / name / "c.0", "<i8").tolist()
+
+
+def first_refused(append, first):
+    """Append numbered steps until the disk is full; return the number that was refused."""
+    for number in range(first, first + 5000):
+        try:
+            append(number)
+        except dr.StorageFull:
+            with pytest.raises(dr.StorageFull, match="free some and append again"):
+                append(number)
+            return number
+    raise AssertionError("the disk was never full")
+
+
+@pytest.fixture
+def store(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096) as store:
+        yield store
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [0, 3])
+@pytest.mark.parametrize("steps", [1, 10, 300])
+def test_a_killed_writer_loses_nothing_it_committed(store, lanes, steps):
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(store.path), str(lanes)], stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as child:
+        told = 0
+        while told < steps:
+            told = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+    assert not is_locked(lock_of(store))
+
+    with dr.open(store.path, "a") as recovered:
+        recovered.close()
+    with dr.open(store.path) as reader:
+        assert [s["state"] for s in reader.info()["segments"]] == ["sealed"]
+        by_lane = {}
+        for episode in reader.episodes:
+            by_lane.setdefault(episode.lane, []).append(episode)
+        assert sorted(by_lane) == list(range(max(lanes, 1)))
+        for episodes in by_lane.values():
+            serials = np.concatenate([e["serial"] for e in episodes])
+            assert len(serials) >= told
+            assert serials.tolist() == list(range(len(serials)))
+            assert all(e.terminated != e.cut for e in episodes)
+            # A step is published before the observation behind it: the writer may have been killed in between.
+            if len(episodes[-1].obs) == len(episodes[-1]):
+                assert episodes.pop().cut
+            assert all(len(e.obs) == len(e) + 1 and e.obs[-1][0] == e["serial"][-1] + 1 for e in episodes)
+
+
+def test_a_reader_of_mode_r_leaves_a_dead_writers_segment_alone(store):
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(store.path), "0"], stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as child:
+        child.stdout.readline()
+        child.kill()
+    with dr.open(store.path) as reader:
+        assert [w["state"] for w in reader.info()["writers"]] == ["dead"]
+        assert len(reader) >= 1
+    assert store.refresh() >= 1
+
+
+def test_a_living_writers_segment_is_not_taken_from_it(store):
+    with store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        with dr.open(store.path, "a") as other:
+            assert [w["state"] for w in other.info()["writers"]] == ["alive"]
+        append_numbered(writer, range(3, 5))
+        store.refresh()
+
+        assert [len(e) for e in store.episodes] == [5]
+
+
+def test_a_forked_child_can_neither_append_nor_free_the_lock(store):
+    with store.writer() as writer:
+        append_numbered(writer, range(3), end="open")
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for call in (lambda: append_numbered(writer, [3]), writer.flush, writer.end_episode):
+                try:
+                    call()
+                except dr.WriterClosed:
+                    refused += 1
+            writer.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert is_locked(lock_of(store))
+        append_numbered(writer, range(3, 5))
+        store.refresh()
+
+        assert [e["serial"].tolist() for e in store.episodes] == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "rename"])
+def test_a_full_disk_refuses_the_row_and_loses_nothing(store, monkeypatch, call):
+    with store.writer() as writer:
+        append_numbered(writer, range(500), end="open")
+        real = getattr(os, call)
+        full = [True]
+
+        def refuse(*args, **kwargs):
+            if full[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, call, refuse)
+        serial = first_refused(lambda serial: append_numbered(writer, [serial], end="open"), 500)
+        store.refresh()
+        assert [len(e) for e in store.episodes] == [serial]
+        with pytest.raises(dr.StorageFull):
+            append_numbered(writer, [serial], end="open")
+        full[0] = False
+        append_numbered(writer, range(serial, serial + 10))
+        store.refresh()
+
+        assert [e["serial"].tolist() for e in store.episodes] == [list(range(serial + 10))]
+        assert not list(store.path.rglob(".new-*"))
+        # The shape of an array reaches over every chunk, also over one whose creation failed at the shape.
+        segment = zarr.open_group(store.path, mode="r")["segments/00000000"]
+        assert segment["extra/serial"][0, : serial + 10].tolist() == list(range(serial + 10))
+
+
+def test_a_full_disk_refuses_a_new_segment_and_the_writer_goes_on_later(store, monkeypatch):
+    with store.writer() as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            with pytest.raises(dr.StorageFull):
+                append_numbered(writer, [0], end="open")
+        assert not list((store.path / "segments").glob("0*"))
+        assert not list((store.path / "counters").glob("new-*"))
+        append_numbered(writer, range(3))
+        store.refresh()
+
+        assert [len(e) for e in store.episodes] == [3]
+
+
+def test_a_vector_step_on_a_full_disk_is_written_for_no_lane(store, monkeypatch):
+    def step(t):
+        numbers = np.full(4, t)
+        writer.append(np.full((4, 3), t), numbers, numbers, numbers < 0, serial=numbers)
+
+    with store.writer(num_envs=4) as writer:
+        step(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", lambda *a: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            done = first_refused(step, 1) - 1
+        store.refresh()
+        assert {len(e) for e in store.episodes} == {done + 1}
+        step(done + 1)
+        store.refresh()
+
+        assert {len(e) for e in store.episodes} == {done + 2}
+
+
+def test_a_copy_of_a_store_that_is_written_shows_only_what_was_flushed(store, tmp_path):
+    with store.writer(durability=3600.0) as writer:
+        append_numbered(writer, range(3))
+        writer.flush()
+        append_numbered(writer, range(3, 8))
+        shutil.copytree(store.path, tmp_path / "copy")
+        with dr.open(tmp_path / "copy") as copy:
+            assert [e["serial"].tolist() for e in copy.episodes] == [[0, 1, 2]]
+            assert len(copy.episodes[0].obs) == 4
+
+
+def test_after_a_boot_only_durable_rows_count_and_are_sealed(store, monkeypatch, tmp_path):
+    writer = store.writer(durability=3600.0)
+    append_numbered(writer, range(3))
+    writer.flush()
+    append_numbered(writer, range(3, 8), end="open")
+    # The machine goes down: the folder as it is, without a living writer, under another boot id.
+    shutil.copytree(store.path, tmp_path / "after")
+    monkeypatch.setattr("diskreplay.segments.segment.boot_id", lambda: "another boot")
+    with dr.open(tmp_path / "after", "a") as after:
+        after.close()
+    with dr.open(tmp_path / "after") as reader:
+        assert [e["serial"].tolist() for e in reader.episodes] == [[0, 1, 2]]
+        assert reader.info()["segments"][0]["state"] == "sealed"
+    monkeypatch.undo()
+    writer.close()
+
+
+def test_durability_episode_syncs_at_each_end(store):
+    with store.writer(durability="episode") as writer:
+        append_numbered(writer, range(3))
+        assert counter(store, "durable") == [4]
+        append_numbered(writer, range(3, 5), end="open")
+        assert counter(store, "durable") == [4]
+        writer.end_episode()
+        assert counter(store, "durable") == counter(store, "committed") == [7]
+
+
+def test_durability_in_seconds_is_kept_in_the_background(store):
+    with store.writer(durability=0.01) as writer:
+        append_numbered(writer, range(3), end="open")
+        until = time.monotonic() + 600
+        while counter(store, "durable") != [3]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert counter(store, "committed") == [3]
+    with store.writer(durability=3600.0) as writer:
+        append_numbered(writer, range(3), end="open")
+        assert counter(store, "durable", 1) == [0]
+
+
+def failing(monkeypatch, code, call="fdatasync", *, once=False):
+    """Let every sync fail from now on, or another call, or its next one; return an event that is set when one did."""
+    failed, real = threading.Event(), getattr(os, call)
+
+    def fail(*args):
+        if once and failed.is_set():
+            return real(*args)
+        failed.set()
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, fail)
+    return failed
+
+
+def append_until_told(writer, serials):
+    """Append numbered steps until what failed in the background is raised; the numbers are taken from an iterator."""
+    for serial in serials:
+        append_numbered(writer, [serial], end="open")
+        time.sleep(0.001)  # the thread that failed takes an instant to tell
+
+
+def test_a_sync_that_fails_in_the_background_is_raised_by_the_next_append_and_ends_the_writer(store, monkeypatch):
+    writer = store.writer(durability=0.01)
+    append_numbered(writer, range(3), end="open")
+    with monkeypatch.context() as patch:
+        failed = failing(patch, errno.EIO)
+        with pytest.raises(OSError, match="Input/output"):
+            append_until_told(writer, itertools.count(3))
+        assert failed.is_set()
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [3])
+    writer.close()
+    store.refresh()
+    assert len(store) >= 3
+    assert not store.snapshot.sealed.any()
+
+
+def test_what_nobody_foresaw_in_the_background_is_raised_by_the_next_append_too(store, monkeypatch):
+    writer = store.writer(durability=0.01)
+    failed = threading.Event()
+
+    def fail(*_):
+        failed.set()
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("diskreplay.segments.marks.new_rows_crc", fail)
+        with pytest.raises(MemoryError, match="no memory"):
+            append_until_told(writer, itertools.count())
+        assert failed.is_set()
+    with contextlib.suppress(dr.WriterClosed):
+        writer.close()
+
+
+def test_where_no_thread_could_be_started_the_next_writer_is_marked(store, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            store.writer(durability=0.01)
+    with store.writer(durability=0.01) as writer:
+        append_numbered(writer, range(3), end="open")
+        until = time.monotonic() + 600
+        while counter(store, "durable", max(s["number"] for s in store.info()["segments"])) != [3]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monkeypatch):
+    writer = store.writer(durability=0.01)
+    append_numbered(writer, [0], end="open")
+    with monkeypatch.context() as patch:
+        failed = failing(patch, errno.ENOSPC, "pwrite", once=True)  # a second time would be told to another append
+        serials = itertools.count(1)
+        with pytest.raises(dr.StorageFull, match="a loss of power would take it"):
+            append_until_told(writer, serials)
+        assert failed.is_set()
+    refused = next(serials) - 1
+    append_numbered(writer, [refused], end="open")
+    until = time.monotonic() + 600
+    while counter(store, "durable") != counter(store, "committed"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    writer.close()
+
+
+def test_a_writer_whose_sync_fails_closes_and_promises_nothing_more(store, monkeypatch):
+    writer = store.writer()
+    append_numbered(writer, range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda fd: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(OSError, match="Input/output"):
+            writer.flush()
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [3])
+    store.refresh()
+
+    assert [len(e) for e in store.episodes] == [3]
+
+
+def test_flush_covers_segments_that_the_writer_has_left(tmp_store):
+    with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store, store.writer() as writer:
+        for first in range(0, 40, 4):
+            append_numbered(writer, range(first, first + 4))
+        writer.flush()
+        for info in store.info()["segments"]:
+            assert counter(store, "durable", info["number"]) == counter(store, "committed", info["number"])
+
+
+def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
+    with store.writer() as writer, dr.open(store.path) as reader:
+        for i in range(3):
+            append_numbered(writer, range(10 * i, 10 * i + 5))
+        with monkeypatch.context() as patch:
+            extend_to = "diskreplay.reading.follower.EpisodeLog.extend_to"
+            patch.setattr(extend_to, lambda *a: (_ for _ in ()).throw(Interrupt))
+            with pytest.raises(Interrupt):
+                reader.refresh()
+        reader.refresh()
+
+        assert [e["serial"][0] for e in reader.episodes] == [0, 10, 20]
+
+
+def test_what_dead_processes_left_half_removed_is_cleaned_up(store):
+    (store.path / "counters" / "old-00000007" / "obs").mkdir(parents=True)
+    with dr.open(store.path, "a"):
+        assert not list((store.path / "counters").glob("old-*"))
+
+
+@pytest.mark.slow
+def test_a_reader_lets_go_of_every_chunk_of_an_evicted_segment(tmp_store):
+    with dr.create(tmp_store, serial_schema(), capacity=100, segment_steps=50, chunk_bytes=64) as store:
+        with store.writer() as writer, dr.open(tmp_store) as reader:
+            for first in range(0, 2000, 5):
+                append_numbered(writer, range(first, first + 5))
+                reader.refresh()
+                assert reader.episodes[0].obs is not None
+        with dr.open(tmp_store, "a"):
+            pass
+        with open("/proc/self/maps") as maps:
+            deleted = sum(str(tmp_store) in line and "deleted" in line for line in maps)
+        assert deleted == 0
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_reader_learns_that_a_segment_was_sealed(store, monkeypatch, is_counted):
+    if not is_counted:  # whoever sealed it died before that
+        monkeypatch.setattr(store._sealer, "_after", lambda: None)
+    writer = store.writer()
+    with dr.open(store.path) as reader:
+        append_numbered(writer, range(5), end="open")
+        reader.refresh()
+        assert reader.episodes[0].ended == "open"
+        writer.close()
+        if not is_counted:
+            assert reader.refresh() == 0
+            monkeypatch.setattr("diskreplay.reading.follower.time.monotonic", lambda: float("inf"))
+        reader.refresh()
+        assert reader.episodes[0].ended == "cut"
