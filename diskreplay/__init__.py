@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from diskreplay.buffers.distillation import DistillationBuffer as DistillationBuffer
     from diskreplay.buffers.replay import Experience as Experience, ReplayBuffer as ReplayBuffer
     from diskreplay.buffers.rollout import RolloutBuffer as RolloutBuffer
+    from diskreplay.distributions.base import Uniform as Uniform
     from diskreplay.distributions.mixture import Mixture as Mixture
+    from diskreplay.distributions.number_arguments import Linear as Linear
     from diskreplay.distributions.prioritized import Prioritized as Prioritized
     from diskreplay.distributions.recency import Recency as Recency
-    from diskreplay.distributions.schedule import Linear as Linear
     from diskreplay.distributions.stratified import Stratified as Stratified
     from diskreplay.distributions.sweep import Sweep as Sweep
-    from diskreplay.distributions.uniform import Uniform as Uniform
     from diskreplay.errors import (
         BufferFull as BufferFull,
         Closed as Closed,
@@ -86,7 +86,7 @@ _MODULES = {
     "FormatError": "diskreplay.errors",
     "Hindsight": "diskreplay.views.hindsight",
     "InvalidIndex": "diskreplay.errors",
-    "Linear": "diskreplay.distributions.schedule",
+    "Linear": "diskreplay.distributions.number_arguments",
     "MissingExtra": "diskreplay.errors",
     "MixedSampler": "diskreplay.sampling.mixed",
     "Mixture": "diskreplay.distributions.mixture",
@@ -119,7 +119,7 @@ _MODULES = {
     "Sweep": "diskreplay.distributions.sweep",
     "ToFloat": "diskreplay.sampling.frames",
     "Transitions": "diskreplay.views.transitions",
-    "Uniform": "diskreplay.distributions.uniform",
+    "Uniform": "diskreplay.distributions.base",
     "VectorWriter": "diskreplay.writing.vector_writer",
     "Writer": "diskreplay.writing.writer",
     "WriterClosed": "diskreplay.errors",

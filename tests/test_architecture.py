@@ -219,8 +219,8 @@ def test_a_circle_is_found(source: str) -> None:
         ("kernels.gather", "from diskreplay.store.store import Store"),
         ("views.transitions", "def f():\n    from diskreplay.sampling import batch"),
         ("retention.retention", "from diskreplay.writing.writer import Writer"),
-        ("distributions.uniform", "if TYPE_CHECKING:\n    from diskreplay.store.store import Store"),
-        ("distributions.uniform", "from diskreplay import Store"),
+        ("distributions.base", "if TYPE_CHECKING:\n    from diskreplay.store.store import Store"),
+        ("distributions.base", "from diskreplay import Store"),
         ("interop.minari", "from diskreplay.store.store import Store, _private"),
     ],
 )
@@ -233,7 +233,7 @@ def test_an_import_through_a_wall_is_found(module: str, source: str) -> None:
     [
         ("store.store", "import zarr"),
         ("views.transitions", "def f():\n    import torch.nn as nn"),
-        ("distributions.uniform", "from numba import njit"),
+        ("distributions.base", "from numba import njit"),
         ("store.store", "importlib.import_module('zarr.storage')"),
     ],
 )

@@ -10,7 +10,7 @@ from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows
 from diskreplay.buffers.values import Given, checked, shapes_of
 from diskreplay.device_tensors import fetched
-from diskreplay.distributions.distinct import Distinct
+from diskreplay.distributions.base import Distinct
 from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.errors import NotEnoughData, SchemaError
 from diskreplay.sampling.sampler import Sampler

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from diskreplay.buffers.backing import Backed, seed_argument
 from diskreplay.buffers.values import Given, checked, flags_of, plain, renamed
 from diskreplay.device_tensors import fetched
-from diskreplay.distributions.base import Distribution
-from diskreplay.distributions.distinct import Distinct, PrioritizedOfEnough
-from diskreplay.distributions.number_arguments import int_argument
+from diskreplay.distributions.base import Distinct, Distribution
+from diskreplay.distributions.number_arguments import Linear, Schedule, int_argument
+from diskreplay.distributions.prioritized import PrioritizedOfEnough
 from diskreplay.distributions.saved_state import state_of
-from diskreplay.distributions.schedule import Linear, Schedule
 from diskreplay.errors import NotEnoughData, StoreNotFound
 from diskreplay.sampling.batch import Batch, map_tree
 from diskreplay.sampling.sampler import Sampler

@@ -1,4 +1,4 @@
-"""What a distribution is, and what it returns."""
+"""What a distribution is, what it returns, and those that draw every id alike."""
 
 import math
 import weakref
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diskreplay.distributions.number_arguments import Schedule
 from diskreplay.distributions.population import Population
-from diskreplay.distributions.schedule import Schedule
+from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
 # Draws without one hit, each of at least world_size ids, after which the population is searched for a hit. A rank with
@@ -219,3 +220,44 @@ class OneOwner:
 
 class Owned(OneOwner, Distribution):
     """A distribution that belongs to one sampler."""
+
+
+class Even(Distribution):
+    """What draws every id as often as any other, in the long run."""
+
+    def chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        return population.contains(ids) / max(population.size, 1)
+
+    def share_chances(self, population: Population, ids: Ints) -> Floats:
+        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        return population.contains(ids) / max(population.share_size(), 1)
+
+
+class Uniform(Even):
+    """Draw every id with the same probability, with replacement. Without state: several samplers may share one."""
+
+    def __repr__(self) -> str:
+        return "Uniform()"
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids of a population that is not empty."""
+        return Draw(population.random_ids(rng.bit_generator.random_raw() >> 1, size))
+
+
+class Distinct(Distribution):
+    """Draw ids without replacement within a batch, every set of them with the same probability. Without state."""
+
+    def __repr__(self) -> str:
+        return "Distinct()"
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` different ids; NotEnoughData where the population has fewer."""
+        check_enough(population, size)
+        return Draw(population.take(rng.choice(population.size, size, replace=False)))
+
+
+def check_enough(population: Population, size: int) -> None:
+    """Raise NotEnoughData where a population has fewer than `size` ids."""
+    if population.size < size:
+        raise NotEnoughData(f"{population.size} steps are sampleable, and a batch of {size} needs {size}: add more")

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.distributions.base import Distribution, Draw
-from diskreplay.distributions.number_arguments import number
+from diskreplay.distributions.number_arguments import Schedule, number
 from diskreplay.distributions.population import Population
-from diskreplay.distributions.schedule import Schedule
 from diskreplay.ids import Floats, Ints
 
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.distributions.cursor import Cursor
-from diskreplay.distributions.population import InitialErrors, Population, Share
+from diskreplay.distributions.population import Cursor, InitialErrors, Population, Share
 from diskreplay.distributions.saved_state import bits, columns as columns_of, masks, state_of
 from diskreplay.ids import POSITION_MASK, Floats, Ints, places_of
 from diskreplay.kernels import frozen, pages as columns, powers, sumtree

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.distributions.base import Draw, Owned
-from diskreplay.distributions.number_arguments import number
+from diskreplay.distributions.base import Draw, Owned, check_enough
+from diskreplay.distributions.number_arguments import Schedule, beta_argument, number
 from diskreplay.distributions.population import Population
 from diskreplay.distributions.saved_state import kind_of
-from diskreplay.distributions.schedule import Schedule, beta_argument
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.table import chosen
 
@@ -250,6 +249,15 @@ class Prioritized(Owned):
         least = self._normalize == "store"
         tables = {kind_of(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
         self._tables = tables
+
+
+class PrioritizedOfEnough(Prioritized):
+    """`Prioritized`, for batches of no more items than there are ids."""
+
+    def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
+        """Draw `size` ids; NotEnoughData where the population has fewer."""
+        check_enough(population, size)
+        return super().draw(population, size, rng)
 
 
 def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from diskreplay.distributions.base import Draw, Owned
-from diskreplay.distributions.cursor import LaneCursor
 from diskreplay.distributions.number_arguments import number
-from diskreplay.distributions.population import Population
+from diskreplay.distributions.population import LaneCursor, Population
 from diskreplay.distributions.saved_state import columns, state_of
 from diskreplay.ids import POSITION_BITS, Floats, Ints
 from diskreplay.kernels.runs import (

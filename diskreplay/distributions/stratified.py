@@ -5,8 +5,7 @@ from collections import deque
 import numpy as np
 
 from diskreplay.distributions.base import Draw, Owned
-from diskreplay.distributions.cursor import Cursor
-from diskreplay.distributions.population import Changes, Population
+from diskreplay.distributions.population import Changes, Cursor, Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, LaneIndex, by_lane, lane_keys, last_ids, numbered, runs_with

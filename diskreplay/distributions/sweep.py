@@ -1,20 +1,222 @@
-"""Every id once, and again where there are more passes."""
+"""Every id once, and again where there are more passes: at random, or oldest first."""
 
-from collections.abc import Mapping
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.distributions.base import Draw, OneOwner
+from diskreplay.distributions.base import Draw, Even, OneOwner
 from diskreplay.distributions.number_arguments import int_or_none
-from diskreplay.distributions.passes import ORDERS, Pass
 from diskreplay.distributions.population import Population
-from diskreplay.distributions.saved_state import state_of
-from diskreplay.distributions.uniform import Even
+from diskreplay.distributions.saved_state import columns, kind_of, state_of
 from diskreplay.errors import SegmentGone
-from diskreplay.ids import Ints
+from diskreplay.ids import Ints, mixed
+from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
+
+ROUNDS = 6
+# Ids that are put in the order of their times together; and that are permuted together, or are one piece of a run.
+_SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
+
+
+class Pass(ABC):
+    """Ids in an order of their own, and how far it has come."""
+
+    def __init__(self, runs: IdRuns, kind: tuple[Any, ...]) -> None:
+        self.runs, self.kind = runs, kind
+
+    @classmethod
+    @abstractmethod
+    def begun(cls, population: Population, rng: np.random.Generator) -> Self:
+        """Take the population's ids."""
+
+    @abstractmethod
+    def peek(self, population: Population, count: int) -> Ints:
+        """Return the next ids, at most `count`."""
+
+    @abstractmethod
+    def advance(self, count: int) -> None:
+        """Go on behind so many of the ids that `peek` returned."""
+
+    def is_over(self, population: Population) -> bool:
+        """Tell whether no id is left."""
+        return not len(self.peek(population, 1))
+
+    @abstractmethod
+    def left(self, population: Population) -> Iterator[Ints]:
+        """Yield the ids that are left, in any order."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arrays and numbers."""
+        return {**self.runs._asdict(), "kind": json.dumps(self.kind)}
+
+    @classmethod
+    @abstractmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state_dict` was of; one of `saved_state.INVALID` where it is of none."""
+
+
+class RandomPass(Pass):
+    """In the order of a random key of 63 bits."""
+
+    def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, cursor: int = 0) -> None:
+        super().__init__(runs, kind)
+        self._key, self._cursor = key, cursor
+        self._before: Ints = np.cumsum(runs.count) - runs.count
+        self._size = int(runs.count.sum())
+        self._next: Ints = np.zeros(0, np.int64)  # some of the ids from the cursor on
+
+    @classmethod
+    def begun(cls, population: Population, rng: np.random.Generator) -> Self:
+        """Take the population's ids, in an order that does not depend on when they were found."""
+        runs = population.runs()
+        order = np.argsort(runs.first, kind="stable")
+        return cls(IdRuns(*(column[order] for column in runs)), population.kind, int(rng.integers(1 << 63)))
+
+    def _slice(self, start: int, count: int) -> Ints:
+        numbers = permuted(np.arange(start, min(start + count, self._size)), self._size, self._key)
+        return numbered(self.runs, self._before, numbers)
+
+    def peek(self, population: Population, count: int) -> Ints:
+        """Return the next ids, at most `count`."""
+        if len(self._next) < count:
+            self._next = self._slice(self._cursor, max(count, _PIECE))
+        return self._next[:count]
+
+    def advance(self, count: int) -> None:
+        """Go on behind so many ids."""
+        self._cursor, self._next = self._cursor + count, self._next[count:]
+
+    def left(self, population: Population) -> Iterator[Ints]:
+        """Yield the ids that are left."""
+        return (self._slice(at, _SORTED_AT_ONCE) for at in range(self._cursor, self._size, _SORTED_AT_ONCE))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arrays and numbers."""
+        return {**super().state_dict(), "cursor": self._cursor, "key": self._key}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state_dict` was of."""
+        loaded = cls(*_runs_and_kind(state), int(state["key"]), int(state["cursor"]))
+        if not 0 <= loaded._key < 1 << 63 or not 0 <= loaded._cursor < loaded._size:
+            raise ValueError("it contradicts itself")
+        return loaded
+
+
+class TimePass(Pass):
+    """In the order of when steps were published, and then of their ids.
+
+    Runs are cut into pieces, which are merged as they begin: `_ids` are in their places already, of `_carried` some may
+    come behind ids of pieces that begin later. Where it is, is told by the time and the id of the last one that was
+    drawn: places would depend on what was evicted.
+    """
+
+    def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
+        super().__init__(runs, kind)
+        self._last = last
+        self._pieces: IdRuns | None = None  # from the next one on, in the order in which they begin
+        self._begins: Ints = np.zeros(0, np.int64)
+        self._ids = self._carried = np.zeros((2, 0), np.int64)  # times and ids
+
+    @classmethod
+    def begun(cls, population: Population, rng: np.random.Generator) -> Self:
+        """Take the population's ids."""
+        return cls(IdRuns(*(column.copy() for column in population.runs())), population.kind)
+
+    def peek(self, population: Population, count: int) -> Ints:
+        """Return the next ids, at most `count`."""
+        while self._ids.shape[1] < count and self._load(population):
+            pass
+        return self._ids[1, :count]
+
+    def advance(self, count: int) -> None:
+        """Go on behind so many ids."""
+        if count:
+            self._last = int(self._ids[0, count - 1]), int(self._ids[1, count - 1])
+            self._ids = self._ids[:, count:]
+
+    def left(self, population: Population) -> Iterator[Ints]:
+        """Yield the ids that are left."""
+        return (self._timed(population, ids)[1] for ids in id_blocks(self.runs))
+
+    def _timed(self, population: Population, ids: Ints) -> Ints:
+        """Return the times of ids and these, (2, n), of those that can be drawn and are behind the last one."""
+        ids = ids[population.contains(ids)]
+        times = population.followed.times(ids)
+        time, last = self._last
+        behind = (times > time) | ((times == time) & (ids > last))
+        return np.stack([times[behind], ids[behind]])
+
+    def _load(self, population: Population) -> bool:
+        """Put some more ids in their places; tell whether there may be more."""
+        if self._pieces is None:
+            self._cut(population)
+        assert self._pieces is not None
+        if not len(self._begins) and not self._carried.shape[1]:
+            return False
+        # As many as are carried at least: then each of these is not sorted again and again.
+        ends = np.cumsum(self._pieces.count)
+        taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
+        next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER
+        pieces = IdRuns(*(column[:taken] for column in self._pieces))
+        ids = np.concatenate([np.zeros(0, np.int64), *id_blocks(pieces)])
+        found = np.concatenate([self._carried, self._timed(population, ids)], axis=1)
+        found = found[:, np.lexsort(found[::-1])]
+        safe = int(np.searchsorted(found[0], next_begins))
+        ids, rest = np.concatenate([self._ids, found[:, :safe]], axis=1), IdRuns(*(x[taken:] for x in self._pieces))
+        # Last and at once: an interrupt must not lose ids.
+        self._ids, self._carried, self._pieces, self._begins = ids, found[:, safe:], rest, self._begins[taken:]
+        return True
+
+    def _cut(self, population: Population) -> None:
+        pieces, _ = pieces_of(self.runs, _PIECE)
+        begins = population.followed.times(pieces.first)
+        order = np.argsort(begins, kind="stable")
+        self._pieces, self._begins = IdRuns(*(column[order] for column in pieces)), begins[order]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return arrays and numbers."""
+        return {**super().state_dict(), "last": np.array(self._last)}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `state_dict` was of."""
+        time, last = map(int, state["last"])
+        return cls(*_runs_and_kind(state), (time, last))
+
+
+ORDERS: dict[str, type[Pass]] = {"random": RandomPass, "time": TimePass}
+
+
+def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
+    runs = IdRuns(*columns(state, IdRuns._fields))
+    if not ((runs.count > 0) & (runs.stride > 0) & (runs.first >= 0)).all():
+        raise ValueError("it contradicts itself")
+    return runs, kind_of(state["kind"])
+
+
+def permuted(numbers: Ints, size: int, key: int) -> Ints:
+    """Return where each number goes in a permutation of 0 to size - 1 that the key chooses.
+
+    A Feistel network permutes the numbers of an even number of bits; one that lands beyond is sent on until it does
+    not, which leaves a permutation of the others.
+    """
+    half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+    mask = np.uint64((1 << int(half)) - 1)
+    round_keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    out = numbers.astype(np.uint64)
+    beyond = np.arange(len(out))
+    while len(beyond):
+        left, right = out[beyond] >> half, out[beyond] & mask
+        for round_key in round_keys:
+            left, right = right, left ^ (mixed(right + round_key) & mask)
+        out[beyond] = (left << half) | right
+        beyond = beyond[out[beyond] >= size]
+    return out.astype(np.int64)
 
 
 class Sweep(OneOwner, Even):

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diskreplay.distributions.base import Distribution
-from diskreplay.distributions.bounded import REMOVERS
+from diskreplay.distributions.base import Distribution, Uniform
 from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.distributions.population import Share
-from diskreplay.distributions.uniform import Uniform
+from diskreplay.distributions.restricted import REMOVERS
 from diskreplay.errors import InvalidIndex
 from diskreplay.store.store import Store
 from diskreplay.views.base import INT64, View

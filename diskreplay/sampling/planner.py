@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.distributions.base import Distribution, Draw, RefreshNeeded
-from diskreplay.distributions.bounded import Bounded, Indices
-from diskreplay.distributions.episode_filter import EpisodeFilter
 from diskreplay.distributions.population import EVERY_ID, Population, Share
 from diskreplay.distributions.prioritized import Prioritized, sequence_error
+from diskreplay.distributions.restricted import AtMost, Bounded, Indices, TimesSampled
 from diskreplay.distributions.saved_state import state_of
-from diskreplay.distributions.times_sampled import AtMost, TimesSampled
+from diskreplay.distributions.snapshot import EpisodeFilter
 from diskreplay.errors import NotEnoughData, SegmentGone
 from diskreplay.reading.episodes import Episode
 from diskreplay.reading.snapshot import Snapshot

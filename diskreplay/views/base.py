@@ -18,8 +18,8 @@ from diskreplay.schema.schema import Schema, Tree, with_tuples
 
 if TYPE_CHECKING:
     from diskreplay.distributions.base import Distribution
-    from diskreplay.distributions.episode_filter import EpisodeFilter
     from diskreplay.distributions.population import Crossing
+    from diskreplay.distributions.snapshot import EpisodeFilter
     from diskreplay.views.parallel_copy import CopyThreads
 
 Path = tuple[str, ...]

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.distributions.base import Draw, Owned, RefreshNeeded
-from diskreplay.distributions.episode_filter import EpisodeFilter
 from diskreplay.distributions.population import EVERY_ID, Population
 from diskreplay.distributions.saved_state import columns, state_of
-from diskreplay.distributions.snapshot import Snapshot
+from diskreplay.distributions.snapshot import EpisodeFilter, Snapshot
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED, EpisodeTable, Ints
 from diskreplay.kernels.runs import IdRuns, id_blocks, without_hidden

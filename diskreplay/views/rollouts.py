@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.distributions.episode_filter import EpisodeFilter
 from diskreplay.distributions.number_arguments import fraction, int_argument
+from diskreplay.distributions.snapshot import EpisodeFilter
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.ids import FIRST, NO_STEP, TERMINATED, TRUNCATED, Floats, Ints
 from diskreplay.kernels.runs import ALL_STEPS, Starts

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.distributions.distinct import Distinct, PrioritizedOfEnough
+from diskreplay.distributions.base import Distinct
+from diskreplay.distributions.prioritized import PrioritizedOfEnough
 
 
 @pytest.mark.parametrize("distribution", [Distinct(), PrioritizedOfEnough(alpha=0.6, beta=0.4)], ids=repr)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from diskreplay.distributions.passes import permuted
+from diskreplay.distributions.sweep import permuted
 
 
 @given(st.integers(1, 3_000), st.integers(0, 2**63 - 1))

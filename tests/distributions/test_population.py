@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import diskreplay as dr
 from diskreplay.distributions import population as module
-from diskreplay.distributions.episode_filter import EpisodeFilter
 from diskreplay.distributions.population import Order, Population, Share
+from diskreplay.distributions.snapshot import EpisodeFilter
 from tests.distributions.growing import FakeStore, grown, positions_of
 from tests.views.fakes import FLAT_SCHEMA, Columns, Segment, Snapshot, episode
 

@@ -12,10 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import diskreplay as dr
 from diskreplay.distributions import population as population_module
-from diskreplay.distributions.cursor import Cursor
-from diskreplay.distributions.episode_filter import EpisodeFilter
-from diskreplay.distributions.population import Population, Share
+from diskreplay.distributions.population import Cursor, Population, Share
 from diskreplay.distributions.priorities import PriorityTable
+from diskreplay.distributions.snapshot import EpisodeFilter
 from diskreplay.kernels.packed import pack
 from tests.distributions.growing import FakeStore, everything as every_id, grown
 

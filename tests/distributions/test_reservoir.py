@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 import diskreplay as dr
-from diskreplay.distributions.bounded import Index
 from diskreplay.distributions.population import Population
+from diskreplay.distributions.restricted import Index
 from tests.distributions.growing import FakeStore, add_episodes, grown
 
 

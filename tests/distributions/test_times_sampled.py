@@ -37,7 +37,7 @@ def drain(sampler: dr.Sampler, size: int) -> Counter[int]:
 def test_every_id_is_drawn_so_many_times_and_no_more_while_the_store_grows_and_loses_steps(
     grown: Any, name: str, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diskreplay.distributions.times_sampled._FEW", 3)
+    monkeypatch.setattr("diskreplay.distributions.restricted._FEW", 3)
     monkeypatch.setattr("diskreplay.kernels.runs._AT_ONCE", 7)
     store = grown([[30, 11], [9]], [4, 8])
     samplers = [
@@ -103,7 +103,7 @@ def times(sampler: dr.Sampler) -> dict[int, int]:
 
 
 def test_counts_are_those_of_a_dictionary(grown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskreplay.distributions.times_sampled._FEW", 4)
+    monkeypatch.setattr("diskreplay.distributions.restricted._FEW", 4)
     store, wanted = grown([[40]]), Counter[int]()
     sampler = store.sampler(batch_size=5, max_times_sampled=1000)
     for number in range(60):

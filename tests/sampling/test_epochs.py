@@ -65,8 +65,8 @@ def test_one_pass_gives_every_id_once_and_its_len_counts_down(store: Any, order:
 def test_items_of_any_view_come_oldest_first_and_ranks_keep_to_their_share(
     store: Any, view: Any, block: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diskreplay.distributions.passes._SORTED_AT_ONCE", block)
-    monkeypatch.setattr("diskreplay.distributions.passes._PIECE", piece)
+    monkeypatch.setattr("diskreplay.distributions.sweep._SORTED_AT_ONCE", block)
+    monkeypatch.setattr("diskreplay.distributions.sweep._PIECE", piece)
     every: list[int] = []
     for rank in range(2):
         sweep = dr.Sweep(passes=2, order="time")
