@@ -11,7 +11,7 @@ from diskreplay.kernels.runs import Visible
 
 
 class Snapshot(Protocol):
-    """A frozen set of steps; see `store.snapshot.Snapshot`."""
+    """A frozen set of steps; see `reading.snapshot.Snapshot`."""
 
     reached: int
     record: Ints  # what kernels read of it; see `kernels.frozen`
