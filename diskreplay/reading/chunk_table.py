@@ -20,8 +20,7 @@ from diskreplay.kernels.gathering import table_line
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.table import chosen
 from diskreplay.reading import chunk_budget
-from diskreplay.reading.arena import BLOCK_BYTES, Piece, zeros_piece
-from diskreplay.reading.chunk_budget import DECOMPRESSED, IN_PACK, MAPPED, READ, Room
+from diskreplay.reading.chunk_budget import BLOCK_BYTES, DECOMPRESSED, IN_PACK, MAPPED, READ, Piece, Room, zeros_piece
 from diskreplay.reading.decompression import decompress, reads_no_disk
 from diskreplay.reading.folder import GONE, Folder, Pack
 from diskreplay.segments.documents import layout

@@ -1,23 +1,107 @@
 """What a reader knows of a folder of rows, and where it finds these after they were merged into a pack."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.folders import shown_paths
-from diskreplay.ids import POSITION_BITS, Ints
-from diskreplay.reading.arena import Piece, lone_piece
-from diskreplay.reading.reward_sums import RewardSums
-from diskreplay.reading.value_rows import ValueRows
+from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Floats, Ints
+from diskreplay.reading.chunk_budget import Piece, lone_piece
+from diskreplay.reading.damaged import DAMAGE
 from diskreplay.segments.documents import layout
+from diskreplay.segments.episode_table import read_columns
 from diskreplay.segments.files.mapping import Mapping, read_into, refuse_links
 from diskreplay.segments.packs import PackTables, find_pack, open_shard
 from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.shards import Shard
+
+
+class RewardSums(NamedTuple):
+    """Columns of the table of episodes of a folder: ``keys`` of lane and row of the first steps, steps, and sums."""
+
+    keys: Ints
+    steps: NDArray[np.int32]
+    sums: Floats
+
+    @classmethod
+    def read(cls, info: SegmentInfo) -> Self:
+        """Read the table of a sealed segment; nothing where that is damaged or gone: the rows say the same."""
+        try:
+            position, steps, sums = read_columns(info, "position", "steps", "total_reward")
+        except DAMAGE:
+            return cls(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
+        row, lane = np.divmod(position, len(info.lanes))
+        return cls(_key(lane, row), steps, sums)
+
+    def find(self, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the sums of the rewards of episodes, and which are known; the others are arbitrary."""
+        if not len(self.keys):
+            return np.zeros(len(row)), np.zeros(len(row), np.bool_)
+        keys = _key(lane, row)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        # `repair --salvage` may add steps to the last episode of a lane.
+        return self.sums[at], (self.keys[at] == keys) & (self.steps[at] == steps)
+
+
+def _key(lane: Ints, row: Ints) -> Ints:
+    return (lane << POSITION_BITS) + row
+
+
+Flags = Callable[[int, int, int], Iterable[NDArray[np.uint8]]]
+"""Returns the flags of a line of a folder from one row to before another, in parts."""
+
+
+class ValueRows:
+    """The rows with `EPISODE_VALUES` of each line of a folder, as far as they are known.
+
+    Concurrency: any thread. What is known is replaced, under the lock that `find` is given.
+    """
+
+    def __init__(self, info: SegmentInfo, pack: PackTables | None) -> None:
+        lanes = len(info.lanes)
+        self._least = 0 if pack is None else int((pack.first_rows + pack.rows)[-1])
+        self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
+        # The values of lost rows have their places, and no flags.
+        row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
+        lost = lane << POSITION_BITS | row
+        order = np.argsort(lost)
+        self._lost = lost[order]
+        self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
+
+    def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
+        """Return the place of the values of some rows, each of which has them, in the arrays of episode fields.
+
+        What is not known yet of a line is read from its ``flags`` up to the row ``stop``.
+        """
+        rows, valued = self._known
+        if (row >= rows[line]).any():
+            rows, valued = self._extend(flags, lock, line, stop)
+        begin = line << POSITION_BITS
+        found = np.searchsorted(valued, begin | row) - np.searchsorted(valued, begin)
+        if len(self._lost):
+            upto, before = (self._lost_values[np.searchsorted(self._lost, at)] for at in (begin | row, begin))
+            found += upto - before
+        return found
+
+    def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
+        """Read the flags of lines up to these rows; of a pack, all."""
+        with lock:
+            known, valued = self._known
+            rows, more = known.copy(), [valued]
+            np.maximum.at(rows, line, np.maximum(stop, self._least))
+            for at in np.flatnonzero(rows > known).tolist():
+                first = int(known[at])
+                for part in flags(at, first, int(rows[at])):
+                    more.append((np.flatnonzero(part & EPISODE_VALUES) + first) | at << POSITION_BITS)
+                    first += len(part)
+            self._known = rows, np.sort(np.concatenate(more))
+            return self._known
+
 
 # More rows than a lane can have.
 _LINE = 1 << POSITION_BITS

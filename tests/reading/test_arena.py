@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diskreplay.kernels import huge_pages
-from diskreplay.reading.arena import BLOCK_BYTES, Arena, _piece_bytes
+from diskreplay.reading.chunk_budget import BLOCK_BYTES, Arena, _piece_bytes
 
 PLENTY = 64 * BLOCK_BYTES
 

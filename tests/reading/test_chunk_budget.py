@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading import arena, chunk_budget, chunk_table
+from diskreplay.reading import chunk_budget, chunk_table
 from diskreplay.segments.files import mapping
 from tests.conftest import mapped_files
 from tests.crash.injection import in_child
@@ -34,7 +34,7 @@ def path(tmp_path_factory):
 @pytest.fixture
 def fresh(monkeypatch):
     """An arena of this test alone."""
-    monkeypatch.setattr(chunk_budget, "_arena", arena.Arena())
+    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
     return chunk_budget._arena
 
 
@@ -104,8 +104,8 @@ def test_chunks_that_may_change_or_are_large_or_have_wide_rows_are_mapped(tmp_pa
 )
 def test_batches_are_the_same_while_chunks_leave_and_come_back(path, monkeypatch, fresh, mappings, blocks):
     wanted = expected(path, 40)
-    monkeypatch.setattr(arena, "BLOCK_BYTES", SMALL_BLOCK)
-    monkeypatch.setattr(chunk_budget, "_arena", arena.Arena())
+    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", SMALL_BLOCK)
+    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", mappings)
     monkeypatch.setattr(chunk_budget, "MOST_READ", blocks * SMALL_BLOCK)
     with dr.open(path) as store, sampler_of(store) as sampler:
@@ -150,8 +150,8 @@ def test_a_chunk_that_was_read_and_is_mapped_later_may_leave_as_one(path, monkey
 def test_two_stores_of_a_process_share_what_it_may_have(path, tmp_path, monkeypatch, reads):
     other = make(tmp_path / "other")
     wanted = [expected(path, 30), expected(other, 30, seed=1)]
-    monkeypatch.setattr(arena, "BLOCK_BYTES", SMALL_BLOCK)
-    monkeypatch.setattr(chunk_budget, "_arena", arena.Arena())
+    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", SMALL_BLOCK)
+    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
     monkeypatch.setattr(chunk_budget, "MOST_READ", 6 * SMALL_BLOCK if reads else 0)
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", 50)
     with dr.open(path) as a, dr.open(other) as b, sampler_of(a) as first, sampler_of(b, 1) as second:
@@ -201,8 +201,8 @@ def refuse_all(*arguments):
 
 
 def test_arrays_stay_what_they_are_when_their_chunks_leave(path, monkeypatch, fresh):
-    monkeypatch.setattr(arena, "BLOCK_BYTES", SMALL_BLOCK)
-    monkeypatch.setattr(chunk_budget, "_arena", arena.Arena())
+    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", SMALL_BLOCK)
+    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
     monkeypatch.setattr(chunk_budget, "MOST_READ", 3 * SMALL_BLOCK)
     monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", 20)
     with dr.open(path) as store:

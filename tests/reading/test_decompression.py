@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading import arena, chunk_budget, chunk_table, decompression
+from diskreplay.reading import chunk_budget, chunk_table, decompression
 from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.packs import all_packs, open_shard
 from tests.tiers import whole_or_part
@@ -19,8 +19,7 @@ pytest.importorskip("zstandard")
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, piece: int, block: int, most: int, least: int) -> None:
     """Have less memory for what is decompressed: bytes of a piece and a block, and of all that is kept."""
-    for module in (arena, chunk_budget):
-        monkeypatch.setattr(module, "BLOCK_BYTES", block)
+    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", block)
     monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", piece)
     monkeypatch.setattr(chunk_budget, "MOST_DECOMPRESSED", most)
     monkeypatch.setattr(chunk_budget, "LEAST_DECOMPRESSED", least)
@@ -55,7 +54,7 @@ def test_what_a_batch_needs_does_not_leave_for_what_else_it_needs(
     make_pack(tmp_store, 100)
     inner = 32 * 16 * 17  # bytes of an inner chunk, of which there are 35
     limit_memory(monkeypatch, piece=4 * inner, block=8 * inner, most=32 * inner, least=32 * inner)
-    monkeypatch.setattr(chunk_budget, "_decompressed", arena.Arena())
+    monkeypatch.setattr(chunk_budget, "_decompressed", chunk_budget.Arena())
     monkeypatch.setattr(chunk_table, "_ATTEMPTS", 2)  # to open chunks, and to see that they are there
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
         for _ in range(500):
@@ -69,7 +68,7 @@ def test_inner_chunks_that_are_decompressed_one_by_one_share_a_piece(
     make_pack(tmp_store, 100)
     block = 1 << 17
     limit_memory(monkeypatch, piece=8 * 32 * 16 * 17, block=block, most=1 << 30, least=1 << 30)
-    monkeypatch.setattr(chunk_budget, "_decompressed", memory := arena.Arena())
+    monkeypatch.setattr(chunk_budget, "_decompressed", memory := chunk_budget.Arena())
     with dr.open(tmp_store) as store:
         for number, episode in enumerate(store.episodes):
             assert np.array_equal(episode.obs[:, 0, 0], np.arange(10 * number, 10 * number + 11).astype(np.uint8))

@@ -120,7 +120,7 @@ def clock(monkeypatch):
     clock, look = {"ahead": 0}, time.clock_gettime_ns
     monkeypatch.setattr("diskreplay.writing.append_cursor.clock_gettime_ns", lambda which: look(which) + clock["ahead"])
     for where in ("writing.episode_writer.clock_ns", "reading.follower.clock_ns", "retention.retention.clock_ns"):
-        monkeypatch.setattr(f"diskreplay.store.{where}", lambda: look(time.CLOCK_BOOTTIME) + clock["ahead"])
+        monkeypatch.setattr(f"diskreplay.{where}", lambda: look(time.CLOCK_BOOTTIME) + clock["ahead"])
     return clock
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.reading import chunk_budget, chunk_table, follower
-from diskreplay.reading.arena import Piece
+from diskreplay.reading.chunk_budget import Piece
 from diskreplay.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.reading.lanes import LaneMap
 from diskreplay.segments.files.mapping import MappingRefused

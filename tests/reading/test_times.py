@@ -142,7 +142,7 @@ def test_salvage_takes_no_row_whose_time_never_got_to_the_disk(tmp_store, monkey
         file.seek(8 * 13)  # the second step of the last episode: those before have a row more each
         file.write(bytes(8))
     monkeypatch.setattr("diskreplay.segments.files.machine.boot_id", lambda: "another")
-    for module in ("format.marks", "format.sealing", "verify.check_attributes"):
+    for module in ("segments.marks", "segments.sealing", "integrity.verify.check_attributes"):
         monkeypatch.setattr(f"diskreplay.{module}.boot_id", lambda: "another")
     with dr.open(tmp_store, "a") as store:
         assert len(store) == 5
