@@ -23,7 +23,10 @@ import diskreplay as dr
 MODULES = [module.name for module in pkgutil.walk_packages(dr.__path__, "diskreplay.")]
 # numba compiles their bytecode, which may not be changed.
 KERNELS = [name for name in MODULES if name.startswith("diskreplay.kernels")]
-PACKAGES = ("errors", "schema", "segments", "reading", "integrity", "store", "distributions", "views", "sampling")
+PACKAGES = (
+    *("errors", "schema", "segments", "retention", "reading", "writing", "integrity", "store"),
+    *("distributions", "views", "sampling"),
+)
 
 with atheris.instrument_imports(include=["diskreplay"], exclude=KERNELS):
     for name in MODULES:
