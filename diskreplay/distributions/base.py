@@ -1,4 +1,4 @@
-"""What a distribution is, what it returns, and those that draw every id alike."""
+"""The base class of distributions, the draws that they return, and the uniform distributions."""
 
 import math
 import weakref

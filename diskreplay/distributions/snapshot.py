@@ -1,4 +1,4 @@
-"""What populations and distributions need of a snapshot: they know nothing of stores. And which episodes count."""
+"""The protocol of snapshots, so that populations know nothing of stores, and a filter of their episodes."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
