@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from diskreplay.errors import MissingExtra
-from diskreplay.reading import damaged
+from diskreplay.reading import known_segments
 from diskreplay.segments.documents import layout
 from tests.testing.merged import make_store
 from tests.tiers import NIGHTLY, part_of_cases
@@ -61,7 +61,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_warnings() -> None:
     """Have the next reader of a damaged segment warn of it again."""
-    damaged._warned.clear()
+    known_segments._warned.clear()
 
 
 def open_files() -> set[tuple[int, str]]:

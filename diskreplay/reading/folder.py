@@ -12,7 +12,7 @@ from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.folders import shown_paths
 from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Floats, Ints
 from diskreplay.reading.chunk_budget import Piece, lone_piece
-from diskreplay.reading.damaged import DAMAGE
+from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.segments.documents import layout
 from diskreplay.segments.episode_table import read_columns
 from diskreplay.segments.files.mapping import Mapping, read_into, refuse_links
@@ -68,7 +68,7 @@ class ValueRows:
         self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
         # The values of lost rows have their places, and no flags.
         row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
-        lost = lane << POSITION_BITS | row
+        lost = _key(lane, row)
         order = np.argsort(lost)
         self._lost = lost[order]
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))

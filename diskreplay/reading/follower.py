@@ -18,9 +18,9 @@ from diskreplay.kernels.huge_pages import give_back_free
 from diskreplay.kernels.table import Kernel
 from diskreplay.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.reading.chunk_table import ChunkTables
-from diskreplay.reading.damaged import DAMAGE, MOST_SLOTS, KnownSegments
 from diskreplay.reading.episode_log import Discards, EpisodeLog, Evictions
 from diskreplay.reading.folder import Pack
+from diskreplay.reading.known_segments import DAMAGE, MOST_SLOTS, KnownSegments
 from diskreplay.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment, Slots
 from diskreplay.reading.snapshot import SegmentTable, Snapshot
 from diskreplay.segments.documents import layout

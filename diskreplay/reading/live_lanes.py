@@ -9,7 +9,7 @@ import numpy as np
 
 from diskreplay.errors import FormatError
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, places_of
-from diskreplay.kernels import advancing, following, following as rows, frozen, hiding
+from diskreplay.kernels import advancing, following, frozen, hiding
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.table import Kernel
 from diskreplay.reading.capacity_frontier import CapacityFrontier, Segments
@@ -192,7 +192,7 @@ class LiveLanes:
         self.segments: dict[int, LiveSegment] = {}
         self._kernel, self._log, self._frontier = kernel, log, frontier
         self.open_steps = 0
-        self._numbers = np.zeros(rows.FOUND, np.int64)
+        self._numbers = np.zeros(following.FOUND, np.int64)
         self._arrays: tuple[Ints, ...]  # that the kernel uses
         self._addresses: Ints  # of these
         self._found = self._numbers.data  # the same as Python's own numbers
@@ -211,19 +211,21 @@ class LiveLanes:
         rows are.
         """
         self._lanes, self._segments, self._tables = lanes, segments, tables
-        self.growing = np.zeros((len(self.segments), rows.GROWING_COLUMNS), np.int64)
+        self.growing = np.zeros((len(self.segments), following.GROWING_COLUMNS), np.int64)
         for line, slot in zip(self.growing, sorted(self.segments), strict=True):
             live = self.segments[slot]
-            line[rows.SLOT], line[rows.LANES], line[rows.PLACE] = slot, len(live.info.lanes), segments.lane_base[slot]
-            line[rows.OBSERVED_AT], line[rows.COMMITTED_AT] = live.observed.ctypes.data, live.committed.ctypes.data
-            line[rows.CHECKED], line[rows.CLOCK] = live.checked_rows, segments.clocks[slot]
-            line[rows.FOLDER] = segments.folders[slot]
+            line[following.SLOT], line[following.LANES] = slot, len(live.info.lanes)
+            line[following.PLACE] = segments.lane_base[slot]
+            line[following.OBSERVED_AT] = live.observed.ctypes.data
+            line[following.COMMITTED_AT] = live.committed.ctypes.data
+            line[following.CHECKED], line[following.CLOCK] = live.checked_rows, segments.clocks[slot]
+            line[following.FOLDER] = segments.folders[slot]
         self._held = unseen
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
         self.segments[slot].checked_rows = checked
-        self.growing[self.growing[:, rows.SLOT] == slot, rows.CHECKED] = checked
+        self.growing[self.growing[:, following.SLOT] == slot, following.CHECKED] = checked
 
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
         """Follow what lanes have published, and hide what was published before ``until`` or is more than the capacity.
@@ -231,23 +233,23 @@ class LiveLanes:
         Returns the record of a snapshot, or None where nothing has changed; ``changed``: something else has.
         """
         found, frontier, record = self._found, self._frontier, self._record
-        found[rows.CHANGED], found[rows.FOLLOWED] = changed, False
+        found[following.CHANGED], found[following.FOLLOWED] = changed, False
         while True:
             held = self._tables.held  # see `ChunkTables.addresses`
             if held is not self._held() or self._log.table is not self._table:
                 held = self._prepare(owner)
                 record = self._record
             status = self._kernel(self._addresses, until, frontier.newer, record)
-            if found[rows.ENDED] > self._size:
-                owner.add_ended(found[rows.ENDED], found[rows.ENDED_STEPS])
+            if found[following.ENDED] > self._size:
+                owner.add_ended(found[following.ENDED], found[following.ENDED_STEPS])
                 self._note_log_end()
-            if status == rows.DONE:
+            if status == following.DONE:
                 break
             self._attend(status, owner)
-        self.open_steps = found[rows.OPEN_STEPS]
-        if not (what := found[rows.CHANGED]):
+        self.open_steps = found[following.OPEN_STEPS]
+        if not (what := found[following.CHANGED]):
             return None
-        if what & rows.HIDDEN:
+        if what & following.HIDDEN:
             frontier.replace_oldest()
         self._record = np.empty(len(record), np.int64)
         return record
@@ -260,11 +262,11 @@ class LiveLanes:
             frontier.make_ready()
         elif status == advancing.UNMAPPED:
             if not owner.read_time(frontier.needed):
-                found[rows.CHANGED] |= True
-                found[rows.FOLLOWED] = False
-        elif status != rows.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
-            owner.prepare_segment(int(self.growing[found[rows.LEFT], rows.SLOT]), status == rows.DAMAGED)
-            found[rows.CHANGED] |= True
+                found[following.CHANGED] |= True
+                found[following.FOLLOWED] = False
+        elif status != following.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
+            owner.prepare_segment(int(self.growing[found[following.LEFT], following.SLOT]), status == following.DAMAGED)
+            found[following.CHANGED] |= True
 
     def _prepare(self, owner: LiveLanesOwner) -> Held:
         """Collect the arrays that the kernel uses, which stay the same until one of these is replaced.
@@ -279,9 +281,9 @@ class LiveLanes:
         self._arrays = self.growing, *every, self._lanes, ended, segments.head, self._numbers, *hidden
         self._addresses = pack(*self._arrays)
         self._note_log_end()
-        self._found[rows.OPEN_STEPS] = self._count_open()
-        self._found[rows.SPLITS] = not owner.keeps_all_ended
-        size = frozen.HEAD + rows.LANE_ROWS * len(segments.live_places)
+        self._found[following.OPEN_STEPS] = self._count_open()
+        self._found[following.SPLITS] = not owner.keeps_all_ended
+        size = frozen.HEAD + following.LANE_ROWS * len(segments.live_places)
         if len(self._record) != size:
             self._record = np.empty(size, np.int64)
         self._held = weakref.ref(held)
@@ -289,11 +291,11 @@ class LiveLanes:
 
     def _count_open(self) -> int:
         """Count the steps of open episodes: what else changed them has changed the log, or listed the segments."""
-        place = places_of(self.growing[:, rows.PLACE], self.growing[:, rows.LANES])
-        start = self._lanes[rows.OPEN_START, place]
-        return int((self._lanes[rows.COMMITTED, place] - start)[start >= 0].sum())
+        place = places_of(self.growing[:, following.PLACE], self.growing[:, following.LANES])
+        start = self._lanes[following.OPEN_START, place]
+        return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())
 
     def _note_log_end(self) -> None:
         """Note where the log ends: what ends next is written behind it, while there is room in the same array."""
         self._table, self._size = self._log.table, len(self._log)
-        self._found[rows.ENDED], self._found[rows.ENDED_STEPS] = self._size, self._log.steps
+        self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

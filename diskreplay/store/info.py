@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import SegmentGone
 from diskreplay.ids import OPEN
-from diskreplay.reading.damaged import DAMAGE
 from diskreplay.reading.episodes import sums_between
 from diskreplay.reading.follower import Follower
+from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.reading.step_account import StepAccount, read_account
 from diskreplay.retention.policy import disk_usage

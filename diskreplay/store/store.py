@@ -20,9 +20,9 @@ from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.forks import told_of_forks
 from diskreplay.kernels.table import chosen, compile_all
-from diskreplay.reading.damaged import warn_of_quarantine
 from diskreplay.reading.episodes import Episode, EpisodeList
 from diskreplay.reading.follower import Follower
+from diskreplay.reading.known_segments import warn_of_quarantine
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.retention.retention import Retention
 from diskreplay.schema.schema import Schema

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diskreplay.errors import StorageFull, StoreLocked
-from diskreplay.reading.damaged import DAMAGE
+from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.durable import NotWritten
 from diskreplay.segments.files.locks import Lock, try_lock

@@ -27,8 +27,8 @@ from diskreplay.integrity.backup.live_segments import LiveRows, copy_live, read_
 from diskreplay.integrity.backup.sealed_segments import copy_sealed
 from diskreplay.integrity.backup.trees import SegmentVanished, copy_as_it_is, files_below
 from diskreplay.integrity.backup.unfinished import full_message, unfinished
-from diskreplay.reading.damaged import DAMAGE
 from diskreplay.reading.follower import Follower
+from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.reading.step_account import Steps, read_account
 from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.documents import layout

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from diskreplay.errors import SegmentGone
-from diskreplay.reading.damaged import DAMAGE
+from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.retention.policy import disk_usage
 from diskreplay.retention.retention import Retention
 from diskreplay.segments import packing

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading.damaged import KnownSegments
+from diskreplay.reading.known_segments import KnownSegments
 from diskreplay.retention.policy import disk_usage
 from diskreplay.store.activity.activity import Activity, Look
 from diskreplay.store.info import segment_state
