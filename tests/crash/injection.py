@@ -36,10 +36,7 @@ from types import CodeType, FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import diskreplay
-from diskreplay.folders import shown
-from diskreplay.segments import segment_column, segment_writer
-from diskreplay.segments.files import commit, durable, mapping
-from diskreplay.writing import append_cursor
+from tests.crash.inner import LIBRARIES, PWRITES, STORING, STORING_FILES, shown
 
 FILE_CALLS = (
     *("mkdir", "open", "close", "rename", "replace", "unlink", "remove", "rmdir"),
@@ -52,19 +49,6 @@ LIBRARY_CALLS = ("fallocate", "syncfs", "mmap")
 
 STORE = "store"
 """The name of a point that is a line of code which may store to mapped memory."""
-
-_STORING = {
-    "set",
-    "restore_complements",
-    "publish",
-    "append",
-    "write",
-    "write_row",
-    "write_block",
-    "write_lanes",
-    "flush",
-}
-_STORING_FILES = {module.__file__ for module in (commit, segment_column, segment_writer, append_cursor)}
 
 _FAILED = 70
 
@@ -103,9 +87,8 @@ def intercepted(before: Before, after: After | None = None) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [(os, name, hooks.wrap(name, getattr(os, name))) for name in FILE_CALLS]
     opened = hooks.wrap("open", builtins.open, _writes)
     patches += [(builtins, "open", opened), (io, "open", opened)]
-    patches.append((durable, "_pwrite_held", hooks.wrap("pwrite", durable._pwrite_held)))
-    libraries = [(durable, "_libc"), (mapping, "_libc")]
-    patches += [(module, name, _Library(hooks, getattr(module, name))) for module, name in libraries]
+    patches += [(module, name, hooks.wrap("pwrite", getattr(module, name))) for module, name in PWRITES]
+    patches += [(module, name, _Library(hooks, getattr(module, name))) for module, name in LIBRARIES]
     real = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     traced = sys.gettrace()
     for owner, name, patch in patches:
@@ -163,7 +146,7 @@ class _Hooks:
 
 @cache
 def _stores(code: CodeType) -> bool:
-    return code.co_name in _STORING and code.co_filename in _STORING_FILES
+    return code.co_name in STORING and code.co_filename in STORING_FILES
 
 
 def _writes(file: Any, mode: str = "r", *_: Any, **__: Any) -> bool:

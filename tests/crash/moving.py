@@ -24,12 +24,11 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.repair.repair import repair
-from diskreplay.segments.documents import layout
-from diskreplay.segments.marks import read_marks
 from tests.crash import workloads
 from tests.testing.coded import Span, check_coded_parts, split_codes
+from tests.testing.commands import repair
 from tests.testing.filesystems import Disk
+from tests.testing.on_disk import END_MARKER, OBSERVATION_ONLY, marks_of
 
 _MOST_STEPS = 50_000
 Spans = dict[tuple[int, int], list[Span]]
@@ -132,17 +131,17 @@ def durable_steps(path: Path, *, synced: bool = False) -> Spans:
     for segment in sorted((path / "segments").glob("[0-9]*")):
         attributes = json.loads((segment / "zarr.json").read_bytes())["attributes"]
         lanes, per_chunk = len(attributes["lanes"]), attributes["chunk_rows"]
-        marks = read_marks(str(segment), lanes)
+        marks = marks_of(segment, lanes)
         if synced:
             on_disk = np.fromfile(segment / "durable/c.0", "<i8")
-            marks = [mark for mark in marks if (mark.rows <= on_disk).all()]
-        rows = marks[-1].rows if marks else np.zeros(lanes, np.int64)
+            marks = [mark for mark in marks if np.all(mark.rows <= on_disk)]
+        rows = np.array(marks[-1].rows if marks else [0] * lanes)
         if attributes["sealed"] and not synced:
             rows = np.fromfile(segment / "committed/c.0", "<i8")
         flags = _read_rows(segment, "done", "", np.zeros((lanes, per_chunk["done"]), "u1"), rows.max())
         codes = _read_rows(segment, "action", ".0", np.zeros((lanes, per_chunk["action"], 2), "<i8"), rows.max())
         for lane in range(lanes):
-            is_step = flags[lane, : rows[lane]] & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0
+            is_step = flags[lane, : rows[lane]] & (OBSERVATION_ONLY | END_MARKER) == 0
             if is_step.any():
                 steps = codes[lane, : rows[lane], 0][is_step]
                 writer, of_lane, counters = split_codes(steps)
@@ -155,7 +154,7 @@ def mark_times(path: Path) -> dict[int, list[float]]:
     """Return when each writer has made its marks."""
     found: dict[int, list[float]] = defaultdict(list)
     for number, attributes in _segments(path).items():
-        marks = read_marks(str(path / "segments" / number), len(attributes["lanes"]))
+        marks = marks_of(path / "segments" / number, len(attributes["lanes"]))
         found[attributes["writer"]] += [mark.time for mark in marks]
     return found
 

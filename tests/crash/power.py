@@ -18,13 +18,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from operator import ne
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diskreplay.segments.files import machine
+from tests.crash.inner import another_boot
 from tests.crash.recording import LENGTH, Event, Key, Mark, Names, Put, Recording, Sync
 
 __all__ = ["Recording", "State", "another_boot", "states"]
@@ -209,21 +208,3 @@ def _oldest(versions: list[Any]) -> Any:
 
 def _never(_: int) -> bool:
     return False
-
-
-@contextmanager
-def another_boot(name: str = "another boot") -> Iterator[None]:
-    """Let this process believe that the machine booted: what was written before counts as far as it was synced."""
-    first_line = machine._first_line
-
-    def line(paths: Iterable[str]) -> str:
-        paths = list(paths)
-        return name if any("boot_id" in path for path in paths) else first_line(paths)
-
-    machine._first_line = line
-    machine.boot_id.cache_clear()
-    try:
-        yield
-    finally:
-        machine._first_line = first_line
-        machine.boot_id.cache_clear()

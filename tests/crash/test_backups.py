@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.backup.backup import back_up
-from diskreplay.segments.documents.root import read_root
 from tests.crash.injection import die_at, points_of
 from tests.crash.power import Recording, another_boot, states
 from tests.crash.workloads import CAPACITY, Single, Vector, create
@@ -33,6 +32,12 @@ def some(count: int) -> range:
 
 def ignore(told: object) -> None:
     """What the workload tells is of no interest here."""
+
+
+def back_up(path: Path, to: Path, *, link: bool) -> list[Any]:
+    """Back up a store; return the problems that were found."""
+    with dr.open(path) as store:
+        return list(store.backup(to, link=link).problems)
 
 
 @contextmanager
@@ -62,7 +67,7 @@ def test_a_backup_that_is_killed_at_any_point_is_resumed(tmp_store: Path, tmp_pa
     with being_written(tmp_store) as shown:
 
         def work(tell: object) -> None:
-            back_up(read_root(tmp_store), to, link=link)
+            back_up(tmp_store, to, link=link)
 
         count = len(points_of(lambda: work(None)))
         for point in some(count):
@@ -73,7 +78,7 @@ def test_a_backup_that_is_killed_at_any_point_is_resumed(tmp_store: Path, tmp_pa
             elif point % 2:  # and once more
                 die_at(work, count // 3)
             if not to.exists():
-                back_up(read_root(tmp_store), to, link=link)
+                back_up(tmp_store, to, link=link)
             check(to, shown)
             assert os.listdir(to.parent) == ["b"]
 
@@ -90,7 +95,7 @@ def test_a_backup_that_appears_is_on_the_disk(tmp_store: Path) -> None:
             one.close()
         whole = digest(top / "store")
         with Recording(top) as recording:
-            back_up(read_root(top / "store"), top / "b", link=False)
+            back_up(top / "store", top / "b", link=False)
         found = list(states(recording, seed=0, subsets=20, singles=False))
         appeared = 0
         for state in [found[i] for i in some(len(found))] + found[-3:]:
@@ -100,7 +105,7 @@ def test_a_backup_that_appears_is_on_the_disk(tmp_store: Path) -> None:
                     if (Path(other) / "b").exists():
                         appeared += 1
                     else:
-                        back_up(read_root(Path(other) / "store"), Path(other) / "b", link=False)
+                        back_up(Path(other) / "store", Path(other) / "b", link=False)
                 assert digest(Path(other) / "b") == whole, state.why
         assert appeared
 
@@ -148,7 +153,7 @@ def test_a_backup_of_a_busy_store_is_a_prefix_of_each_lane(tmp_store: Path, tmp_
         for turn in range(whole_or_part(40, 2)):
             to = tmp_path / "b"
             before = [writer.counts.copy() for writer in writers]
-            assert back_up(read_root(tmp_store), to, link=turn % 2 == 0).problems == []
+            assert back_up(tmp_store, to, link=turn % 2 == 0) == []
             after = [writer.counts + 1 for writer in writers]
             with another_boot(), dr.open(to) as backup:
                 spans = check_coded_store(backup)

@@ -14,14 +14,13 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.errors import StorageFull
-from diskreplay.integrity.verify.verify import verify
-from diskreplay.segments import segment_writer
-from diskreplay.segments.files import commit
 from tests.crash import workloads
 from tests.crash.injection import Point, in_child, needs_room
+from tests.crash.inner import kept_by_position
 from tests.crash.test_room import fill_at
 from tests.crash.test_writers import KINDS, STRIDE
 from tests.testing.coded import check_coded_store
+from tests.testing.commands import verify
 from tests.testing.filesystems import Disk, mounted
 from tests.tiers import whole_or_part
 
@@ -151,13 +150,6 @@ def test_a_file_system_that_is_full_refuses_steps_and_loses_none(
         check_on(disk.path / "store", 3 if writer == "vector" else 1, told[1]["count"])
 
 
-@pytest.fixture
-def _by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every file system taken for one that does not keep what was reserved."""
-    for module in (commit, segment_writer):
-        monkeypatch.setattr(module, "keeps_reservations", lambda path: False)
-
-
 def needs_room_by_position(point: Point, below: Path | str = "/") -> bool:
     """Tell whether a full disk that copies on write may refuse a call: any write, too."""
     written = point.name == "pwrite" and os.readlink(f"/proc/self/fd/{point.args[0]}").startswith(str(below))
@@ -176,7 +168,6 @@ def check_nearly(path: Path, told: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow(turns=4)
-@pytest.mark.usefixtures("_by_position")
 @pytest.mark.parametrize("segment_steps", [8, "episode"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.timeout(3000)
@@ -186,9 +177,11 @@ def test_a_disk_that_refuses_any_write_by_position_loses_nothing_and_the_writer_
     number, was_full = 3, True
     while was_full:
         path = tmp_path / str(number)
-        workloads.create(path, segment_steps=segment_steps).close()
+        with kept_by_position():
+            workloads.create(path, segment_steps=segment_steps).close()
         try:
-            was_full = fill_at(path, kind, number, needs_room_by_position, check_nearly)
+            with kept_by_position():
+                was_full = fill_at(path, kind, number, needs_room_by_position, check_nearly)
         except BaseException as error:
             raise AssertionError(f"full from call {number} on: {error!r}") from error
         shutil.rmtree(path)

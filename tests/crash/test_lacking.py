@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.repair.repair import repair
 from tests.crash.injection import die_at, points_of
+from tests.testing.commands import repair
 from tests.testing.support import append_numbered, serial_schema
 from tests.tiers import SHARES, each_share, whole_or_part
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diskreplay.writing.marker import DEFAULT_DURABILITY_S
 from tests.crash import moving, workloads
 from tests.crash.moving import Collector, Spans, busy, check_moved, count_steps, durable_steps, quiet
 from tests.crash.power import another_boot
@@ -28,6 +27,7 @@ from tests.testing.filesystems import Disk, mounted
 ROUNDS = int(os.environ.get("DISKREPLAY_MOVE_ROUNDS", 1))  # of each test
 MOST_COPIES = int(os.environ.get("DISKREPLAY_MOVE_COPIES", 5))  # ways to copy that are tried in a round, of all
 INTERVAL_S = 0.1
+DEFAULT_INTERVAL_S = 5.0  # of a writer
 # So long a busy machine may keep a mark waiting, beyond the interval: what was durable is known without it.
 SLACK_S = 20.0
 
@@ -191,7 +191,7 @@ def play(disk: Disk, elsewhere: Path, seed: Any, end: str, durability: float, mo
 ROUNDS_OF = [
     *itertools.product(MEGABYTES, [*ENDS, "power"], [INTERVAL_S], [MOST_COPIES]),
     *itertools.product(["ext4"], ["reboot", "mv", "power"], [INTERVAL_S], [0]),
-    *itertools.product(["ext4"], ["reboot", "mv live"], [DEFAULT_DURABILITY_S], [2]),
+    *itertools.product(["ext4"], ["reboot", "mv live"], [DEFAULT_INTERVAL_S], [2]),
 ]
 
 

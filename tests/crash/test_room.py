@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.verify.verify import verify
 from tests.crash import workloads
 from tests.crash.injection import Point, failing, in_child, intercepted, needs_room
 from tests.crash.test_writers import KINDS, STRIDE, check_recovered, check_spans
 from tests.testing.coded import check_coded_store
+from tests.testing.commands import verify
 from tests.testing.support import digest
 from tests.tiers import SHARES, each_share, whole_or_part
 

@@ -17,23 +17,19 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.segments.documents.root import read_root
-from diskreplay.segments.documents.state_files import read_state, write_state
 from tests.crash.injection import die_at
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema
 from tests.tiers import SHARES, each_share, whole_or_part
 
 SAVE = """
 import sys
-from pathlib import Path
-from diskreplay.segments.documents.root import read_root
-from diskreplay.segments.documents.state_files import write_state
+import diskreplay as dr
 from tests.crash.test_states import tree
 
-root = read_root(Path(sys.argv[1]))
-for i in range(int(sys.argv[2]), 1 << 30):
-    write_state(root, "run", tree(i))
-    print(i, flush=True)
+with dr.open(sys.argv[1], "a") as store:
+    for i in range(int(sys.argv[2]), 1 << 30):
+        store.save_sampler_state("run", tree(i))
+        print(i, flush=True)
 """
 
 
@@ -43,6 +39,17 @@ def tree(i: int) -> dict[str, Any]:
         "arrays": [np.full(n, i) for n in (0, 1, 100, 5000)],
         "deep": {"chances": np.full((3, i % 4), i / 7)},
     }
+
+
+def save(path: Path, number: int, _: Any = None) -> None:
+    with dr.open(path, "a") as store:
+        store.save_sampler_state("run", tree(number))
+
+
+def saved(path: Path) -> int:
+    """Return the number of the state that is there, which is whole."""
+    with dr.open(path) as store:
+        return check_whole(store.load_sampler_state("run"))
 
 
 def check_whole(state: dict[str, Any]) -> int:
@@ -94,7 +101,6 @@ def stop_inside(child: subprocess.Popen[str], path: Path) -> None:
 
 def check_rounds(path: Path, rounds: int) -> None:
     dr.create(path, serial_schema()).close()
-    root = read_root(path)
     rng = random.Random(0)
     newest, killed_inside = 0, 0
     for number in range(rounds):
@@ -112,10 +118,10 @@ def check_rounds(path: Path, rounds: int) -> None:
             child.send_signal(signal.SIGKILL)
             told = max([told, *map(int, child.stdout.read().split("\n")[:-1])])
         killed_inside += saves(path)
-        found = check_whole(read_state(root, "run"))
+        found = saved(path)
         assert told <= found <= told + 1
         check_clean(path, "run", True)
-        assert check_whole(read_state(root, "run")) == found
+        assert saved(path) == found
         newest = found
     assert killed_inside
 
@@ -126,10 +132,6 @@ def test_a_process_that_is_killed_at_random_instants_leaves_one_whole_state(tmp_
     check_rounds(tmp_store, whole_or_part(40, 4))
 
 
-def save(path: Path, number: int, _: Any) -> None:
-    write_state(read_root(path), "run", tree(number))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 @each_share
@@ -137,17 +139,16 @@ def test_a_process_that_dies_before_any_file_operation_leaves_one_whole_state(
     tmp_store: Path, first: bool, share: int
 ) -> None:
     dr.create(tmp_store, serial_schema()).close()
-    root = read_root(tmp_store)
     old = 1
     seen = set()
     for operation in range(share, 1000, SHARES):
         if first:
             shutil.rmtree(tmp_store / "samplers" / "run", ignore_errors=True)
         else:
-            write_state(root, "run", tree(old))
+            save(tmp_store, old)
         died = die_at(partial(save, tmp_store, old + 1), operation).died
         try:
-            found = check_whole(read_state(root, "run"))
+            found = saved(tmp_store)
         except dr.StoreNotFound:
             found = 0
         assert found in ({0, old + 1} if first else {old, old + 1})
@@ -168,4 +169,4 @@ def check_clean_quickly(path: Path, found: int) -> None:
     assert os.listdir(path / "samplers").count("run") == (found > 0)
     if found:
         assert len(os.listdir(path / "samplers" / "run")) == 2
-        assert check_whole(read_state(read_root(path), "run")) == found
+        assert saved(path) == found

@@ -1,13 +1,12 @@
 """What writers do while they are killed, run out of room, or lose their power: short runs with everything in them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.writing import rotation
+from tests.crash.inner import early_preallocation as early_preallocation
 from tests.testing.coded import coded_obs, coded_step, make_codes
 
 CAPACITY = 24
@@ -24,16 +23,6 @@ def create(path: Any, **kwargs: Any) -> dr.Store:
         coded_schema(),
         **{"chunk_bytes": 512, "segment_steps": 8, "capacity": CAPACITY, "compaction": "manual", **kwargs},
     )
-
-
-@contextmanager
-def early_preallocation() -> Iterator[None]:
-    """Have each writer make its next segment in the background, though segments fill in no time."""
-    patience, rotation.LEAST_QUARTER_S = rotation.LEAST_QUARTER_S, 0.0
-    try:
-        yield
-    finally:
-        rotation.LEAST_QUARTER_S = patience
 
 
 class Single:

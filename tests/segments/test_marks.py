@@ -142,7 +142,7 @@ def test_marks_from_before_the_first_priority_prove_as_much_as_those_behind_it(t
         shutil.copytree(tmp_store, tmp_path / "behind")
         writer.close()
     marks = marks_of(segment_of(tmp_path / "behind"), 1)
-    assert [(rows, priority > 0) for rows, priority in marks] == [([6], False), ([9], True)]
+    assert [(rows, priority > 0) for rows, priority, _ in marks] == [([6], False), ([9], True)]
     for name, rows in (("before", 6), ("behind", 9)):
         for again in range(2):
             with another_boot(), dr.open(tmp_path / name, "a" if again else "r") as store:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.retention.policy import disk_usage
+from tests.testing.on_disk import disk_bytes
 from tests.testing.support import run_python, scratch, wait_until
 
 CARTPOLE = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))
@@ -23,7 +23,7 @@ def block(steps, first=0):
 
 def allocated(path):
     """Bytes that the files of a store have on disk, whole blocks."""
-    return disk_usage(path)[0]  # of what is still there: segments leave meanwhile
+    return disk_bytes(path)  # of what is still there: segments leave meanwhile
 
 
 def contents(path):

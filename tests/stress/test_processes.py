@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.segments.files.locks import is_locked, try_lock
 from diskreplay.testing import check_account
+from tests.testing.on_disk import is_locked
 from tests.testing.support import REPOSITORY, append_numbered, mapped_files, serial_schema, wait_until
 
 STEPS = 500
@@ -161,6 +161,7 @@ def test_a_parents_lock_is_free_when_it_dies_though_its_forked_child_lives(tmp_s
     code = """
 import os, sys, time
 import diskreplay as dr
+from tests.testing.on_disk import is_locked
 from tests.testing.support import append_numbered
 writer = dr.open(sys.argv[1], "a").writer()
 append_numbered(writer, range(5))
@@ -390,7 +391,7 @@ def test_a_segment_has_one_writer(store):
     wait_until(lambda: len(writing()) == 1)  # what is full is sealed beside its writer
     numbers = writing()
     lock = store.path / "segments" / f"{numbers[0]:08d}" / "committed" / "lock"
-    assert try_lock(lock) is None
+    assert is_locked(lock)
     with dr.open(store.path, "a") as other, other.writer() as writer:
         append_numbered(writer, range(10**6, 10**6 + 5))
         other.refresh()
@@ -410,6 +411,7 @@ ENDS = {
 TRAIN = """
 import os, signal, sys, threading
 import diskreplay as dr
+from tests.testing.on_disk import is_locked
 from tests.testing.support import append_numbered
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it starts in the background

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.repair.repair import repair
 from diskreplay.integrity.verify.check_states import verify_states
 from tests.integrity.repair.test_quarantine import flip, serials
+from tests.testing.commands import repair
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema, wait_until
 from tests.tiers import whole_or_part
 

@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 
 POSITION_BITS = 35  # of an id, below the number of its segment
+OBSERVATION_ONLY, END_MARKER = 8, 32  # flags of rows that are no steps
+EPISODE_VALUES = 64  # and of those with values of their episode
 LANE_COUNTERS = ("committed", "observed", "durable")
 WORDS = (
     *("next_segment", "first_live", "horizon", "evicted", "evictions", "frontier", "reserved", "changes", "boot"),
@@ -98,12 +100,26 @@ def is_locked(path: Path) -> bool:
         return not is_free
 
 
-def marks_of(folder: Path, lanes: int) -> list[tuple[list[int], int]]:
-    """Return the marks of a segment: the rows of each lane, and the checksum of priorities."""
+class Mark(NamedTuple):
+    """A mark of a segment: the rows of each lane, the checksum of priorities, and when it was made."""
+
+    rows: list[int]
+    priority: int
+    time: float
+
+
+def marks_of(folder: Path, lanes: int) -> list[Mark]:
+    """Return the marks of a segment, up to the first one that does not fit its own checksum."""
     path = folder / "durable/marks"
-    data, mark = path.read_bytes() if path.exists() else b"", mark_dtype(lanes)
-    log = np.frombuffer(data[: len(data) // mark.itemsize * mark.itemsize], mark)
-    return [(rows, int(priority)) for rows, priority in zip(log["rows"].tolist(), log["priority"], strict=True)]
+    data, kind = path.read_bytes() if path.exists() else b"", mark_dtype(lanes)
+    found, own = list[Mark](), 0
+    for at in range(0, len(data) - kind.itemsize + 1, kind.itemsize):
+        (mark,) = np.frombuffer(data[at : at + kind.itemsize], kind)
+        own = google_crc32c.extend(own, data[at : at + kind.itemsize - 4])
+        if (mark["size"], mark["own"]) != (kind.itemsize, own):
+            break
+        found.append(Mark(mark["rows"].tolist(), int(mark["priority"]), float(mark["time"])))
+    return found
 
 
 def mark_dtype(lanes: int) -> np.dtype[np.void]:
