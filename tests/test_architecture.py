@@ -89,10 +89,10 @@ LIBRARIES = {
     "torch": {
         *("device_tensors", "sampling", "buffers", "cli"),
         *("interop.sb3", "interop.torch", "interop.torchrl", "interop.tianshou"),
-        *("interop.ray.batch_form", "interop.ray.sharded_sampler"),
+        *("interop.ray.messages", "interop.ray.sharded_sampler"),
     },
     "ray": {
-        *("interop.ray", "interop.ray.ray_calls", "interop.ray.shard_actor"),
+        *("interop.ray", "interop.ray.sharded_store"),
         *("interop.rllib", "interop.rllib_episodes", "store.ray_dataset"),
     },
     "gymnasium": {"interop", "cli", "schema.schema", "schema.spaces"},
@@ -102,7 +102,7 @@ LIBRARIES = {
     "PIL": {"pictures", "interop.minari.arrow_files", "interop.lerobot.images", "interop.rlds.features"},
     "pyarrow": {"interop"},
     "h5py": {"interop"},
-    "av": {"interop.lerobot.video", "pictures"},
+    "av": {"interop.lerobot.images", "pictures"},
     "typer": {"cli"},
     "rich": {"cli"},
     "hypothesis": {"testing"},

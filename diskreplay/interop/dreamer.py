@@ -18,13 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs, is_part
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    ENDS,
+    EXTRA,
+    METADATA,
+    NO_FINAL_OBS,
+    NOTES,
+    OBS,
+    PRIORITY,
+    REWARD,
+    SCHEMA,
+    EpisodeData,
+    is_obs,
+    is_part,
+)
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
-from diskreplay.interop.exchange.foreign import foreign
+from diskreplay.interop.exchange.foreign import foreign, opened_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.not_held import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
-from diskreplay.interop.exchange.npz_files import opened_npz
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]

@@ -21,9 +21,8 @@ from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import FIELDS, HIDDEN, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.foreign import foreign
+from diskreplay.interop.exchange.foreign import foreign, opened_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.npz_files import opened_npz
 
 __all__ = ["export_dataset", "import_dataset"]
 

@@ -28,8 +28,7 @@ from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeDa
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.read_ahead import read_ahead
-from diskreplay.interop.exchange.write_behind import write_behind
+from diskreplay.interop.exchange.threads import read_ahead, write_behind
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
     import pyarrow as pa

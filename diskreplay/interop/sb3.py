@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.closing import Kept, check_open, closes
-from diskreplay.interop.leaves import map_leaves
-from diskreplay.interop.step_values import as_flags
+from diskreplay.interop.step_values import as_flags, map_leaves
 
 with dr.MissingExtra.raised_for("a buffer of Stable-Baselines3", "sb3"):
     import torch

@@ -16,14 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.interop.exchange.episode_data import ACTION, OBS, PRIORITY, REWARD, EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    ENDS,
+    METADATA,
+    NO_FINAL_OBS,
+    NOTES,
+    OBS,
+    PRIORITY,
+    REWARD,
+    SCHEMA,
+    EpisodeData,
+    Json,
+    is_obs,
+)
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
-from diskreplay.interop.exchange.not_held import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
-from diskreplay.interop.exchange.spaces import space_of
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]

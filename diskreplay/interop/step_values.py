@@ -1,6 +1,6 @@
-"""Values that the gymnasium wrappers append with the environment's own, and copies that no environment can change."""
+"""Values of steps: those that the gymnasium wrappers append, flags as bools, and leaves of nested fields."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -287,3 +287,19 @@ def _column(value: Any, lanes: np.ndarray, path: str) -> np.ndarray:
     column = as_numpy(value)[lanes]
     # Values that are neither Python numbers nor arrays, such as numpy's bools, are batched as objects.
     return np.stack([np.asarray(item) for item in column]) if column.dtype == object else column
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree of what a function returns for each leaf."""
+    if isinstance(tree, dict):
+        return {name: map_leaves(function, below) for name, below in tree.items()}
+    if isinstance(tree, tuple):
+        return type(tree)(map_leaves(function, below) for below in tree)
+    return function(tree)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """Return the leaves of a tree, in its order."""
+    found: list[Any] = []
+    map_leaves(found.append, tree)
+    return found

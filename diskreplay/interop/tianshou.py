@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay import MissingExtra
 from diskreplay.closing import Kept, check_open, closes
-from diskreplay.interop.leaves import leaves_of, map_leaves
-from diskreplay.interop.step_values import as_flags
+from diskreplay.interop.step_values import as_flags, leaves_of, map_leaves
 
 with MissingExtra.raised_for("a replay buffer of Tianshou", "tianshou"):
     import torch

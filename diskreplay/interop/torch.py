@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.interop.leaves import map_leaves
+from diskreplay.interop.step_values import map_leaves
 
 with dr.MissingExtra.raised_for("a data set for a DataLoader", "torch"):
     from torch import distributed as dist

@@ -17,13 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, is_obs
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    CUT,
+    EXTRA,
+    METADATA,
+    NO_FINAL_OBS,
+    NOTES,
+    OBS,
+    PRIORITY,
+    REWARD,
+    SCHEMA,
+    EpisodeData,
+    is_obs,
+)
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
-from diskreplay.interop.exchange.not_held import CUT, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]

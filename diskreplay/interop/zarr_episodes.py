@@ -25,6 +25,7 @@ from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotF
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     EXTRA,
+    NOTES,
     OBS,
     PRIORITY,
     REWARD,
@@ -37,7 +38,6 @@ from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where,
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.not_held import NOTES
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
 __all__ = ["export_dataset", "import_dataset"]

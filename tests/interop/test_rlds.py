@@ -110,7 +110,7 @@ def test_images_are_png_and_one_channel_stays_one(tmp_path: Path) -> None:
 
 
 def test_large_exports_have_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskreplay.interop.rlds.writing._SHARD_BYTES", 3000)
+    monkeypatch.setattr("diskreplay.interop.rlds.folders._SHARD_BYTES", 3000)
     store = make_store(tmp_path / "store", "images")
     check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
     files = sorted(path.name for path in (tmp_path / "set").glob("replay-train*"))

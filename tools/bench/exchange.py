@@ -21,7 +21,7 @@ from pyarrow import parquet as pyarrow_parquet
 import diskreplay as dr
 from diskreplay.interop import arrow_arrays, d4rl, lerobot, minari, parquet
 from diskreplay.interop.exchange.episode_data import EpisodeData
-from diskreplay.interop.exchange.spaces import space_of
+from diskreplay.interop.exchange.field_trees import space_of
 from tools.bench.harness import Contestant, Report, Table, Target, in_turn, number, ratio_table, ratios
 
 LEAST = 0.7

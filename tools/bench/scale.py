@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diskreplay.interop.ray.draw_rounds import MASS_AGE_S
-from diskreplay.interop.ray.mass_draw import importance_weights, split_batch
+from diskreplay.interop.ray.draw_rounds import MASS_AGE_S, importance_weights, split_batch
 from tools.bench.harness import Contestant, Report, Table, Target, in_turn, number, timed, timing_table
 
 

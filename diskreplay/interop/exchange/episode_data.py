@@ -15,6 +15,14 @@ Arrays = Mapping[str, NDArray[Any]]
 OBS, ACTION, REWARD, EXTRA, FIELDS = "obs", "action", "reward", "extra", "episode"
 PRIORITY = "priority"
 HIDDEN = "hidden"
+FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
+ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
+"""Names of data that a format may lack, next to paths of leaves, "priority" and "hidden" (the marks of hidden steps).
+
+- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without it; the last is repeated.
+- ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: one that is neither.
+- ``notes``: notes of episodes. ``schema``: the schema. ``metadata``: the import's note about the whole data set.
+"""
 
 
 @dataclass(frozen=True)

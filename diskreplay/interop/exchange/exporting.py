@@ -1,7 +1,10 @@
-"""Export: the ended episodes of a store to a data set, which appears when it is complete."""
+"""Export: the ended episodes of a store to a data set, which appears when it is complete.
+
+Data that the format cannot hold are named before the first episode is written.
+"""
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -10,14 +13,36 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import numpy as np
+
 from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
-from diskreplay.interop.exchange.episode_data import EXTRA, HIDDEN, EpisodeData, Json, with_hidden
+from diskreplay.interop.exchange.episode_data import (
+    CUT,
+    ENDS,
+    EXTRA,
+    FINAL_OBS,
+    HIDDEN,
+    METADATA,
+    NO_FINAL_OBS,
+    NOTES,
+    PRIORITY,
+    SCHEMA,
+    EpisodeData,
+    Json,
+    with_hidden,
+)
 from diskreplay.interop.exchange.importing import Progress, import_notes
-from diskreplay.interop.exchange.not_held import FINAL_OBS, NO_FINAL_OBS, NotHeld, find_not_held
 
 Where = Callable[[Episode], bool]
 
 _PREFIX_CHARACTERS = 48
+
+
+class NotHeld(NamedTuple):
+    """Something that a format cannot hold: its name, and why."""
+
+    name: str
+    reason: str
 
 
 class Plan(NamedTuple):
@@ -50,7 +75,7 @@ class Format:
     ----------
     not_held : mapping
         What it cannot hold of such episodes, and why: paths of leaves, and the names of
-        `diskreplay.interop.exchange.not_held`.
+        `diskreplay.interop.exchange.exporting`.
     write : callable
         ``write(plan, episodes)`` writes a data set of these episodes. What it leaves when it fails is removed. All
         episodes have a final observation if "no_final_obs" is in ``not_held``, and none has if "final_obs" is.
@@ -270,3 +295,54 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
         with suppress(SegmentGone):
             dated.append((began(episode), episode))
     return [episode for _, episode in sorted(dated, key=itemgetter(0))]
+
+
+def find_not_held(
+    schema: Schema,
+    episodes: Sequence[Episode],
+    notes: Mapping[int, Json],
+    noted: Mapping[str, Json],
+    lacking: Mapping[str, str],
+) -> list[NotHeld]:
+    """Return what a format lacks and some episode has.
+
+    Episodes are read until all of it is found. Of the arrays of their steps, only priorities are read.
+
+    Parameters
+    ----------
+    schema, episodes
+        The schema of the store, and the episodes that are exported.
+    notes, noted : mapping
+        What the store's own import had noted: of episodes by the id of their first step, and of the data set.
+    lacking : mapping of str to str
+        The reasons by paths of leaves and by the names above.
+
+    Raises
+    ------
+    SegmentGone
+        An episode has left the store since the snapshot.
+    """
+    # A format lacks marks of hidden steps only if some are hidden.
+    found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
+    for episode in episodes:
+        missing = lacking.keys() - found
+        if not missing:
+            break
+        found |= _names_of(episode, schema, missing)
+        if notes.get(int(episode.ids[0])) is not None:
+            found.add(NOTES)
+    return [NotHeld(name, reason) for name, reason in lacking.items() if name in found]
+
+
+def _names_of(episode: Episode, schema: Schema, among: Set[str]) -> set[str]:
+    """Return which names an episode has a value of, but the leaves of steps and notes; it is read for those given."""
+    is_cut = episode.cut
+    is_truncated = episode.truncated and not is_cut
+    fields = (schema.leaves.keys() - schema.step_leaves.keys()) & among
+    found = {path for path in fields if episode[path.split("/")[1]] is not None}
+    found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
+    if episode.terminated == is_truncated:
+        found |= {ENDS} if episode.terminated else {ENDS, CUT}
+    if PRIORITY in among and not np.isnan(episode[PRIORITY]).all():
+        found.add(PRIORITY)
+    return found

@@ -1,13 +1,19 @@
-"""Schemas of arrays that are told by the paths of their leaves."""
+"""Schemas of arrays by the paths of their leaves, and Gymnasium spaces of the fields of a schema."""
 
+import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, Schema, SchemaError
+from diskreplay import Field, MissingExtra, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 
 def schema_of(steps: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[Any]] | None = None) -> Schema:
@@ -55,3 +61,48 @@ def field_tree(leaves: Mapping[str, Field], part: str) -> Any:
                 inner = inner.setdefault(key, {})
             inner[name] = field
     return tree
+
+
+def space_of(tree: Any) -> "Space[Any]":
+    """Return the space of a tree of fields; a Box of all values of its dtype where a field says nothing of a space.
+
+    Raises
+    ------
+    MissingExtra
+        gymnasium is not installed.
+    """
+    with MissingExtra.raised_for("a space", "gym"):
+        from gymnasium import spaces
+
+    if isinstance(tree, Mapping):
+        return spaces.Dict(OrderedDict((key, space_of(inner)) for key, inner in tree.items()))  # a dict would be sorted
+    if isinstance(tree, tuple):
+        return spaces.Tuple([space_of(inner) for inner in tree])
+    assert isinstance(tree, Field)
+    said: Mapping[str, Any] = tree.space or {}
+    kind = said.get("type")
+    if kind == "Discrete" and not tree.shape:
+        try:
+            return spaces.Discrete(said["n"], start=said["start"], dtype=tree.dtype.type)
+        except TypeError:  # gymnasium before 1.2.2: it is int64
+            return spaces.Discrete(said["n"], start=said["start"])
+    if kind == "MultiDiscrete":
+        nvec, start = np.asarray(said["nvec"]), np.broadcast_to(said["start"], tree.shape)
+        return spaces.MultiDiscrete(nvec, dtype=tree.dtype.type, start=start)
+    if kind == "MultiBinary":
+        # Not a tuple of one number, which Stable-Baselines3 does not take for a vector.
+        return spaces.MultiBinary(tree.shape if len(tree.shape) > 1 else tree.shape[0])
+    low, high = (said["low"], said["high"]) if kind == "Box" else _range(tree.dtype)
+    return spaces.Box(_bounds(low, tree), _bounds(high, tree), dtype=tree.dtype.type)
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[float, float]:
+    if dtype.kind == "f":
+        return -math.inf, math.inf
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+
+
+def _bounds(values: Any, field: Field) -> NDArray[Any]:
+    # Infinities are spelled as texts, which float64 reads; integers of 64 bits would not survive it.
+    read = np.asarray(values, np.float64 if field.dtype.kind == "f" else field.dtype)
+    return np.broadcast_to(read.astype(field.dtype), field.shape)

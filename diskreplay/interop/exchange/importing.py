@@ -1,5 +1,9 @@
-"""Import: a new store of the episodes of a data set, or the rest of one that was begun."""
+"""Import: a new store of the episodes of a data set, or the rest of one that was begun.
 
+Earlier releases kept values in side folders. An import names these values, and reads none.
+"""
+
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,9 +11,21 @@ from os import PathLike
 from pathlib import Path
 
 from diskreplay import Episode, FormatError, Schema, Store, StoreExists, Writer, create
-from diskreplay.interop.exchange.episode_data import EpisodeData, Json, is_obs
-from diskreplay.interop.exchange.foreign import reading
-from diskreplay.interop.exchange.side_folder import ignored_values
+from diskreplay.interop.exchange.episode_data import (
+    CUT,
+    ENDS,
+    FINAL_OBS,
+    HIDDEN,
+    METADATA,
+    NO_FINAL_OBS,
+    NOTES,
+    PRIORITY,
+    SCHEMA,
+    EpisodeData,
+    Json,
+    is_obs,
+)
+from diskreplay.interop.exchange.foreign import foreign, read_document, reading
 
 Progress = Callable[[int, int], None]
 
@@ -250,3 +266,51 @@ def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
         if name.startswith(f"{NOTE}-"):
             of_episodes |= {int(first): note for first, note in store.read_note(name).items()}
     return store.read_note(NOTE) or {}, of_episodes
+
+
+# --- side folders of earlier releases --------------------------------------------------------------------------------
+
+
+_VALUES = FINAL_OBS, NO_FINAL_OBS, ENDS, CUT, NOTES, PRIORITY, HIDDEN
+_NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
+
+
+def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapping[str, Json]) -> tuple[Path, str]:
+    """Return the side folder of a data set, and the names of its values, which the import of the data set lacks.
+
+    Parameters
+    ----------
+    place : Path
+        The file or folder that an export has made.
+    format_name : str
+        Its format, "npz".
+    schema, metadata
+        What the import finds without the side folder.
+
+    Returns
+    -------
+    tuple of Path and str
+        The names, with commas between them; empty if there is no side folder, or all its values are in the data set.
+
+    Raises
+    ------
+    FormatError
+        The export was interrupted, or the document of the side folder cannot be read.
+    """
+    for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
+        if not os.path.isfile(side / _DOCUMENT):  # False also for a name that is too long for the file system
+            continue
+        with foreign(side):
+            document = read_document(side / _DOCUMENT)
+            if document.get("version") != _VERSION:
+                raise FormatError(f"{side / _DOCUMENT} is not of a version that this release reads; move {side} away")
+            if not document["complete"]:
+                raise FormatError(f"the export to {place} was interrupted; delete it and {side}, and export again")
+            exported, noted = Schema.from_json(document["schema"]), document["metadata"]
+            names = [name for name in document["not_held"] if name in (*_VALUES, *exported.leaves)]
+            if noted and noted != metadata and noted["format"] != format_name:
+                names.append(METADATA)
+            if exported != schema:
+                names.append(SCHEMA)
+        return side, ", ".join(names)
+    return place, ""

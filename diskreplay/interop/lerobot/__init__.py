@@ -12,11 +12,10 @@ from os import PathLike
 from pathlib import Path
 
 from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
-from diskreplay.interop.exchange.episode_data import PRIORITY, REWARD, Json
+from diskreplay.interop.exchange.episode_data import FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.not_held import FINAL_OBS, METADATA, NOTES, SCHEMA
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
     DONE,

@@ -1,20 +1,24 @@
-"""Images as PNG files in a column, and back."""
+"""Images as PNG files in a column, and as frames of a video, which loses detail; and back."""
 
 import io
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final, Self
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from diskreplay import FormatError
+from diskreplay.interop.exchange.foreign import check_memory
 
 Bytes = NDArray[np.uint8]
 
 # The least that compresses: higher levels take twice the time for a few percent.
 _LEVEL = 1
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # others call programs, or are never of a data set
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # others call programs, or are never of a data set
 
 
 def as_rows_first(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
@@ -53,7 +57,7 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
     if file is None:
         raise FormatError(f"{what} has a row without an image")
     try:
-        with Image.open(io.BytesIO(file), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(file), formats=_IMAGE_FORMATS) as image:
             if (image.height, image.width) != shape[:2]:  # before it is unpacked
                 found = (image.height, image.width, len(image.getbands()))
                 raise FormatError(f"{what} has an image of the shape {found}, and info.json says {shape}")
@@ -66,3 +70,167 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
     if pixels.shape != shape:
         raise FormatError(f"{what} has an image of the shape {pixels.shape}, and info.json says {shape}")
     return pixels
+
+
+Size = tuple[int, ...]
+
+CODEC: Final = "libx264"
+# As LeRobot encodes: every second frame is one to start at, so that single frames are quickly found.
+_VIDEO_FORMATS = {".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
+_ENCODING = {"g": "2", "crf": "18"}
+
+
+class VideoReader:
+    """A video file whose frames are asked for by their times; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    size : (int, int)
+        Height and width that its frames must have.
+
+    Raises
+    ------
+    FormatError
+        It is no video of this size.
+    """
+
+    def __init__(self, path: Path, size: Size) -> None:
+        self._path = path
+        try:
+            # By its name: a text that names other files, or addresses, would be taken for a playlist of them.
+            self._container = av.open(
+                str(path), format=_VIDEO_FORMATS.get(path.suffix, "mp4"), options={"protocol_whitelist": "file"}
+            )
+        except (OSError, av.FFmpegError) as error:
+            raise FormatError(f"{path} cannot be read as a video: {error}") from None
+        if not self._container.streams.video:
+            self._container.close()
+            raise FormatError(f"{path} has no video")
+        self._stream = self._container.streams.video[0]
+        if (found := (self._stream.height, self._stream.width)) != tuple(size):
+            self._container.close()
+            raise FormatError(f"{path} has frames of {found}, and info.json says {tuple(size)}")
+        self._stream.thread_type = "AUTO"
+        self._frames = self._decode()
+        self._before: av.VideoFrame | None = None
+        self._after: av.VideoFrame | None = next(self._frames, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+
+    def frames(self, times: Sequence[float], tolerance_s: float) -> Bytes:
+        """Return the frames at these times, in seconds and rising, as ``(T, height, width, 3)``.
+
+        Raises
+        ------
+        FormatError
+            There is no frame as near as ``tolerance_s`` to one of them, or the file is damaged.
+        """
+        nbytes = len(times) * self._stream.height * self._stream.width * 3
+        check_memory(nbytes, f"{self._path}: an episode of {len(times)} frames")
+        if self._before is not None and _time(self._before) > times[0]:
+            self._seek(times[0])
+        return np.stack([self._nearest(time, tolerance_s).to_ndarray(format="rgb24") for time in times])
+
+    def _seek(self, time: float) -> None:
+        self._container.seek(int(time / (self._stream.time_base or 1)), stream=self._stream)
+        self._frames = self._decode()
+        self._before, self._after = None, next(self._frames, None)
+
+    def _nearest(self, time: float, tolerance_s: float) -> av.VideoFrame:
+        while self._after is not None and _time(self._after) < time:
+            self._before, self._after = self._after, next(self._frames, None)
+        near = [frame for frame in (self._before, self._after) if frame is not None]
+        best = min(near, key=lambda frame: abs(_time(frame) - time), default=None)
+        if best is None or abs(_time(best) - time) > tolerance_s:
+            raise FormatError(f"{self._path} has no frame at {time:.4f} s")
+        return best
+
+    def _decode(self) -> Iterator[av.VideoFrame]:
+        try:
+            yield from self._container.decode(self._stream)
+        except av.FFmpegError as error:
+            raise FormatError(f"{self._path} is damaged: {error}") from None
+
+
+def _time(frame: av.VideoFrame) -> float:
+    return -1.0 if frame.time is None else frame.time
+
+
+class VideoWriter:
+    """A video that is being written.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    fps : float
+        Frames a second.
+    size : (int, int)
+        Height and width of a frame.
+
+    Attributes
+    ----------
+    count : int
+        How many frames it has.
+    nbytes : int
+        How many bytes these take.
+    """
+
+    def __init__(self, path: Path, fps: float, size: Size) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._container, self.count, self.nbytes = av.open(str(path), "w"), 0, 0
+        self._rate = Fraction(fps).limit_denominator(1001)
+        self._stream = self._container.add_stream(CODEC, rate=self._rate, options=dict(_ENCODING))
+        self._stream.height, self._stream.width = size
+        self._stream.pix_fmt = pixel_format(size)
+
+    def add(self, images: Bytes) -> None:
+        """Append frames, ``(T, height, width, 3)``."""
+        for image in images:
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+            frame.pts, frame.time_base = self.count, 1 / self._rate
+            self.count += 1
+            self._mux(frame)
+
+    def finish(self) -> None:
+        """Write the frames that the encoder holds back."""
+        self._mux(None)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+
+    def _mux(self, frame: av.VideoFrame | None) -> None:
+        for packet in self._stream.encode(frame):
+            self.nbytes += packet.size
+            self._container.mux(packet)
+
+
+def pixel_format(size: Size) -> str:
+    """Return how colours are encoded: at half the resolution, which takes even sizes."""
+    return "yuv444p" if any(side % 2 for side in size) else "yuv420p"
+
+
+def video_info(size: Size, fps: float) -> dict[str, object]:
+    """Return what `info.json` says of such a video."""
+    height, width = size
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.codec": "h264",
+        "video.pix_fmt": pixel_format(size),
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }

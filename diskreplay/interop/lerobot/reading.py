@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import FIELDS, REWARD, EpisodeData, Json
 from diskreplay.interop.exchange.foreign import reading
-from diskreplay.interop.exchange.read_ahead import read_ahead
+from diskreplay.interop.exchange.threads import read_ahead
 from diskreplay.interop.lerobot import images
 from diskreplay.interop.lerobot.columns import from_arrow
 from diskreplay.interop.lerobot.features import (
@@ -33,8 +33,8 @@ from diskreplay.interop.lerobot.features import (
     schema_of,
     sides_of,
 )
+from diskreplay.interop.lerobot.images import VideoReader
 from diskreplay.interop.lerobot.metadata import Metadata, open_table, read_schema, read_table
-from diskreplay.interop.lerobot.video import VideoReader
 from diskreplay.interop.step_values import as_flags
 
 Array = NDArray[Any]

@@ -20,7 +20,7 @@ from diskreplay import Field
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.lerobot import images, statistics, video
+from diskreplay.interop.lerobot import images, statistics
 from diskreplay.interop.lerobot.columns import arrow_type, library_type, nested_lists, to_arrow
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
@@ -217,7 +217,7 @@ class _DataSet:
         known: Mapping[str, Json] = noted.get("features", {})
         features = {each.key: each.feature(known.get(each.key)) for each in (*self._contents.columns, *self._stored)}
         for column in self._videos:
-            features[column.key]["info"] = video.info(sides_of(column.field.shape), fps)
+            features[column.key]["info"] = images.video_info(sides_of(column.field.shape), fps)
         old = {"total_chunks", "total_videos"}
         return {
             **{name: value for name, value in noted.items() if name not in old},
@@ -307,10 +307,10 @@ class _File:
         for _, writer in self._videos.values():
             writer.close()
 
-    def _open(self, column: Column) -> video.VideoWriter:
+    def _open(self, column: Column) -> images.VideoWriter:
         chunk, file = divmod(self._number, _FILES_A_CHUNK)
         path = self._root / VIDEO_PATH.format(video_key=column.key, chunk_index=chunk, file_index=file)
-        return video.VideoWriter(path, self._fps, sides_of(column.field.shape))
+        return images.VideoWriter(path, self._fps, sides_of(column.field.shape))
 
 
 def _file_name(number: int, suffix: str) -> str:

@@ -18,13 +18,12 @@ from typing import Any
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
+from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign, read_document
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.spaces import space_of
-from diskreplay.interop.minari.arrow_files import INFOS
+from diskreplay.interop.minari.arrow_files import INFOS, read_episodes
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
-from diskreplay.interop.minari.reading import read_episodes
-from diskreplay.interop.minari.spaces import with_one_bound, without_texts
+from diskreplay.interop.minari.values import with_one_bound, without_texts
 from diskreplay.interop.minari.writing import DATA_SET_ID, NAME, DataFormat, write
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):

@@ -1,4 +1,6 @@
-"""The file of an episode of Minari in Arrow or Parquet: a row for each observation, also for a final one.
+"""Episodes of Minari from HDF5, Arrow and Parquet, and files of the latter two.
+
+A file in Arrow or Parquet has a row for each observation, also for a final one.
 
 A final row has nothing but the observation. The number of steps, which is in another file, tells whether there is one.
 
@@ -8,16 +10,16 @@ an episode of more than 131072 steps in parts.
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, MissingExtra
 from diskreplay.interop.exchange.foreign import reading
-from diskreplay.interop.minari.spaces import AnySpace
+from diskreplay.interop.minari.values import AnySpace
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     import pyarrow as pa
@@ -27,9 +29,12 @@ with MissingExtra.raised_for("a data set of Minari", "minari"):
 
     from diskreplay.interop.arrow_arrays import from_arrow, to_arrow
 
-__all__ = ["ENDS", "INFOS", "read_file", "write_file"]
+if TYPE_CHECKING:
+    from minari.dataset.minari_storage import MinariStorage
 
-INFOS, ENDS = "infos", ("terminations", "truncations")
+__all__ = ["ENDS", "INFOS", "METADATA", "Raw", "read_episodes", "write_file"]
+
+INFOS, METADATA, ENDS = "infos", "metadata", ("terminations", "truncations")
 
 _IMAGES = ("JPEG", "PNG")
 
@@ -41,7 +46,7 @@ _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_file(
+def _read_file(
     folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, is_jpeg: bool, steps: int
 ) -> Raw:
     """Return the episode in a folder, of ``steps`` steps; the arrays of one in Arrow are in its mapped file.
@@ -164,3 +169,22 @@ def _encode_infos(infos: Mapping[str, Any]) -> Any:
         else:
             columns[name] = pa.array(list(values))
     return _struct(columns, shapes)
+
+
+def read_episodes(storage: "MinariStorage", metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
+    """Yield the episodes of a data set from number ``first`` to below ``stop``, each with its "metadata".
+
+    ``metadata`` is the document of the data set, which a storage would read again.
+    """
+    numbers, data_format = range(first, stop), metadata["data_format"]
+    if data_format == "hdf5":
+        found: Iterator[Raw] = iter(storage.get_episodes(numbers))
+        for raw, own in zip(found, storage.get_episode_metadata(numbers), strict=True):
+            yield {**raw, INFOS: raw[INFOS] or {}, METADATA: own}
+        return
+    form = data_format, storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
+    for number, own in zip(numbers, storage.get_episode_metadata(numbers), strict=True):
+        folder = storage.data_path / str(number)
+        if not isinstance(steps := own.get("total_steps"), int) or steps < 0:
+            raise FormatError(f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}")
+        yield {**_read_file(folder, *form, steps), METADATA: own}

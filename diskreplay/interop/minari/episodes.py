@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
-from diskreplay.interop.minari.arrow_files import ENDS, INFOS, Raw
-from diskreplay.interop.minari.reading import METADATA
-from diskreplay.interop.minari.spaces import AnySpace, without_texts
-from diskreplay.interop.minari.values import flat, from_json, nest, to_json
+from diskreplay.interop.minari.arrow_files import ENDS, INFOS, METADATA, Raw
+from diskreplay.interop.minari.values import AnySpace, flat, from_json, nest, to_json, without_texts
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["Layout", "derive"]

@@ -10,13 +10,11 @@ import numpy as np
 from diskreplay import MissingExtra, Schema
 from diskreplay.interop.exchange.episode_data import ACTION, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.exchange.spaces import space_of
-from diskreplay.interop.exchange.write_behind import write_behind
-from diskreplay.interop.minari.arrow_files import Raw, write_file
+from diskreplay.interop.exchange.field_trees import space_of
+from diskreplay.interop.exchange.threads import write_behind
+from diskreplay.interop.minari.arrow_files import METADATA, Raw, write_file
 from diskreplay.interop.minari.episodes import SEED, Layout
-from diskreplay.interop.minari.reading import METADATA
-from diskreplay.interop.minari.spaces import AnySpace, without_texts
-from diskreplay.interop.minari.values import flat
+from diskreplay.interop.minari.values import AnySpace, flat, without_texts
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     import minari

@@ -1,14 +1,80 @@
-"""What trainers and shards send each other."""
+"""Messages between trainers and shards, and the form in which batches travel."""
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Sequence
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.interop.ray.batch_form import Form
+from diskreplay.interop.step_values import leaves_of, map_leaves
+
+Array = NDArray[Any]
+_DRAWN = ("index", "weight")
+
+
+class Form(NamedTuple):
+    """How fields are made of arrays: `numbered` are the fields, with the number of each leaf in its place.
+
+    `later` names leaves that are another one a step later, {later: earlier}, as next_obs of windows is of obs. Both are
+    one array, with a step more, in the place of the earlier.
+    """
+
+    numbered: dict[str, Any]
+    later: dict[int, int]
+
+
+def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tuple[Form, list[Array]]:
+    """Return the form and the arrays of a batch on the CPU, but for its index, its weights and some other fields.
+
+    `windows`: its items are windows of steps, and next_obs is obs a step later.
+    """
+    fields = {name: batch[name] for name in batch if name not in _DRAWN and name not in without}
+    tensors, numbers = leaves_of(fields), count()
+    numbered = map_leaves(lambda _: next(numbers), fields)
+    later: dict[int, int] = {}
+    if windows and {"obs", "next_obs"} <= fields.keys():
+        later = dict(zip(leaves_of(numbered["next_obs"]), leaves_of(numbered["obs"]), strict=True))
+    arrays = [tensor.numpy() for tensor in tensors]
+    for at, of in later.items():
+        arrays[of] = _a_step_longer(tensors[of], tensors[at])
+    return Form(numbered, later), [np.ascontiguousarray(a) for at, a in enumerate(arrays) if at not in later]
+
+
+def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
+    """Return windows and those a step later as one array; without a copy where they are in the same memory."""
+    if earlier.data_ptr() + earlier.stride(1) * earlier.element_size() == later.data_ptr():
+        size = (earlier.shape[0], earlier.shape[1] + 1, *earlier.shape[2:])
+        return earlier.as_strided(size, earlier.stride()).numpy()
+    return np.concatenate([earlier[:, :1].numpy(), later.numpy()], axis=1)
+
+
+def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
+    """Return the fields of the batch of these parts, one behind the other: each array is copied once.
+
+    `pinned`: into memory from which a copy to a CUDA device is fastest. torch keeps what is freed of it for the next.
+    """
+    values: dict[int, Any] = {}
+    arrays = (_joined([part[at] for part in parts], pinned) for at in range(len(parts[0])))
+    for at in range(len(parts[0]) + len(form.later)):
+        if at not in form.later:
+            values[at] = next(arrays)
+    for at, of in form.later.items():
+        values[at], values[of] = values[of][:, 1:], values[of][:, :-1]
+    fields: dict[str, Any] = map_leaves(values.__getitem__, form.numbered)
+    return fields
+
+
+def _joined(arrays: Sequence[Array], pinned: bool) -> Array | torch.Tensor:
+    if not pinned:
+        return np.concatenate(arrays)
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    found = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, arrays[0].dtype)).dtype, pin_memory=True)
+    np.concatenate(arrays, out=found.numpy())
+    return found
+
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -17,10 +17,8 @@ from torch.utils.data import IterableDataset
 
 import diskreplay as dr
 from diskreplay.device_tensors import fetched
-from diskreplay.interop.ray.batch_form import put_together
-from diskreplay.interop.ray.draw_rounds import Drawn, DrawRounds, Round
-from diskreplay.interop.ray.mass_draw import chances, importance_weights
-from diskreplay.interop.ray.messages import TOLD, Target, Update
+from diskreplay.interop.ray.draw_rounds import Drawn, DrawRounds, Round, chances, importance_weights
+from diskreplay.interop.ray.messages import TOLD, Target, Update, put_together
 from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 from diskreplay.interop.ray.shard_link import ShardLink
 from diskreplay.interop.ray.supported import check_together

@@ -1,12 +1,87 @@
-"""Stores on many nodes as one: which shards there are, and where."""
+"""Stores on many nodes as one: which shards there are, where, and how Ray runs and calls their actors."""
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from diskreplay.interop.ray.ray_calls import RayCalls
-from diskreplay.interop.ray.shard_actor import addresses, own_address, shard_actor, start_ray
-from diskreplay.interop.ray.shard_group import ShardGroup
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from diskreplay.interop.ray.shard import JoinNeeded, Shard
+from diskreplay.interop.ray.shard_group import Lost, ShardGroup
+
+
+class RayCalls:
+    """Carries calls by Ray; see `Calls`."""
+
+    def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Return those that are answered."""
+        ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
+        return list(ready)
+
+    def answer(self, ref: Any, timeout_s: float) -> Any:
+        """Return what a call returned, or raise what it raised; Lost where there is no answer."""
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, Exception) and not isinstance(cause, RayError | JoinNeeded):
+                raise cause from None
+            raise Lost(str(cause)) from None
+        except GetTimeoutError:
+            raise Lost(f"no answer in {timeout_s:g} s") from None
+        except RayError as error:
+            raise Lost(str(error).strip().split("\n")[0]) from None
+
+    def node(self) -> str:
+        """Return the id of this process' node."""
+        return str(ray.get_runtime_context().get_node_id())
+
+
+NAMESPACE = "diskreplay"
+_SLICE = 0.001  # of the resource that each node has once, for as many actors as may be wanted
+
+
+class ShardActor(Shard):
+    """A shard that knows its node."""
+
+    def __init__(self, path: str, save_s: float) -> None:
+        super().__init__(path, save_s, ray.get_runtime_context().get_node_id())
+
+
+def shard_actor(path: str, address: str, save_s: float) -> Any:
+    """Return the actor of a store on a node, which is made unless there is one.
+
+    It is pinned to the address of the node, not to its id: a machine that comes back has another id. Ray restarts it
+    as often as it dies, as soon as there is a node of this address. It ends with the process that made it.
+    """
+    made = ray.remote(ShardActor).options(
+        name=f"shard {address} {path}",
+        namespace=NAMESPACE,
+        get_if_exists=True,
+        num_cpus=0,
+        resources={f"node:{address}": _SLICE},
+        max_restarts=-1,
+        max_task_retries=0,
+    )
+    return made.remote(path, save_s)
+
+
+def start_ray() -> None:
+    """Connect to Ray, or start it here, unless that was done."""
+    if not ray.is_initialized():
+        ray.init()
+
+
+def addresses(alive: bool = True) -> list[str]:
+    """Return the addresses of the nodes, in order: of the living ones, or of all that there ever were."""
+    return sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] or not alive})
+
+
+def own_address() -> str:
+    """Return the address of the node that this process runs on."""
+    return str(ray.util.get_node_ip_address())
+
 
 _MOST_SHARDS = 1 << 16
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.interop.ray.batch_form import Form, take_apart
-from diskreplay.interop.ray.messages import TOLD, Part, Target, Update
+from diskreplay.interop.ray.messages import TOLD, Form, Part, Target, Update, take_apart
 
 _ATTEMPTS = 100  # each failed one means that an id was evicted between its draw and its gathering
 _SKIPPED_DRAWS = 256

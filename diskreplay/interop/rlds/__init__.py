@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from diskreplay import MissingExtra, Schema, SchemaError, Store
-from diskreplay.interop.exchange.episode_data import PRIORITY
+from diskreplay.interop.exchange.episode_data import ENDS, METADATA, NO_FINAL_OBS, NOTES, PRIORITY, SCHEMA
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
-from diskreplay.interop.exchange.not_held import ENDS, METADATA, NO_FINAL_OBS, NOTES, SCHEMA
-from diskreplay.interop.rlds.names import NAME, feature_names
 
 with MissingExtra.raised_for("a data set of RLDS", "rlds"):
-    from diskreplay.interop.rlds.reading import DataSet
-    from diskreplay.interop.rlds.writing import write
+    from diskreplay.interop.rlds.features import NAME, feature_names
+    from diskreplay.interop.rlds.folders import DataSet, write
 
 __all__ = ["export_dataset", "import_dataset"]
 

@@ -14,9 +14,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop import dreamer, npz, sb3_pickle, torchrl_memmap, zarr_episodes
-from diskreplay.interop.exchange.foreign import check_claim, check_files, check_memory, reading
+from diskreplay.interop.exchange.foreign import check_claim, check_files, check_memory, opened_npz, reading
 from diskreplay.interop.exchange.inert_pickle import load
-from diskreplay.interop.exchange.npz_files import opened_npz
 from tests.interop.round_trips import PLAIN, make_store
 
 

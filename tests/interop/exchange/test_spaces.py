@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 import diskreplay as dr
-from diskreplay.interop.exchange.spaces import space_of
+from diskreplay.interop.exchange.field_trees import space_of
 
 OBS = spaces.Dict(
     {

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy.stats import chisquare
 
-from diskreplay.interop.ray.mass_draw import chances, importance_weights, split_batch
+from diskreplay.interop.ray.draw_rounds import chances, importance_weights, split_batch
 
 
 def test_a_batch_is_split_in_proportion_to_the_masses() -> None:

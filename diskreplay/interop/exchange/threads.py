@@ -1,12 +1,28 @@
-"""Writing in a thread, while the next episodes are read."""
+"""Reading ahead in a thread while earlier values are used, and writing in one while the next episodes are read."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
+from typing import TypeVar
 
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.workers import Job, Workers
+
+T = TypeVar("T")
+
+
+def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
+    """Yield what each call returns, or raise what it raises, in order; a thread makes the next one meanwhile."""
+    with closing(Workers(1, "diskreplay-import")) as thread:
+        before: Job[T] | None = None
+        for read in reads:
+            ahead = thread.begin(Job(read))
+            if before is not None:
+                yield before.result()
+            before = ahead
+        if before is not None:
+            yield before.result()
 
 
 def write_behind(

@@ -1,0 +1,555 @@
+"""Data sets of D4RL: one HDF5 file of flat arrays, in which flags mark where episodes end.
+
+``observations`` and ``actions`` have N rows, or are groups of arrays that have; so do ``rewards``, ``terminals`` and
+``timeouts``. What ``next_observations`` has behind the last step of an episode is its final observation. Every other
+array of N rows, such as those in ``infos``, is an extra field of the step; ``metadata`` goes to the store's notes.
+"""
+
+import base64
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    CUT,
+    EXTRA,
+    FIELDS,
+    METADATA,
+    NO_FINAL_OBS,
+    NOTES,
+    OBS,
+    PRIORITY,
+    REWARD,
+    SCHEMA,
+    EpisodeData,
+    Json,
+    is_obs,
+    is_part,
+)
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.field_trees import schema_of_leaves
+from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.lanes import differ, with_final
+
+with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
+    import h5py
+
+    from diskreplay.interop.exchange.hdf5_files import check_hdf5
+
+__all__ = ["export_dataset", "import_dataset"]
+
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+
+NAME = "d4rl"
+OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
+TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
+METADATA_GROUP, CHUNKS_GROUP = "metadata", "virtual"
+
+# Groups of arrays, or arrays, that are no extra field.
+RESERVED = (
+    *(OBSERVATIONS, ACTIONS, REWARDS, TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS),
+    *(METADATA_GROUP, CHUNKS_GROUP),
+)
+_ARRAYS = {OBS: OBSERVATIONS, ACTION: ACTIONS, REWARD: REWARDS}
+_PARTS = {array: part for part, array in _ARRAYS.items()}
+# What is read at once; observations that are compared with what came next are kept, up to so much, to be read once.
+_BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
+_METADATA_BYTES = 32 << 20
+_NEEDED = ("observations", "actions", REWARDS, TERMINALS)
+_BUFFER_BYTES = 1 << 20  # of each array
+_COMPRESSIONS = "gzip", "lzf", None
+_REASONS = {
+    SCHEMA: "bounds of spaces, tuples and episode fields",
+    CUT: "an episode that was cut has the flag of a timeout",
+    NO_FINAL_OBS: "every step has a next observation; the last one of such an episode is repeated",
+    PRIORITY: "there is no array of initial priorities",
+    NOTES: "there is no place for what the import of an episode noted",
+    METADATA: "it is that of another format",
+}
+
+
+def import_dataset(
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    max_episode_steps: int | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """Import a file of D4RL into a new store, or the rest of it after an interruption.
+
+    Episodes end where ``terminals`` or ``timeouts`` say so, and what follows the last flag is an episode that was cut,
+    without a final observation. An episode is also cut after a row whose ``next_observations`` is not the
+    observation of the next row. Values are compared, so the two arrays may differ in dtype, and one of them may be
+    rounded to float32. The record counts these cuts as ``cut``, and an import with more than one in ten steps warns.
+
+    Parameters
+    ----------
+    source : path
+        The HDF5 file.
+    path : path
+        The store; nothing, or what an interrupted import of this file has left.
+    max_episode_steps : int, optional
+        After how many steps episodes were truncated, for old files that have no ``timeouts``: what D4RL takes from the
+        environment. None: they end at ``terminals`` only.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such file.
+    FormatError
+        It is not a file of D4RL, arrays differ in their numbers of rows, or one is of a dtype that a store cannot hold.
+    SchemaError
+        ``max_episode_steps`` is less than 1, or given for a file that has ``timeouts``.
+    StoreExists
+        Something else is at ``path``.
+    """
+    return import_into(path, open_source(source, max_episode_steps), progress)
+
+
+def open_source(source: str | PathLike[str], max_episode_steps: int | None = None) -> Source:
+    """Return a file of D4RL as what `import_dataset` reads, which raises what this raises."""
+    file = Path(source).absolute()
+    with foreign(file):
+        reader = Reader(file, max_episode_steps)
+    return Source(NAME, file, reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata, reader.cut)
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    compression: str | None = "gzip",
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> Exported:
+    """Export the ended episodes of a store to a file of D4RL.
+
+    It has ``next_observations`` if any of the episodes has a final observation.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The HDF5 file; nothing is there.
+    compression : str or None
+        Of its arrays: "gzip", as that of D4RL's own files, "lzf", or None, with which an export is many times faster.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+
+    Raises
+    ------
+    StoreExists
+        Something is at ``path``.
+    ValueError
+        There is no such compression.
+    """
+    if compression not in _COMPRESSIONS:
+        raise ValueError(f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}, and not {compression!r}")
+    made = partial(_format, compression)
+    return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
+
+
+def _format(compression: str | None, schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
+    has_next = any(episode.has_final_obs for episode in episodes)
+    is_own = noted.get("format") == NAME
+    not_held = {path: reason for path in schema.leaves if (reason := _reason(path)) is not None}
+    not_held |= {name: reason for name, reason in _REASONS.items() if not (is_own and name == METADATA)}
+    if _own_schema(schema) == schema:
+        del not_held[SCHEMA]
+    if not has_next:
+        del not_held[NO_FINAL_OBS]
+    if not any(episode.cut for episode in episodes[:-1]):
+        del not_held[CUT]
+    metadata = noted["metadata"] if is_own else {}
+    return Format(not_held, lambda plan, episodes: write(plan, episodes, has_next, metadata, compression))
+
+
+def _reason(path: str) -> str | None:
+    """Return why a leaf has no place in a file; None where it has one."""
+    if array_of(path) is not None:
+        return None
+    return "there are no values of episodes" if is_part(path, FIELDS) else "the name is one of D4RL's own"
+
+
+def _own_schema(schema: Schema) -> Schema | None:
+    """Return the schema that a reader would find."""
+    plain = {path: Field(leaf.shape, leaf.dtype) for path, leaf in schema.step_leaves.items()}
+    try:
+        return schema_of((array, leaf) for path, leaf in plain.items() if (array := array_of(path)) is not None)
+    except SchemaError:
+        return None
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def array_of(path: str) -> str | None:
+    """Return the array of a leaf; None where a file has no place for it."""
+    part, _, below = path.partition("/")
+    if part == EXTRA:
+        return None if below.split("/")[0] in RESERVED else below
+    return None if part == FIELDS else f"{_ARRAYS[part]}/{below}".rstrip("/")
+
+
+def leaf_of(array: str) -> str:
+    """Return the leaf of an array."""
+    first, _, below = array.partition("/")
+    return f"{_PARTS[first]}/{below}".rstrip("/") if first in _PARTS else f"{EXTRA}/{array}"
+
+
+def next_of(path: str) -> str:
+    """Return the array of what follows an observation."""
+    return f"{NEXT_OBSERVATIONS}{path.removeprefix(OBS)}"
+
+
+def schema_of(fields: Iterable[tuple[str, Field]]) -> Schema:
+    """Return the schema of a file by its arrays of steps; raises SchemaError where a store cannot have one like it."""
+    return schema_of_leaves({leaf_of(array): field for array, field in fields})
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A file of D4RL.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    max_episode_steps : int, optional
+        Where a file without ``timeouts`` has episodes end.
+
+    Attributes
+    ----------
+    schema, metadata, episodes, steps, cut
+        As `Source` has them.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such file.
+    FormatError
+        It is not one of D4RL, or holds what a store cannot.
+    """
+
+    def __init__(self, path: Path, max_episode_steps: int | None = None) -> None:
+        self._path = path
+        with _opened(path) as file:
+            check_hdf5(path)
+            self._arrays = _arrays(file)
+            self._check(max_episode_steps)
+            self.steps = self._arrays[REWARDS].shape[0]
+            self.metadata = self._read_metadata(file)
+            self.schema = self._own_schema()
+            self._columns = self._find_columns()
+            self._kept: dict[str, Array] = {}
+            self._terminated, self._truncated = self._ends(file, max_episode_steps)
+            ends = self._terminated | self._truncated
+            broken = self._broken(file) & ~ends
+            self.cut = int(np.count_nonzero(broken))
+            ends |= broken
+        ends[-1:] = True
+        self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
+        self.episodes = len(self._bounds) - 1
+
+    def read(self, first: int) -> Iterator[EpisodeData]:
+        """Yield the episodes in order, from number ``first`` on."""
+        row_bytes = sum(self._arrays[array].row_bytes for array in self._columns.values()) or 1
+        rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
+        with _opened(self._path) as file:
+            while first < self.episodes:
+                begin = self._bounds[first]
+                stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
+                nbytes = int(self._bounds[stop] - begin) * row_bytes
+                check_memory(nbytes, f"{self._path}: a block of rows from {begin}")
+                yield from self._read_block(file, self._bounds[first : stop + 1])
+                first = stop
+
+    def _read_block(self, file: h5py.File, bounds: Array) -> Iterator[EpisodeData]:
+        begin, end = int(bounds[0]), int(bounds[-1])
+        block = {path: self._rows(file, array, begin, end) for path, array in self._columns.items()}
+        block[REWARD] = block[REWARD].reshape(end - begin)
+        following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
+        # One row of a chunk takes as long as all of them.
+        chunked = [array for array in following.values() if self._arrays[array].chunks]
+        behind = {array: self._rows(file, array, begin, end) for array in chunked}
+        for start, last in pairwise((bounds - begin).tolist()):
+            steps = {path: values[start:last] for path, values in block.items()}
+            at = begin + last - 1
+            for path, array in following.items():
+                final = behind[array][last - 1 : last] if array in behind else self._rows(file, array, at, at + 1)
+                steps[path] = with_final(steps[path], final, f"{self._path}: {array!r}")
+            yield EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at]))
+
+    def _check(self, max_episode_steps: int | None) -> None:
+        for name in _NEEDED:
+            if not any(is_part(array, name) for array in self._arrays):
+                raise FormatError(f"{self._path} has no {name!r}: a file of D4RL has {', '.join(_NEEDED)}")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise SchemaError(f"max_episode_steps is 1 or more, and not {max_episode_steps}")
+        if max_episode_steps is not None and TIMEOUTS in self._arrays:
+            raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
+        shape = self._arrays[REWARDS].shape
+        if not shape or shape not in (shape[:1], (shape[0], 1)):
+            raise FormatError(f"{self._path}: {REWARDS!r} is one number a step, and not of shape {shape}")
+        for name, array in self._arrays.items():
+            if self._is_step(name) and (not array.shape or array.shape[0] != shape[0]):
+                raise FormatError(
+                    f"{self._path}: {name!r} has the shape {array.shape}, and {REWARDS!r} has {shape[0]} rows"
+                )
+
+    def _is_step(self, name: str) -> bool:
+        """Tell whether an array must have one row a step; others beside those of D4RL may be anything."""
+        first = name.split("/")[0]
+        if first in RESERVED or first == "infos":
+            return first not in (METADATA_GROUP, CHUNKS_GROUP)
+        shape = self._arrays[name].shape
+        return bool(shape) and shape[0] == self._arrays[REWARDS].shape[0]
+
+    def _own_schema(self) -> Schema:
+        flags = (TERMINALS, TIMEOUTS)
+        steps = [name for name in self._arrays if self._is_step(name) and name not in flags]
+        fields = [(name, self._field(name)) for name in steps if not is_part(name, NEXT_OBSERVATIONS)]
+        try:
+            return schema_of(fields)
+        except SchemaError as error:
+            raise FormatError(f"{self._path}: {error}") from None
+
+    def _field(self, name: str) -> Field:
+        array = self._arrays[name]
+        try:
+            return Field(() if name == REWARDS else array.shape[1:], array.dtype.newbyteorder("="))
+        except SchemaError as error:
+            raise FormatError(f"{self._path}: {name!r}: {error}") from None
+
+    def _find_columns(self) -> dict[str, str]:
+        """Return the arrays by leaf; those of what follows an observation are like it."""
+        columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
+        for path in filter(is_obs, columns):
+            there = self._arrays.get(next_of(path))
+            if there is not None and there.shape != self._arrays[columns[path]].shape:
+                raise FormatError(
+                    f"{self._path}: {next_of(path)!r} has the shape {there.shape}, and {columns[path]!r} "
+                    f"{self._arrays[columns[path]].shape}"
+                )
+            if there is not None and there.dtype.kind not in "biuf":
+                raise FormatError(f"{self._path}: {next_of(path)!r} has no numbers, but is of {there.dtype}")
+        return columns
+
+    def _ends(self, file: h5py.File, max_episode_steps: int | None) -> tuple[Bools, Bools]:
+        terminated = self._flags(file, TERMINALS)
+        if TIMEOUTS in self._arrays:
+            return terminated, self._flags(file, TIMEOUTS)
+        if max_episode_steps is None:
+            return terminated, np.zeros_like(terminated)
+        rows = np.arange(self.steps)
+        after = np.concatenate([[False], terminated[:-1]])
+        step = rows - np.maximum.accumulate(np.where(after, rows, 0))
+        return terminated, step % max_episode_steps == max_episode_steps - 1
+
+    def _flags(self, file: h5py.File, name: str) -> Bools:
+        array = self._arrays.get(name)
+        is_one_number = array is not None and math.prod(array.shape) == self.steps and array.dtype.kind in NUMBERS
+        values = file[name][()] if is_one_number else np.empty(0)
+        if not is_one_number or not ((values == 0) | (values == 1)).all():
+            found = f"{array.dtype} of shape {array.shape}" if array else "a group"
+            raise FormatError(f"{self._path}: {name!r} is one flag a step, 0 or 1, and not {found}")
+        flags: Bools = values.reshape(self.steps) != 0
+        return flags
+
+    def _broken(self, file: h5py.File) -> Bools:
+        """Return after which rows something else follows than `next_observations` says: another episode."""
+        broken = np.zeros(self.steps, np.bool_)
+        pairs = {self._columns[path]: next_of(path) for path in filter(is_obs, self._columns)}
+        pairs = {array: following for array, following in pairs.items() if following in self._arrays}
+        if 2 * sum(self._arrays[array].row_bytes for array in pairs) * self.steps <= _KEPT_BYTES:
+            self._kept = {name: file[name][()] for pair in pairs.items() for name in pair}
+        for array, following in pairs.items():
+            rows = max(1, _BLOCK_BYTES // self._arrays[array].row_bytes, self._chunk_rows())
+            for begin in range(0, self.steps - 1, rows):
+                end = min(begin + rows, self.steps - 1)
+                said = self._rows(file, following, begin, end)
+                came = self._rows(file, array, begin + 1, end + 1)
+                broken[begin:end] |= differ(said, came)
+        return broken
+
+    def _rows(self, file: h5py.File, name: str, begin: int, end: int) -> Array:
+        kept = self._kept.get(name)
+        if kept is not None:
+            return kept[begin:end]
+        rows: Array = file[name][begin:end]
+        return rows
+
+    def _chunk_rows(self) -> int:
+        """Return how many rows the largest chunk has: a part of one takes as long as all of it."""
+        return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
+
+    def _read_metadata(self, file: h5py.File) -> dict[str, Json]:
+        others = {name: array for name, array in self._arrays.items() if not self._is_step(name)}
+        others = {name: array for name, array in others.items() if not is_part(name, CHUNKS_GROUP)}
+        if (nbytes := sum(array.nbytes for array in others.values())) > _METADATA_BYTES:
+            raise FormatError(
+                f"{self._path} has {nbytes} bytes of metadata, and a store's notes take {_METADATA_BYTES}; delete some "
+                f"in a copy of the file: {', '.join(others)}"
+            )
+        return {name: self._as_json(name, file[name]) for name in others}
+
+    def _as_json(self, name: str, array: h5py.Dataset) -> Json:
+        if h5py.check_string_dtype(array.dtype) is not None:
+            return _as_texts(np.asarray(array[()]).tolist())
+        if array.dtype.kind not in NUMBERS:
+            raise FormatError(f"{self._path}: {name!r} is of {array.dtype}, which a store's notes cannot hold")
+        value = np.asarray(array[()])
+        return {
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "base64": base64.b64encode(value.tobytes()).decode(),
+        }
+
+
+def _opened(path: Path) -> h5py.File:
+    if not path.is_file():
+        raise StoreNotFound(f"there is no file {path}")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise FormatError(f"{path} is not an HDF5 file: {error}") from None
+
+
+class _Layout(NamedTuple):
+    """How an array lies in a file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...] | None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def _arrays(file: h5py.File) -> dict[str, _Layout]:
+    found: dict[str, _Layout] = {}
+
+    def see(name: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape is not None:
+            found[name] = _Layout(item.shape, item.dtype, item.chunks)
+
+    file.visititems(see)
+    return found
+
+
+def _as_texts(value: Any) -> Json:
+    if isinstance(value, list):
+        return [_as_texts(item) for item in value]
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write(
+    plan: Plan, episodes: Iterable[EpisodeData], has_next: bool, metadata: Mapping[str, Json], compression: str | None
+) -> None:
+    """Write a file with `next_observations` or without.
+
+    An episode that was cut has the flag of a timeout, but for the last one of the file.
+    """
+    layout = _layout(plan, has_next)
+    columns = {path: array for path in plan.schema.step_leaves if (array := array_of(path)) is not None}
+    nexts = {path: next_of(path) for path in columns if is_obs(path) and next_of(path) in layout}
+    with h5py.File(plan.path, "w") as file:
+        arrays = {
+            name: _Array(file.create_dataset(name, shape, dtype, compression=compression if shape[0] else None))
+            for name, (shape, dtype) in layout.items()
+        }
+        for name, value in metadata.items():
+            file[name] = _value(value)
+        for number, episode in enumerate(episodes, 1):
+            steps = len(episode)
+            for path, array in columns.items():
+                rows = episode.steps[path]
+                arrays[array].add(rows[:steps])
+                if path in nexts:
+                    arrays[nexts[path]].add(rows[1:])
+            timeout = episode.truncated or (episode.cut and number < plan.episodes)
+            for name, flag in ((TERMINALS, episode.terminated), (TIMEOUTS, timeout)):
+                flags = np.zeros(steps, np.bool_)
+                flags[-1] = flag
+                arrays[name].add(flags)
+        for written in arrays.values():
+            written.flush()
+
+
+class _Array:
+    """An array of the file, written by many rows at once."""
+
+    def __init__(self, array: h5py.Dataset) -> None:
+        self._array, self._written, self._waiting = array, 0, 0
+        row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        self._buffer = np.empty((max(1, _BUFFER_BYTES // row_bytes), *array.shape[1:]), array.dtype)
+
+    def add(self, rows: NDArray[Any]) -> None:
+        if len(rows) > len(self._buffer):
+            self.flush()
+            self._write(rows)
+            return
+        if self._waiting + len(rows) > len(self._buffer):
+            self.flush()
+        self._buffer[self._waiting : self._waiting + len(rows)] = rows
+        self._waiting += len(rows)
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._write(self._buffer[: self._waiting])
+            self._waiting = 0
+
+    def _write(self, rows: NDArray[Any]) -> None:
+        self._array[self._written : self._written + len(rows)] = rows
+        self._written += len(rows)
+
+
+def _layout(plan: Plan, has_next: bool) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return the shape and dtype of each array of steps."""
+    layout: dict[str, tuple[tuple[int, ...], Any]] = {}
+    for path, field in plan.schema.step_leaves.items():
+        if (array := array_of(path)) is not None:
+            layout[array] = (plan.steps, *field.shape), field.dtype
+            if has_next and is_obs(path):
+                layout[next_of(path)] = layout[array]
+    return layout | {name: ((plan.steps,), np.dtype(np.bool_)) for name in (TERMINALS, TIMEOUTS)}
+
+
+def _value(noted: Json) -> Any:
+    if isinstance(noted, dict):
+        data = np.frombuffer(base64.b64decode(noted["base64"]), noted["dtype"])
+        return data.reshape(noted["shape"])
+    return np.array(_as_bytes(noted))
+
+
+def _as_bytes(texts: Json) -> Any:
+    return [_as_bytes(text) for text in texts] if isinstance(texts, list) else texts.encode()
