@@ -1,4 +1,7 @@
-"""`diskreplay doctor`: describes the libraries and the machine for a report of a problem, and finds problems."""
+"""`diskreplay doctor`: describes the libraries and the machine for a report of a problem, and finds problems.
+
+The tested ranges of libraries are those of the metadata of the package.
+"""
 
 import os
 import platform
@@ -6,13 +9,18 @@ import re
 import resource
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from email.message import Message
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import diskreplay as dr
-from diskreplay.cli import console, text, versions
+from diskreplay.cli import console, text
 from diskreplay.reading.chunk_budget import MOST_MAPPINGS
 from diskreplay.segments.files.file_systems import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
@@ -22,6 +30,22 @@ _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "a
 _SHM = "/dev/shm"
 # Below these a line says so: bytes of a disk, of shared memory (Docker gives 64 MB), and descriptors of a process.
 _LITTLE_DISK, _LITTLE_SHM, _FEW_DESCRIPTORS = 10**9, 256 * 2**20, 1024
+# Extras for the development of the package.
+_DEVELOPMENT = {"all", "bench", "docs", "fuzz", "test"}
+_PYTHON = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
+
+
+class Library(NamedTuple):
+    """A library that the package or one of its extras uses."""
+
+    version: str | None
+    tested: SpecifierSet
+    is_core: bool
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether the installed version, if there is one, is among the tested ones."""
+        return self.version is None or self.tested.contains(self.version, prereleases=True)
 
 
 def doctor(
@@ -43,8 +67,8 @@ def doctor(
 
 def examine(path: Path) -> dict[str, Any]:
     """Look at this process, its libraries, this machine, and the file system of a path."""
-    libraries = versions.libraries()
-    found: dict[str, Any] = versions.of_this_process(libraries) | {
+    libraries = known_libraries()
+    found: dict[str, Any] = versions_of_this_process(libraries) | {
         "tested": {name: str(library.tested) for name, library in libraries.items()},
         "cpu": _cpu(),
         "file_system": _file_system(path.resolve()),
@@ -151,7 +175,7 @@ def _numba() -> dict[str, Any]:
     }
 
 
-def _fatal(libraries: Mapping[str, versions.Library]) -> Iterator[str]:
+def _fatal(libraries: Mapping[str, Library]) -> Iterator[str]:
     """Say why the package cannot be used here."""
     try:
         check_platform()
@@ -193,8 +217,8 @@ def _problems(found: Mapping[str, Any]) -> Iterator[str]:
         yield "NUMBA_DISABLE_JIT is set, so Python runs the kernels, far slower: unset it"
 
 
-def _untested(libraries: Mapping[str, versions.Library]) -> Iterator[str]:
-    pythons, python = versions.tested_pythons(), platform.python_version()
+def _untested(libraries: Mapping[str, Library]) -> Iterator[str]:
+    pythons, python = tested_pythons(), platform.python_version()
     if not pythons:
         yield f"{os.path.dirname(dr.__file__)} is not installed, so its versions are unknown: install it with pip"
     elif ".".join(python.split(".")[:2]) not in pythons:
@@ -236,3 +260,57 @@ def lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _limit(number: int | None) -> str:
     return "unlimited" if number is None else text.count(number)
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def versions_of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
+    """Return versions for a program: of the package, Python and the system, and of the installed libraries."""
+    return {
+        "diskreplay": dr.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "libraries": {name: found.version for name, found in known.items() if found.version is not None},
+    }
+
+
+def known_libraries() -> dict[str, Library]:
+    """Return the libraries of the core and the extras by name; none if the package has no metadata."""
+    known = _metadata()
+    extras = {"", *known.get_all("Provides-Extra", [])} - _DEVELOPMENT
+    tested: dict[str, SpecifierSet] = {}
+    core = set()
+    for line in known.get_all("Requires-Dist", []):
+        needed = Requirement(line)
+        name = canonicalize_name(needed.name)
+        within = {extra for extra in extras if _applies(needed, extra)}
+        if within:
+            tested[name] = tested.get(name, SpecifierSet()) & needed.specifier
+        if "" in within:
+            core.add(name)
+    return {name: Library(_installed(name), tested[name], name in core) for name in sorted(tested)}
+
+
+def tested_pythons() -> list[str]:
+    """Return the tested minor versions of Python; none if the package has no metadata."""
+    return [found[1] for line in _metadata().get_all("Classifier", []) if (found := _PYTHON.fullmatch(line))]
+
+
+def _metadata() -> metadata.PackageMetadata | Message:
+    """Return the metadata of the package; none if it is not installed."""
+    try:
+        return metadata.metadata("diskreplay")
+    except metadata.PackageNotFoundError:
+        return Message()
+
+
+def _applies(needed: Requirement, extra: str) -> bool:
+    return needed.marker is None or needed.marker.evaluate({"extra": extra})
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

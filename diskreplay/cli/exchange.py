@@ -1,21 +1,23 @@
-"""`diskreplay import` and `export`: data sets of other formats in and out of a store."""
+"""`diskreplay import` and `export`: data sets of other formats in and out of a store.
 
-from collections.abc import Mapping, Sequence
+`--option NAME=VALUE` are arguments of the function of a format, as its signature has them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.format_options import Options, named_options, parse_options
 from diskreplay.cli.where import Predicate, Where, compile_where
 from diskreplay.segments.documents.root import check_local
-
-__all__ = ["SCHEMES", "export_store", "import_store"]
-
 
 SCHEMES: Mapping[str, str] = {
     "minari": "a name in the local folder of Minari, or a path",
@@ -45,6 +47,16 @@ def _data_set(what: str) -> Any:
 Source = Annotated[str, _data_set("read")]
 Target = Annotated[str, _data_set("made")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_SHARED = {"progress", "where", "dry_run"}
+
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of the format, as its function in Python has it; may be repeated. A wrong one lists all.",
+    ),
+]
 
 
 def import_store(
@@ -150,3 +162,71 @@ def _cut(done: Any) -> str:
 
 def _resumed(done: Any) -> str:
     return f"; {text.plural(done.resumed, 'episode')} by an earlier call" if done.resumed else ""
+
+
+# --- options of formats -----------------------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """The values of an option in words, and their reader, which raises ValueError or KeyError for any other text."""
+
+    words: str
+    read: Callable[[str], Any]
+
+
+def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments that options name.
+
+    Raises
+    ------
+    typer.BadParameter
+        The function has no such option, or it does not take the value.
+    """
+    kinds = {
+        name: _kind(parameter.annotation)
+        for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in _SHARED
+    }
+    found: dict[str, Any] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if name not in kinds:
+            known = ", ".join(f"{name}={kind.words}" for name, kind in kinds.items())
+            raise typer.BadParameter(f"{scheme} has no option {name!r} here; it has {known or 'none'}")
+        if name in found:
+            raise typer.BadParameter(f"the option {name} is given twice")
+        try:
+            if not equals:
+                raise ValueError
+            found[name] = kinds[name].read(value)
+        except (ValueError, KeyError):
+            raise typer.BadParameter(f"the option is {name}={kinds[name].words}, not {item!r}") from None
+    return found
+
+
+@contextmanager
+def named_options(options: Mapping[str, Any]) -> Iterator[None]:
+    """Raise BadParameter where a format refuses the value of an option that is given."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, dr.ReplayError) or not any(name in str(error) for name in options):
+            raise
+        raise typer.BadParameter(str(error)) from None
+
+
+def _kind(annotation: Any) -> _Kind:
+    members = [member for member in get_args(annotation) if member is not NoneType]
+    if NoneType in get_args(annotation):
+        words, read = _kind(members[0])
+        return _Kind(f"{words}|none", lambda text: None if text == "none" else read(text))
+    if get_origin(annotation) is Literal:
+        named = {str(member): member for member in members}
+        return _Kind("|".join(named), named.__getitem__)
+    if annotation is bool:
+        return _Kind("true|false", {"true": True, "false": False}.__getitem__)
+    if get_origin(annotation) is Mapping:
+        return _Kind("KEY:NAME,...", lambda text: dict(item.split(":", 1) for item in text.split(",")))
+    if get_origin(annotation) is Sequence:
+        return _Kind("NAME,...", lambda text: text.split(","))
+    return {int: _Kind("INTEGER", int), float: _Kind("NUMBER", float), str: _Kind("TEXT", str)}[annotation]

@@ -13,24 +13,21 @@ from typing import Annotated, Any
 import typer
 
 import diskreplay as dr
-from diskreplay.cli import console, text, versions
-from diskreplay.cli.backup import backup
-from diskreplay.cli.compact import compact
+from diskreplay.cli import console, text
 from diskreplay.cli.copy import copy, merge
 from diskreplay.cli.demo import demo
 from diskreplay.cli.diff import diff
-from diskreplay.cli.doctor import doctor
+from diskreplay.cli.doctor import doctor, known_libraries, versions_of_this_process
 from diskreplay.cli.du import du
 from diskreplay.cli.episodes import episodes
-from diskreplay.cli.evict import evict
 from diskreplay.cli.exchange import export_store, import_store
 from diskreplay.cli.frames import frames
 from diskreplay.cli.inspect import inspect
 from diskreplay.cli.plot import plot
-from diskreplay.cli.repair import repair
+from diskreplay.cli.repair import repair, verify
 from diskreplay.cli.report.command import report
 from diskreplay.cli.show import show
-from diskreplay.cli.verify import verify
+from diskreplay.cli.upkeep import backup, compact, evict
 from diskreplay.cli.watch import watch
 
 UNUSABLE, INTERRUPTED = 2, 130
@@ -80,7 +77,7 @@ def _start(
         raise typer.BadParameter("goes with --version, or behind a command that takes it", param_hint="'--json'")
     if version:
         console.emit(
-            text.to_json(versions.of_this_process(versions.libraries())) if json else f"diskreplay {dr.__version__}"
+            text.to_json(versions_of_this_process(known_libraries())) if json else f"diskreplay {dr.__version__}"
         )
         raise typer.Exit
     if context.invoked_subcommand is None:

@@ -1,7 +1,7 @@
 """`diskreplay plot`: what a store's episodes are like, in the terminal or as a picture."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from itertools import compress
@@ -14,14 +14,17 @@ import typer
 from numpy.typing import NDArray
 
 import diskreplay as dr
+from diskreplay.bounded_json import parse_json
 from diskreplay.cli import console, text
 from diskreplay.cli.chart import Chart, Series, draw, numbers, picture
-from diskreplay.cli.episode_leaves import chosen_leaves, short
-from diskreplay.cli.priorities import read_priorities
+from diskreplay.cli.show import chosen_leaves, short
 from diskreplay.cli.where import Where, compile_where, matching
+from diskreplay.distributions.saved_state import is_priority_table, saved_priorities, state_of
 from diskreplay.errors import SegmentGone
 from diskreplay.interop.exchange.exporting import in_order
 from diskreplay.reading.episodes import Episode
+from diskreplay.segments.documents.root import read_root
+from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40
 WIDE = 100.0  # between the largest priority and the least: then their magnitudes are drawn
@@ -204,3 +207,37 @@ def in_units(seconds: NDArray[np.float64], what: str) -> tuple[NDArray[np.float6
     """Return times in the largest unit of which there are two, and what they are."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {what}"
+
+
+Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
+
+
+def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
+    """Return ids and priorities |td| + eps of each table that samplers have saved, all samplers or those named."""
+    found: Saved = {}
+    for name in samplers or state_names(read_root(store.path)):
+        state = store.load_sampler_state(name)
+        tables = list(_tables(state, ""))
+        for kind, table in tables:
+            with state_of(f"the sampler {name!r}"):
+                label = name if len(tables) == 1 else f"{name}: {kind}"
+                found[text.clean(label)] = saved_priorities(table)
+    return found
+
+
+def _tables(tree: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the tables of priorities in a state, each with the kind of its ids."""
+    if not isinstance(tree, Mapping):
+        return
+    if is_priority_table(tree):
+        yield _kind(key), tree
+        return
+    for name, below in tree.items():
+        yield from _tables(below, name)
+
+
+def _kind(key: str) -> str:
+    try:
+        return " ".join(map(str, parse_json(key)))
+    except (ValueError, TypeError):
+        return key

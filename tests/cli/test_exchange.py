@@ -1,5 +1,6 @@
 """`diskreplay import` and `export`."""
 
+import inspect
 import json
 import warnings
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 import zarr
 
 import diskreplay as dr
 from diskreplay.cli import console
+from diskreplay.cli.exchange import parse_options
 from diskreplay.interop import dreamer
 from tests.interop.round_trips import content, make_store
 
@@ -195,3 +198,23 @@ def test_help_lists_the_schemes(run: Callable) -> None:
     for command in ("import", "export"):
         shown = " ".join(run(command, "--help").out.split())
         assert all(name in shown for name in SCHEMES)
+
+
+# --- options of formats -----------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_every_format_can_be_given() -> None:
+    values = ("3", "true", "a:b", "cut", "final", "arrow")
+    for scheme in SCHEMES:
+        module = pytest.importorskip(f"diskreplay.interop.{scheme}", reason=f"needs the libraries of {scheme}")
+        for function in (module.import_dataset, module.export_dataset):
+            for name, parameter in inspect.signature(function).parameters.items():
+                if parameter.kind is parameter.KEYWORD_ONLY and name not in ("progress", "where", "dry_run"):
+                    assert any(takes(function, f"{name}={value}") for value in values), (scheme, name)
+
+
+def takes(function: Callable, given: str) -> bool:
+    try:
+        return bool(parse_options("some", function, [given]))
+    except typer.BadParameter:
+        return False

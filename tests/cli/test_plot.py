@@ -6,8 +6,15 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.cli.chart import Chart, Series, draw
-from diskreplay.cli.plot import What, chart_of, distribution, distributions, over_episodes, priorities_chart
-from diskreplay.cli.priorities import read_priorities
+from diskreplay.cli.plot import (
+    What,
+    chart_of,
+    distribution,
+    distributions,
+    over_episodes,
+    priorities_chart,
+    read_priorities,
+)
 from diskreplay.interop.exchange.exporting import began
 from tests.cli.conftest import EPISODES, RETURNS, small_episode
 

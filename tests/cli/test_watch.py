@@ -21,7 +21,7 @@ from rich.console import Console
 
 import diskreplay as dr
 from diskreplay.cli import text
-from diskreplay.cli.watch_view import log_line, view
+from diskreplay.cli.watch import log_line, view
 from diskreplay.store.activity.activity import Disk, Look, RetentionActivity
 from diskreplay.store.activity.samplers import LimiterCounts, SavedSampler
 from diskreplay.store.activity.writers import WriterActivity

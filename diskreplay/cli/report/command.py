@@ -1,6 +1,10 @@
-"""`diskreplay report`: one page of HTML about a store."""
+"""`diskreplay report`: one page of HTML about a store.
 
-from collections.abc import Mapping
+Jinja2 fills in `page.html`, which escapes every value and loads nothing.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,14 +14,14 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
+from diskreplay.cli.chart import EXTRA, Chart, picture, sparkline
 from diskreplay.cli.du import fields_table, summary as usage_line, usage_of
 from diskreplay.cli.inspect import ROWS_SHOWN, quarantine_table, segments_table, summary, writers_table
-from diskreplay.cli.report.charts import charts_of
+from diskreplay.cli.report.charts import FIELDS, charts_of, statistics_of_fields
 from diskreplay.cli.report.examples import choose_examples, read_parts
-from diskreplay.cli.report.page import page_renderer
 from diskreplay.cli.report.sample import Episodes, read_episodes, sample_steps
-from diskreplay.cli.report.statistics import FIELDS, statistics_of_fields
 from diskreplay.cli.where import Where, compile_where
+from diskreplay.errors import MissingExtra
 
 MOST_EXAMPLES = 20
 
@@ -84,3 +88,37 @@ def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes)
     if where is None:
         return {kind: int(info["episodes"][kind]) for kind in kinds}
     return {kind: int(np.count_nonzero(episodes.ended == kind)) for kind in kinds}
+
+
+INCHES = (5.0, 2.7)  # of a chart, whose text is 10 points high
+
+
+def page_renderer() -> Callable[..., str]:
+    """Return the function that fills in the page, with its values by keyword."""
+    with MissingExtra.raised_for("a report", EXTRA):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        finalize=_printable,
+        loader=PackageLoader("diskreplay.cli.report", ""),
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals |= {"text": text, "sparkline": sparkline}
+    environment.filters |= {"base64": _base64, "svg": _svg}
+    return environment.get_template("page.html").render
+
+
+def _printable(value: object) -> object:
+    """Return HTML unchanged, and any other value as printable text, which Jinja2 escapes."""
+    return value if hasattr(value, "__html__") else text.clean(value)
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def _svg(chart: Chart) -> bytes:
+    return picture(chart, "svg", INCHES, on_page=True)

@@ -101,7 +101,7 @@ def test_a_field_has_a_line_of_statistics_with_a_histogram(run: Callable, vector
 
 @pytest.mark.slow
 def test_of_many_fields_some_are_shown(run: Callable, vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskreplay.cli.report.statistics.FIELDS", 1)
+    monkeypatch.setattr("diskreplay.cli.report.charts.FIELDS", 1)
     monkeypatch.setattr("diskreplay.cli.report.examples.COLUMNS", 2)
     page = written(run, vectors, "--episodes", 1)
     assert "The first 1 of 4 fields." in page.words

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.report import statistics
+from diskreplay.cli.report import charts
+from diskreplay.cli.report.charts import statistics_of, statistics_of_fields
 from diskreplay.cli.report.sample import read_episodes, sample_steps
-from diskreplay.cli.report.statistics import statistics_of, statistics_of_fields
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float64"])
@@ -46,8 +46,8 @@ def test_each_field_has_its_statistics(vectors: Path, monkeypatch: pytest.Monkey
         policy = found["episode/policy"]
         assert (policy.count, policy.least, policy.mean, policy.greatest) == (20, 0, 9.5, 19)
         assert found["obs"].count == 1_800
-        monkeypatch.setattr(statistics, "FIELDS", 1)
-        monkeypatch.setattr(statistics, "ELEMENTS", 5)
+        monkeypatch.setattr(charts, "FIELDS", 1)
+        monkeypatch.setattr(charts, "ELEMENTS", 5)
         ((path, _, some),) = statistics_of_fields(store, steps, episodes)
         assert (path, some.count) == ("obs", 3)
 
