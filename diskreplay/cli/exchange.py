@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,8 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.where import Predicate, Where, compile_where
+from diskreplay.cli.where import Where, compile_where
+from diskreplay.interop.exchange.exporting import Announced, Exported
 from diskreplay.segments.documents.root import check_local
 
 SCHEMES: Mapping[str, str] = {
@@ -100,17 +101,20 @@ def export_store(
     export_dataset = import_module(f"diskreplay.interop.{scheme}").export_dataset
     given = [*(option or ()), *(["video=true"] if video else [])]
     options = parse_options(scheme, export_dataset, given)
-    with dr.open(path) as store, named_options(options):
-        condition = None if where is None else _once(compile_where(where, store.schema))
-        if dry_run or not as_json:
-            with console.bar("Choosing episodes"):
-                done = export_dataset(store, to, where=condition, dry_run=True, **options)
-        if not as_json:
-            _show_names("the format cannot hold", done.not_held)
-            _show_names("not exact", done.lossy)
-        if not dry_run:
-            with console.bar("Exporting steps") as progress:
-                done = export_dataset(store, to, where=condition, progress=progress, **options)
+    with dr.open(path) as store, named_options(options), ExitStack() as bar:
+        condition = None if where is None else compile_where(where, store.schema)
+        bar.enter_context(console.bar("Choosing episodes"))
+
+        def announce(planned: Exported) -> None:
+            bar.close()  # no bar is drawn over the tables
+            if not as_json:
+                _show_names("the format cannot hold", planned.not_held)
+                _show_names("not exact", planned.lossy)
+            if not dry_run:
+                progress.report = bar.enter_context(console.bar("Exporting steps"))
+
+        progress = Announced(announce)
+        done = export_dataset(store, to, where=condition, progress=progress, dry_run=dry_run, **options)
     if as_json:
         named = {name: [each._asdict() for each in vars(done)[name]] for name in ("not_held", "lossy")}
         console.emit(text.to_json({**asdict(done), **named, "dry_run": dry_run}))
@@ -119,19 +123,6 @@ def export_store(
     if done.open_episodes:
         line += f"; {text.plural(done.open_episodes, 'open episode')} left out"
     console.emit(line)
-
-
-def _once(where: Predicate) -> Predicate:
-    """Return a predicate that evaluates another one once for each episode of a snapshot."""
-    known: dict[int, bool] = {}
-
-    def predicate(episode: dr.Episode) -> bool:
-        first = int(episode.ids[0])
-        if first not in known:
-            known[first] = where(episode)
-        return known[first]
-
-    return predicate
 
 
 def _show_names(title: str, named: Sequence[Any]) -> None:

@@ -121,6 +121,18 @@ class Exported:
     lossy: list[NotHeld] = field(default_factory=list)
 
 
+@dataclass
+class Announced:
+    """A progress that also receives the result of an export, before the first episode is written."""
+
+    announce: Callable[[Exported], None]
+    report: Progress = lambda done, total: None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Report progress, in steps."""
+        self.report(done, total)
+
+
 def export_from(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
@@ -164,15 +176,17 @@ def export_from(
         _check_free(target)
         made, hidden = place_hidden(plain, make_format, store.schema, episodes, noted)
         not_held = find_not_held(store.schema, episodes, notes, noted, made.not_held)
-        steps = sum(map(len, episodes))
+        steps, lossy = sum(map(len, episodes)), [NotHeld(path, how) for path, how in made.lossy.items()]
+        exported = Exported(str(target), len(episodes), steps, left, not_held, lossy)
+        if isinstance(progress, Announced):
+            progress.announce(exported)
         if not dry_run:
             schema = store.schema if hidden is None else with_hidden(store.schema, hidden)
             read = _read(episodes, store.schema, notes, hidden, made.not_held)
             with _draft(target) as draft:
                 plan = Plan(draft, schema, len(episodes), steps, noted)
                 made.write(plan, read if progress is None else _counted(read, steps, progress))
-    lossy = [NotHeld(path, how) for path, how in made.lossy.items()]
-    return Exported(str(target), len(episodes), steps, left, not_held, lossy)
+    return exported
 
 
 def _read(
