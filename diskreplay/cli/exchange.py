@@ -4,8 +4,8 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -74,7 +74,7 @@ def import_store(
     scheme, where = _parsed(source)
     import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset
     options = parse_options(scheme, import_dataset, option or ())
-    with named_options(options), console.bar("Importing steps") as progress:
+    with console.bar("Importing steps") as progress:
         done = import_dataset(where, path, progress=progress, **options)
     line = f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}{_cut(done)}"
     console.tell(asdict(done), [line], json=as_json)
@@ -101,7 +101,7 @@ def export_store(
     export_dataset = import_module(f"diskreplay.interop.{scheme}").export_dataset
     given = [*(option or ()), *(["video=true"] if video else [])]
     options = parse_options(scheme, export_dataset, given)
-    with dr.open(path) as store, named_options(options), ExitStack() as bar:
+    with dr.open(path) as store, ExitStack() as bar:
         condition = None if where is None else compile_where(where, store.schema)
         bar.enter_context(console.bar("Choosing episodes"))
 
@@ -193,17 +193,6 @@ def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str
         except (ValueError, KeyError):
             raise typer.BadParameter(f"the option is {name}={kinds[name].words}, not {item!r}") from None
     return found
-
-
-@contextmanager
-def named_options(options: Mapping[str, Any]) -> Iterator[None]:
-    """Raise BadParameter where a format refuses the value of an option that is given."""
-    try:
-        yield
-    except ValueError as error:
-        if isinstance(error, dr.ReplayError) or not any(name in str(error) for name in options):
-            raise
-        raise typer.BadParameter(str(error)) from None
 
 
 def _kind(annotation: Any) -> _Kind:

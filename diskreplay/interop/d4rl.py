@@ -38,7 +38,7 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
 from diskreplay.interop.exchange.lanes import differ, with_final
 
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
@@ -159,11 +159,10 @@ def export_dataset(
     ------
     StoreExists
         Something is at ``path``.
-    ValueError
+    SchemaError
         There is no such compression.
     """
-    if compression not in _COMPRESSIONS:
-        raise ValueError(f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}, and not {compression!r}")
+    check_option("compression", compression, _COMPRESSIONS)
     made = partial(_format, compression)
     return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
 

@@ -27,7 +27,7 @@ from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
 from diskreplay.interop.exchange.threads import read_ahead, write_behind
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
@@ -133,12 +133,10 @@ def export_dataset(
     ------
     StoreExists
         Something is at ``path``.
-    ValueError
+    SchemaError
         There is no such compression.
     """
-    if compression not in _COMPRESSIONS:
-        raise ValueError(f"compression is one of {', '.join(map(repr, _COMPRESSIONS))}, and not {compression!r}")
-
+    check_option("compression", compression, _COMPRESSIONS)
     made = Format({}, partial(_write, compression), marks_hidden=True)
     return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
 

@@ -33,7 +33,7 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
 from diskreplay.interop.step_values import as_flags
@@ -176,8 +176,7 @@ def export_dataset(
     """
     if n_envs is not None and n_envs < 1:
         raise SchemaError(f"n_envs must be at least 1, not {n_envs}")
-    if buffer_class is not None and buffer_class not in _BUFFERS:
-        raise SchemaError(f"buffer_class must be one of {', '.join(_BUFFERS)}, not {buffer_class!r}")
+    check_option("buffer_class", buffer_class, (*_BUFFERS, None))
 
     def make_format(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
         not_held = _not_held(schema)

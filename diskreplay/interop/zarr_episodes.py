@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import zarr
@@ -37,7 +37,7 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -97,8 +97,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    if ended not in ("terminated", "truncated", "cut"):
-        raise SchemaError(f"ended must be terminated, truncated or cut, not {ended!r}")
+    check_option("ended", ended, get_args(Ended))
     file = Path(source).absolute()
     with ExitStack() as opened:
         with foreign(file) as stored:
@@ -145,8 +144,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     """
-    if zarr_format not in (2, 3):
-        raise SchemaError(f"zarr_format must be 2 or 3, not {zarr_format!r}")
+    check_option("zarr_format", zarr_format, (2, 3))
 
     def make_format(schema: Schema, *_: object) -> Format:
         found = _names(schema, names or {})

@@ -347,7 +347,7 @@ def test_what_cannot_be_imported_is_said(home: Path, tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(dr.FormatError, match="own-v0/data/metadata.json is not JSON: "):
         import_dataset("own-v0", tmp_path / "store")
-    with pytest.raises(ValueError, match='^data_format is "hdf5", "arrow" or "parquet", not \'csv\'$'):
+    with pytest.raises(ValueError, match="^data_format must be hdf5, arrow or parquet, not 'csv'$"):
         export_dataset(make_store(tmp_path / "a", "vectors"), tmp_path / "set", data_format="csv")  # type: ignore[arg-type]
     assert not (tmp_path / "store").exists()
 

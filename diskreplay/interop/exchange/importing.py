@@ -5,12 +5,12 @@ Earlier releases kept values in side folders. An import names these values, and 
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
-from diskreplay import Episode, FormatError, Schema, Store, StoreExists, Writer, create
+from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreExists, Writer, create
 from diskreplay.interop.exchange.episode_data import (
     CUT,
     ENDS,
@@ -34,6 +34,13 @@ NOTE, COMPLETE = "import", "complete"
 EPISODES_A_NOTE = 128
 # An import that cuts more often than once in so many steps warns.
 _STEPS_A_CUT = 10
+
+
+def check_option(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raise SchemaError where the value of a format's option is none of its choices."""
+    known = list(choices)
+    if value not in known:
+        raise SchemaError(f"{name} must be {', '.join(map(str, known[:-1]))} or {known[-1]}, not {value!r}")
 
 
 @dataclass(frozen=True)

@@ -118,12 +118,10 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        The store has times of its own, and images are to be video.
-    ValueError
-        ``fps`` is not more than 0.
+        ``fps`` is not more than 0. Or the store has times of its own, and images are to be video.
     """
     if fps is not None and not fps > 0:
-        raise ValueError(f"fps is more than 0, and not {fps}")
+        raise SchemaError(f"fps must be more than 0, not {fps}")
 
     def made(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
         return _format(schema, episodes, noted, fps, task, video)

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign, read_document
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
 from diskreplay.interop.minari.arrow_files import INFOS, read_episodes
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
 from diskreplay.interop.minari.values import with_one_bound, without_texts
@@ -129,11 +129,10 @@ def export_dataset(
     ------
     StoreExists
         Something is at ``path``.
-    ValueError
+    SchemaError
         ``data_format`` is another word.
     """
-    if data_format not in ("hdf5", "arrow", "parquet"):
-        raise ValueError(f'data_format is "hdf5", "arrow" or "parquet", not {data_format!r}')
+    check_option("data_format", data_format, get_args(DataFormat))
     name = path if isinstance(path, str) and DATA_SET_ID.fullmatch(path) else None
     target = _home() / name if name else Path(path)
 

@@ -13,7 +13,7 @@ from diskreplay import MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.episode_data import ENDS, METADATA, NO_FINAL_OBS, NOTES, PRIORITY, SCHEMA
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
 
 with MissingExtra.raised_for("a data set of RLDS", "rlds"):
     from diskreplay.interop.rlds.features import NAME, feature_names
@@ -63,8 +63,7 @@ def import_dataset(
     MissingExtra
         protobuf or Pillow is not installed.
     """
-    if last not in ("final", "step"):
-        raise SchemaError(f"last must be final or step, not {last!r}")
+    check_option("last", last, ("final", "step"))
     folder = Path(source).absolute()
     with foreign(folder):
         data = DataSet(folder, split, last)

@@ -416,7 +416,7 @@ def test_files_that_are_missing_or_no_parquet_are_refused(tmp_path: Path) -> Non
 
 def test_a_number_of_frames_a_second_must_be_one(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "vectors")
-    with pytest.raises(ValueError, match="^fps is more than 0, and not 0$"):
+    with pytest.raises(ValueError, match="^fps must be more than 0, not 0$"):
         export_dataset(store, tmp_path / "set", fps=0)
     export_dataset(store, tmp_path / "set", fps=12.5, task="walk")
     assert read_info(tmp_path / "set")["fps"] == 12.5
