@@ -35,7 +35,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
@@ -482,54 +482,29 @@ def write(
     columns = {path: array for path in plan.schema.step_leaves if (array := array_of(path)) is not None}
     nexts = {path: next_of(path) for path in columns if is_obs(path) and next_of(path) in layout}
     with h5py.File(plan.path, "w") as file:
-        arrays = {
-            name: _Array(file.create_dataset(name, shape, dtype, compression=compression if shape[0] else None))
-            for name, (shape, dtype) in layout.items()
-        }
+        arrays = {name: _column(file, name, shape, dtype, compression) for name, (shape, dtype) in layout.items()}
         for name, value in metadata.items():
             file[name] = _value(value)
         for number, episode in enumerate(episodes, 1):
             steps = len(episode)
             for path, array in columns.items():
                 rows = episode.steps[path]
-                arrays[array].add(rows[:steps])
+                arrays[array].append(rows[:steps])
                 if path in nexts:
-                    arrays[nexts[path]].add(rows[1:])
+                    arrays[nexts[path]].append(rows[1:])
             timeout = episode.truncated or (episode.cut and number < plan.episodes)
             for name, flag in ((TERMINALS, episode.terminated), (TIMEOUTS, timeout)):
                 flags = np.zeros(steps, np.bool_)
                 flags[-1] = flag
-                arrays[name].add(flags)
+                arrays[name].append(flags)
         for written in arrays.values():
-            written.flush()
+            written.finish()
 
 
-class _Array:
-    """An array of the file, written by many rows at once."""
-
-    def __init__(self, array: h5py.Dataset) -> None:
-        self._array, self._written, self._waiting = array, 0, 0
-        row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-        self._buffer = np.empty((max(1, _BUFFER_BYTES // row_bytes), *array.shape[1:]), array.dtype)
-
-    def add(self, rows: NDArray[Any]) -> None:
-        if len(rows) > len(self._buffer):
-            self.flush()
-            self._write(rows)
-            return
-        if self._waiting + len(rows) > len(self._buffer):
-            self.flush()
-        self._buffer[self._waiting : self._waiting + len(rows)] = rows
-        self._waiting += len(rows)
-
-    def flush(self) -> None:
-        if self._waiting:
-            self._write(self._buffer[: self._waiting])
-            self._waiting = 0
-
-    def _write(self, rows: NDArray[Any]) -> None:
-        self._array[self._written : self._written + len(rows)] = rows
-        self._written += len(rows)
+def _column(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, compression: str | None) -> ColumnWriter:
+    array = file.create_dataset(name, shape, dtype, compression=compression if shape[0] else None)
+    row_bytes = array.dtype.itemsize * math.prod(shape[1:])
+    return ColumnWriter(array, max(1, _BUFFER_BYTES // max(1, row_bytes)))
 
 
 def _layout(plan: Plan, has_next: bool) -> dict[str, tuple[tuple[int, ...], Any]]:

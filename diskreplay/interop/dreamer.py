@@ -232,10 +232,7 @@ class _Replay:
         file, paths = self.episodes[0][0].file, self.paths(action, extra)
         values = {path: self._open(file)[key] for path, key in paths.items()}
         values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
-        try:
-            return schema_of(values)
-        except SchemaError as error:
-            raise SchemaError(f"{file}: {error}") from None
+        return schema_of(values, file)
 
     def read(self, parts: Sequence[_Part], paths: Mapping[str, str]) -> EpisodeData:
         """Return an episode."""

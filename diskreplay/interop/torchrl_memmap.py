@@ -268,10 +268,7 @@ class _Transitions:
         """Return what the steps hold."""
         values = {path: self._leaves[key][:0, 0] for path, key in self._paths.items()}
         values[REWARD] = values[REWARD].reshape(0)
-        try:
-            return schema_of(values)
-        except SchemaError as error:
-            raise SchemaError(f"{self._folder}: {error}; skip leaves keys out") from None
+        return schema_of(values, self._folder, advice="; skip leaves keys out")
 
     def episode(self, piece: Piece) -> EpisodeData:
         """Return an episode."""

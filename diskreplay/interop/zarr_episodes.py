@@ -34,7 +34,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
@@ -300,10 +300,7 @@ class _DataSet:
         none = {path: np.empty((0, *column.shape[1:]), column.dtype) for path, column in self._columns.items()}
         if REWARD in none:
             none[REWARD] = none[REWARD].reshape(0)
-        try:
-            return schema_of(none)
-        except SchemaError as error:
-            raise SchemaError(f"{self._file}: {error}") from None
+        return schema_of(none, self._file)
 
     def _meta_names(self) -> list[str]:
         if not self._layout:
@@ -406,11 +403,11 @@ class _Arrays:
         rows |= {f"{_FINAL}{name}": leaves[path] for path, name in names.items() if is_obs(path)}
         self._fields = {path: leaf for path, leaf in leaves.items() if is_part(path, "episode")}
         rows |= {_meta_name(path): leaf for path, leaf in self._fields.items()}
-        self._meta = {name: _Writing(root, f"meta/{name}", plan.episodes, leaf) for name, leaf in rows.items()}
-        self._priority: _Writing | None = None
+        self._meta = {name: _column(root, f"meta/{name}", plan.episodes, leaf) for name, leaf in rows.items()}
+        self._priority: ColumnWriter | None = None
 
-    def _of_steps(self, name: str, field: Field, fill: float = 0, begin: int = 0) -> "_Writing":
-        return _Writing(self._root, f"data/{name}", self._plan.steps, field, fill, begin)
+    def _of_steps(self, name: str, field: Field, fill: float = 0, begin: int = 0) -> ColumnWriter:
+        return _column(self._root, f"data/{name}", self._plan.steps, field, fill, begin)
 
     def add(self, episode: EpisodeData) -> None:
         for path, column in self._data.items():
@@ -440,49 +437,20 @@ class _Arrays:
             column.finish()
 
 
-class _Writing:
-    """An array that is written in order, a chunk at a time, from row ``begin`` on; those before have its fill value."""
-
-    def __init__(self, root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> None:
-        self._chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))
-        self._array = _create(root, name, (rows, *field.shape), field.dtype, self._chunk, fill)
-        self._start = begin - begin % self._chunk
-        self._count = begin - self._start
-        self._waiting = [np.full((self._count, *field.shape), fill, field.dtype)]
-
-    def append(self, rows: NDArray[Any]) -> None:
-        """Add rows, which are written when they fill a chunk."""
-        self._waiting.append(rows)
-        self._count += len(rows)
-        if self._count >= self._chunk:
-            joined = np.concatenate(self._waiting)
-            whole = len(joined) - len(joined) % self._chunk
-            self._write(joined[:whole])
-            self._start += whole
-            self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
-
-    def finish(self) -> None:
-        """Write the rows of the last chunk."""
-        if self._count:
-            self._write(np.concatenate(self._waiting))
-
-    def _write(self, rows: NDArray[Any]) -> None:
-        self._array[self._start : self._start + len(rows)] = rows
-
-
-def _create(
-    root: zarr.Group, name: str, shape: tuple[int, ...], dtype: Any, chunk: int, fill: float
-) -> "zarr.Array[Any]":
+def _column(root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> ColumnWriter:
+    """Create an array, to be written from row ``begin`` on; those before have its fill value."""
     if root.metadata.zarr_format == 2:
         compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as diffusion_policy does
     else:
         compressor = BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle")
-    return root.create_array(
+    chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))
+    array = root.create_array(
         name,
-        shape=shape,
-        dtype=dtype,
-        chunks=(chunk, *shape[1:]),
+        shape=(rows, *field.shape),
+        dtype=field.dtype,
+        chunks=(chunk, *field.shape),
         compressors=compressor,
-        fill_value=dtype.type(fill),
+        fill_value=field.dtype.type(fill),
         overwrite=True,
     )
+    return ColumnWriter(array, chunk, begin, fill)

@@ -11,9 +11,10 @@ from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
 from diskreplay.interop.exchange.episode_data import (
@@ -360,3 +361,42 @@ def _names_of(episode: Episode, schema: Schema, among: Set[str]) -> set[str]:
     if PRIORITY in among and not np.isnan(episode[PRIORITY]).all():
         found.add(PRIORITY)
     return found
+
+
+class ColumnWriter:
+    """An array of a file that is written in order, some whole blocks of rows at a time.
+
+    Parameters
+    ----------
+    array
+        Of h5py or zarr: what takes rows by slices.
+    block_rows : int
+        Rows of a block.
+    begin : int
+        The first row that is appended. Those before it in its block have the value ``fill``.
+    """
+
+    def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:
+        self._array, self._block_rows = array, block_rows
+        self._count = begin % block_rows
+        self._start = begin - self._count
+        self._waiting = [np.full((self._count, *array.shape[1:]), fill, array.dtype)]
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Add rows, which are written when they fill a block."""
+        self._waiting.append(rows)
+        self._count += len(rows)
+        if self._count >= self._block_rows:
+            joined = np.concatenate(self._waiting)
+            whole = len(joined) - len(joined) % self._block_rows
+            self._write(joined[:whole])
+            self._start += whole
+            self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
+
+    def finish(self) -> None:
+        """Write the rows of the last block."""
+        if self._count:
+            self._write(np.concatenate(self._waiting))
+
+    def _write(self, rows: NDArray[Any]) -> None:
+        self._array[self._start : self._start + len(rows)] = rows

@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,24 +17,33 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
 
-def schema_of(steps: Mapping[str, NDArray[Any]], fields: Mapping[str, NDArray[Any]] | None = None) -> Schema:
+def schema_of(
+    steps: Mapping[str, NDArray[Any]], place: Path, fields: Mapping[str, NDArray[Any]] | None = None, advice: str = ""
+) -> Schema:
     """Return the schema of arrays by the paths of its leaves; dicts are nested by the slashes in them.
 
     Parameters
     ----------
     steps : mapping of str to array
         ``"obs"`` or ``"obs/image"``, ``"action"``, ``"extra/log_prob"``, ..., each ``(T, ...)``; ``"reward"`` may lack.
+    place : Path
+        The data set, which the error names.
     fields : mapping of str to array, optional
         Episode fields, ``"episode/seed"``, each ``(episodes, ...)``.
+    advice : str
+        The end of the error.
 
     Raises
     ------
     SchemaError
         An array, or its path, is not one that can be stored.
     """
-    return schema_of_leaves(
-        {path: Field(rows.shape[1:], rows.dtype) for path, rows in {**steps, **(fields or {})}.items()}
-    )
+    try:
+        return schema_of_leaves(
+            {path: Field(rows.shape[1:], rows.dtype) for path, rows in {**steps, **(fields or {})}.items()}
+        )
+    except SchemaError as error:
+        raise SchemaError(f"{place}: {error}{advice}") from None
 
 
 def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
@@ -50,16 +60,20 @@ def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
 
 def field_tree(leaves: Mapping[str, Field], part: str) -> Any:
     """Return the tree of a part: the field that is the part, or a dict of those below it, which may be empty."""
-    if part in leaves:
-        return leaves[part]
+    prefix = f"{part}/"
+    below = {path.removeprefix(prefix): field for path, field in leaves.items() if path.startswith(prefix)}
+    return leaves[part] if part in leaves else nest(below)
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by keys that slashes join as nested dicts."""
     tree: dict[str, Any] = {}
-    for path, field in leaves.items():
-        if path.startswith(f"{part}/"):
-            *above, name = path.split("/")[1:]
-            inner = tree
-            for key in above:
-                inner = inner.setdefault(key, {})
-            inner[name] = field
+    for path, value in values.items():
+        *keys, last = path.split("/")
+        inner = tree
+        for key in keys:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
     return tree
 
 

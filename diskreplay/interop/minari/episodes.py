@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
+from diskreplay.interop.exchange.field_trees import nest
 from diskreplay.interop.minari.arrow_files import ENDS, INFOS, METADATA, Raw
-from diskreplay.interop.minari.values import AnySpace, flat, from_json, nest, to_json, without_texts
+from diskreplay.interop.minari.values import AnySpace, flat, from_json, to_json, without_texts
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["Layout", "derive"]

@@ -12,7 +12,7 @@ from diskreplay import MissingExtra, SchemaError
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     from gymnasium import Space, spaces
 
-__all__ = ["flat", "from_json", "nest", "to_json", "with_one_bound", "without_texts"]
+__all__ = ["flat", "from_json", "to_json", "with_one_bound", "without_texts"]
 
 _ARRAY, _TEXTS, _COUNT = "@array", "@texts", "@count"
 
@@ -71,18 +71,6 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
         for key, item in tree.items()
         for name, value in flat(item, f"{path}/{key}" if path else key).items()
     }
-
-
-def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by joined keys as nested dicts."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *keys, last = path.split("/")
-        inner = tree
-        for key in keys:
-            inner = inner.setdefault(key, {})
-        inner[last] = value
-    return tree
 
 
 AnySpace = Space[Any]

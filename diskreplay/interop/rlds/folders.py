@@ -15,7 +15,7 @@ from diskreplay import FormatError, Schema, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.field_trees import nest, schema_of
 from diskreplay.interop.rlds.features import (
     DISCOUNT,
     FEATURES,
@@ -106,10 +106,7 @@ class DataSet:
         """Return what the steps of the first episode hold."""
         first = next(self.read(0))
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
-        try:
-            return schema_of({path: rows[:0] for path, rows in first.steps.items()}, fields)
-        except SchemaError as error:
-            raise SchemaError(f"{self._folder}: {error}") from None
+        return schema_of({path: rows[:0] for path, rows in first.steps.items()}, self._folder, fields)
 
     def read(self, first: int) -> Iterator[EpisodeData]:
         """Yield the episodes from number ``first`` on."""
@@ -250,20 +247,14 @@ class _Folder:
         flag, number = Feature("tensor", (), np.dtype(bool), "none"), Feature("tensor", (), np.dtype("float32"), "none")
         every = {f"{STEPS}{name}": flag for name in FLAGS} | {f"{STEPS}{DISCOUNT}": number}
         every |= {name: self._features[path] for path, name in self._names.items()}
-        return _nested({name.removeprefix(STEPS): feature for name, feature in every.items()})
+        return _described(nest({name.removeprefix(STEPS): feature for name, feature in every.items()}))
 
     def _write_json(self, name: str, value: Json) -> None:
         (self._plan.path / name).write_text(json.dumps(value, indent=1))
 
 
-def _nested(features: Mapping[str, Feature]) -> Json:
-    inner: dict[str, Any] = {}
-    for name, feature in features.items():
-        key, _, below = name.partition("/")
-        if below:
-            inner.setdefault(key, {})[below] = feature
-        else:
-            inner[key] = feature
+def _described(tree: Mapping[str, Any]) -> Json:
+    """Return what features.json says of nested features."""
     return features_dict(
-        {key: _nested(each) if isinstance(each, dict) else each.to_json() for key, each in inner.items()}
+        {key: _described(each) if isinstance(each, dict) else each.to_json() for key, each in tree.items()}
     )
