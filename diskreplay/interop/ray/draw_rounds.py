@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.interop.ray.messages import Part, Target
+from diskreplay.interop.ray.messages import Part, Target, put_together
 from diskreplay.interop.ray.shard_group import Calls
 from diskreplay.interop.ray.shard_link import Asked, ShardLink
 
@@ -254,3 +254,33 @@ class DrawRounds:
         except (dr.InvalidIndex, dr.SegmentGone):  # evicted since it was drawn: others give what is missing
             return None
         return part._replace(form=form, leaves=leaves)
+
+    def to_batch(self, drawn: Drawn, beta: float | None, told: Sequence[str], *, pinned: bool) -> dr.Batch:
+        """Return a batch of what shards gave, with weights for ``beta``, and these fields of `TOLD`."""
+        given, sizes = drawn.given, [len(one.part.ids) for one in drawn.given]
+        probability = np.concatenate(
+            [
+                chances(_within(one.part.within, one.part.population, size), one.mass, drawn.total)
+                for one, size in zip(given, sizes, strict=True)
+            ]
+        )
+        index = np.empty((sum(sizes), 2), np.int64)
+        index[:, 0] = np.repeat([one.shard for one in given], sizes)
+        index[:, 1] = np.concatenate([one.part.ids for one in given])
+        weight = np.ones(len(index), np.float32) if beta is None else importance_weights(probability, beta)
+        form = next(one.part.form for one in given if one.part.form is not None)
+        fields = put_together(form, [one.part.leaves or [] for one in given], pinned)
+        known = {"probability": probability, **(self._totals(given, len(index)) if told else {})}
+        fields |= {"index": index, "weight": weight, **{name: known[name] for name in told}}
+        return dr.Batch(fields, ("sharded", *self.target.view.kind))
+
+    def _totals(self, given: Sequence[Given], size: int) -> dict[str, NDArray[Any]]:
+        """Return N and the sum of priorities over all shards that answer, as fields of a batch."""
+        parts = {one.shard: (one.part.mass, one.part.population) for one in given}
+        known = [parts.get(link.shard, (link.mass, link.population)) for link in self.links]
+        total = sum(mass for mass, _ in known) if self.target.distribution.weighted else np.nan
+        return {"population": np.full(size, sum(count for _, count in known)), "priority_sum": np.full(size, total)}
+
+
+def _within(probabilities: NDArray[np.float64] | None, count: int, size: int) -> NDArray[np.float64]:
+    return np.full(size, 1.0 / count) if probabilities is None else probabilities

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 import diskreplay as dr
 from diskreplay.device_tensors import fetched
-from diskreplay.interop.ray.draw_rounds import Drawn, DrawRounds, Round, chances, importance_weights
+from diskreplay.interop.ray.draw_rounds import Drawn, DrawRounds, Round
 from diskreplay.interop.ray.messages import TOLD, Target, Update, put_together
 from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 from diskreplay.interop.ray.shard_link import ShardLink
@@ -132,26 +132,10 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         ]
         self._rounds = DrawRounds(self._links, store.calls, target, own, deadline_s, _PATIENCE_S)
         try:
-            self._join()
+            _join(self._links, target)
         except BaseException:
             self.close()
             raise
-
-    def _join(self) -> None:
-        for link in self._links:
-            link.begin_join(self._target)
-        until = monotonic() + _START_S
-        for link in self._links:
-            try:
-                link.end_join(self._target, max(until - monotonic(), 0.0))
-            except Lost as error:
-                link.lost = str(error)
-        joined = [link for link in self._links if link.joined is not None]
-        if not joined:
-            raise dr.ReplayError(f"no shard answers; the first: {self._links[0].lost}")
-        for link in joined[1:]:
-            if link.joined.schema != joined[0].joined.schema:  # type: ignore[union-attr]
-                raise ValueError(f"the stores of {link.place} and {joined[0].place} have different schemas")
 
     @property
     def _target(self) -> Target:
@@ -237,38 +221,10 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return drawn
 
     def _to_batch(self, drawn: Drawn, beta: float | None) -> dr.Batch:
-        given, distribution = drawn.given, self._target.distribution
-        size = sum(len(one.part.ids) for one in given)
-        probability = np.concatenate(
-            [
-                chances(_within(one.part.within, one.part.population, len(one.part.ids)), one.mass, drawn.total)
-                for one in given
-            ]
-        )
-        if distribution.weighted:
-            exponent = distribution.beta if beta is None else beta
-            weight = importance_weights(probability, exponent(self._batches) if callable(exponent) else exponent)
-        else:
-            weight = np.ones(size, np.float32)
-        pinned = self._device.type == "cuda"
-        form = next(one.part.form for one in given if one.part.form is not None)
-        fields = put_together(form, [one.part.leaves or [] for one in given], pinned)
-        told = {"probability": probability}
-        if len(self._told):
-            told |= self._totals(drawn, size)
-        index = np.empty((size, 2), np.int64)
-        index[:, 0] = np.repeat([one.shard for one in given], [len(one.part.ids) for one in given])
-        index[:, 1] = np.concatenate([one.part.ids for one in given])
-        fields |= {"index": index, "weight": weight, **{one: told[one] for one in self._told}}
-        batch = dr.Batch(fields, ("sharded", *self._target.view.kind))
+        exponent = self._target.distribution.beta if beta is None and self._target.distribution.weighted else beta
+        beta = exponent(self._batches) if callable(exponent) else exponent
+        batch = self._rounds.to_batch(drawn, beta, self._told, pinned=self._device.type == "cuda")
         return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=True)
-
-    def _totals(self, drawn: Drawn, size: int) -> dict[str, NDArray[Any]]:
-        """Return N and the sum of priorities over all shards that answer, as fields of a batch."""
-        told = {one.shard: (one.part.mass, one.part.population) for one in drawn.given}
-        known = [told.get(link.shard, (link.mass, link.population)) for link in self._links]
-        total = sum(mass for mass, _ in known) if self._target.distribution.weighted else np.nan
-        return {"population": np.full(size, sum(count for _, count in known)), "priority_sum": np.full(size, total)}
 
     def gather(self, ids: Any) -> dr.Batch:
         """Gather the batch of exactly these items, in their order; all weights are 1.
@@ -518,12 +474,26 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             raise dr.Closed("this sampler is closed; make another")
 
 
+def _join(links: Sequence[ShardLink], target: Target) -> None:
+    """Join all shards that answer; ReplayError where none does, ValueError where their schemas differ."""
+    for link in links:
+        link.begin_join(target)
+    until = monotonic() + _START_S
+    for link in links:
+        try:
+            link.end_join(target, max(until - monotonic(), 0.0))
+        except Lost as error:
+            link.lost = str(error)
+    joined = [link for link in links if link.joined is not None]
+    if not joined:
+        raise dr.ReplayError(f"no shard answers; the first: {links[0].lost}")
+    for link in joined[1:]:
+        if link.joined.schema != joined[0].joined.schema:  # type: ignore[union-attr]
+            raise ValueError(f"the stores of {link.place} and {joined[0].place} have different schemas")
+
+
 def _load_state(sampler: dr.Sampler, state: Mapping[str, Any]) -> None:
     sampler.load_state_dict(state)
-
-
-def _within(probabilities: NDArray[np.float64] | None, count: int, size: int) -> NDArray[np.float64]:
-    return np.full(size, 1.0 / count) if probabilities is None else probabilities
 
 
 def _errors(td_error: Any) -> NDArray[np.float64]:
