@@ -19,7 +19,7 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.inspect import inspect
+from diskreplay.cli.look.inspect import inspect
 from diskreplay.errors import MissingExtra, StoreExists
 
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

@@ -16,19 +16,19 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.copy import copy, merge
 from diskreplay.cli.demo import demo
-from diskreplay.cli.diff import diff
 from diskreplay.cli.doctor import doctor, known_libraries, versions_of_this_process
-from diskreplay.cli.du import du
-from diskreplay.cli.episodes import episodes
 from diskreplay.cli.exchange import export_store, import_store
-from diskreplay.cli.frames import frames
-from diskreplay.cli.inspect import inspect
-from diskreplay.cli.plot import plot
+from diskreplay.cli.look.diff import diff
+from diskreplay.cli.look.du import du
+from diskreplay.cli.look.episodes import episodes
+from diskreplay.cli.look.frames import frames
+from diskreplay.cli.look.inspect import inspect
+from diskreplay.cli.look.plot import plot
+from diskreplay.cli.look.show import show
+from diskreplay.cli.look.watch import watch
 from diskreplay.cli.repair import repair, verify
 from diskreplay.cli.report.command import report
-from diskreplay.cli.show import show
 from diskreplay.cli.upkeep import backup, compact, evict
-from diskreplay.cli.watch import watch
 
 UNUSABLE, INTERRUPTED = 2, 130
 

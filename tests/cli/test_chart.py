@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diskreplay.cli.chart import Chart, Series, picture, sparkline
+from diskreplay.cli.look.chart import Chart, Series, picture, sparkline
 
 ANY = st.floats(width=64)
 HOSTILE = "<script>$x$</script>]]>--&amp;\"'"

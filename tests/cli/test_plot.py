@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.chart import Chart, Series, draw
-from diskreplay.cli.plot import (
+from diskreplay.cli.look.chart import Chart, Series, draw
+from diskreplay.cli.look.plot import (
     What,
     chart_of,
     distribution,

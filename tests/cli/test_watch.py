@@ -21,7 +21,7 @@ from rich.console import Console
 
 import diskreplay as dr
 from diskreplay.cli import text
-from diskreplay.cli.watch import log_line, view
+from diskreplay.cli.look.watch import log_line, view
 from diskreplay.store.activity.activity import Disk, Look, RetentionActivity
 from diskreplay.store.activity.samplers import LimiterCounts, SavedSampler
 from diskreplay.store.activity.writers import WriterActivity
@@ -145,7 +145,7 @@ def test_nothing_in_a_store_is_obeyed_by_the_terminal() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other at once."""
-    monkeypatch.setattr("diskreplay.cli.watch.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("diskreplay.cli.look.watch.time.sleep", lambda seconds: None)
 
 
 @pytest.mark.usefixtures("quick")
@@ -192,7 +192,7 @@ def test_a_store_that_goes_ends_it_with_one_line(run: Callable, small: Path, mon
         if len(looks) == 3:
             shutil.rmtree(small)
 
-    monkeypatch.setattr("diskreplay.cli.watch.time.sleep", sleep)
+    monkeypatch.setattr("diskreplay.cli.look.watch.time.sleep", sleep)
     done = run("watch", small)
     assert (done.code, len(done.out.splitlines()), done.err.count("\n")) == (2, 2, 1)
     assert "was deleted" in done.err

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from typer import BadParameter
 
 import diskreplay as dr
-from diskreplay.cli.chart import Chart, Series
-from diskreplay.cli.plot import MOST_SERIES, distribution, in_units, of_elements, over_episodes, priorities_chart
+from diskreplay.cli.look.chart import Chart, Series
+from diskreplay.cli.look.plot import MOST_SERIES, distribution, in_units, of_elements, over_episodes, priorities_chart
 from diskreplay.cli.report.sample import STEPS, Episodes, Steps
 from diskreplay.errors import ReplayError, SegmentGone
 from diskreplay.retention.policy import disk_usage

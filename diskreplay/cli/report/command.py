@@ -14,9 +14,9 @@ import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.chart import EXTRA, Chart, picture, sparkline
-from diskreplay.cli.du import fields_table, summary as usage_line, usage_of
-from diskreplay.cli.inspect import ROWS_SHOWN, quarantine_table, segments_table, summary, writers_table
+from diskreplay.cli.look.chart import EXTRA, Chart, picture, sparkline
+from diskreplay.cli.look.du import fields_table, summary as usage_line, usage_of
+from diskreplay.cli.look.inspect import ROWS_SHOWN, quarantine_table, segments_table, summary, writers_table
 from diskreplay.cli.report.charts import FIELDS, charts_of, statistics_of_fields
 from diskreplay.cli.report.examples import choose_examples, read_parts
 from diskreplay.cli.report.sample import Episodes, read_episodes, sample_steps

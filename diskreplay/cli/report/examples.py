@@ -8,10 +8,10 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.cli import text
-from diskreplay.cli.chart import Chart, Series
-from diskreplay.cli.plot import elements
+from diskreplay.cli.look.chart import Chart, Series
+from diskreplay.cli.look.plot import elements
+from diskreplay.cli.look.show import cell, episode_leaves, row_count, short
 from diskreplay.cli.report.sample import Episodes, began_at
-from diskreplay.cli.show import cell, episode_leaves, row_count, short
 from diskreplay.errors import SegmentGone
 from diskreplay.pictures import as_images, gif, is_image, png, smaller, spread, strip
 from diskreplay.reading.episodes import Episode

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.chart import Chart
+from diskreplay.cli.look.chart import Chart
 from diskreplay.cli.report import charts
 from diskreplay.cli.report.charts import charts_of
 from diskreplay.cli.report.sample import read_episodes, sample_steps

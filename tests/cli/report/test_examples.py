@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.cli.look.show import cell
 from diskreplay.cli.report import examples
 from diskreplay.cli.report.examples import EpisodeParts, charts, choose_examples, read_parts, steps_table
 from diskreplay.cli.report.sample import Episodes
-from diskreplay.cli.show import cell
 from tests.cli.report.conftest import HOSTILE
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.bounded_json import parse_json
 from diskreplay.cli import console, text
-from diskreplay.cli.chart import Chart, Series, draw, numbers, picture
-from diskreplay.cli.show import chosen_leaves, short
+from diskreplay.cli.look.chart import Chart, Series, draw, numbers, picture
+from diskreplay.cli.look.show import chosen_leaves, short
 from diskreplay.cli.where import Where, compile_where, matching
 from diskreplay.distributions.saved_state import is_priority_table, saved_priorities, state_of
 from diskreplay.errors import SegmentGone

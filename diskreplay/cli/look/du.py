@@ -10,7 +10,7 @@ from rich.text import Text
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.inspect import ROWS_SHOWN
+from diskreplay.cli.look.inspect import ROWS_SHOWN
 from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.damage.quarantine import QUARANTINE
 from diskreplay.segments.documents import layout

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.show import cell, episode_leaves
+from diskreplay.cli.look.show import cell, episode_leaves
 from diskreplay.interop.exchange.exporting import in_order
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Schema

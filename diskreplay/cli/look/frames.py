@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.show import EpisodeNumber, IsId, Steps, as_slice, chosen_leaves, find_episode, row_count
+from diskreplay.cli.look.show import EpisodeNumber, IsId, Steps, as_slice, chosen_leaves, find_episode, row_count
 from diskreplay.pictures import as_images, gif, is_image, mp4, png, spread, strip
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Schema

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.cli.show import cell, short
+from diskreplay.cli.look.show import cell, short
 from diskreplay.cli.where import RIGHT_NAMES, Where, compile_where, matching
 
 TABLE_LIMIT = 50
