@@ -7,7 +7,7 @@ that goes on: a row holds an observation, the reward that led to it, and the act
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from os import PathLike
@@ -236,31 +236,34 @@ class _Replay:
 
     def read(self, parts: Sequence[_Part], paths: Mapping[str, str]) -> EpisodeData:
         """Return an episode."""
-        pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
-        where = parts[0].file
-        if any(piece.keys() != pieces[0].keys() for piece in pieces):
-            raise FormatError(f"{parts[-1].file} has other keys than {where}")
-        rows = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
-        if missing := [key for key in paths.values() if key not in rows]:
-            raise FormatError(f"{where} has no {missing[0]!r}; it has {', '.join(rows)}")
-        count = len(rows[REWARD])
-        if wrong := [key for key in paths.values() if len(rows[key]) != count]:
-            raise FormatError(f"{where} has {len(rows[wrong[0]])} rows of {wrong[0]!r} and {count} of {REWARD}")
+        rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}
         for path, key in paths.items():
             if is_obs(path):
                 steps[path] = rows[key]
-            elif is_part(path, ACTION):
-                steps[path] = rows[key][:-1] if self._takes_actions else rows[key][1:]
             else:
-                steps[path] = rows[key][1:]
-        steps[REWARD] = steps[REWARD].reshape(count - 1)
+                steps[path] = rows[key][:-1] if is_part(path, ACTION) and self._takes_actions else rows[key][1:]
+        steps[REWARD] = steps[REWARD].reshape(len(rows[REWARD]) - 1)
         terminal = rows.get(_DISCOUNT, np.ones(1))[-1] == 0
         if _TERMINAL in rows:
             terminal = as_flags(rows[_TERMINAL], f"{where}: {_TERMINAL}", FormatError)[-1]
         # A file of DreamerV1 and V2 is an episode that was done, also by a time limit that set no flag.
         is_last = rows[_LAST][-1] if self._takes_actions and _LAST in rows else True
         return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))
+
+    def _rows(self, parts: Sequence[_Part], keys: Collection[str]) -> Rows:
+        """Return the rows of an episode by key, equally many of these keys."""
+        pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
+        where = parts[0].file
+        if any(piece.keys() != pieces[0].keys() for piece in pieces):
+            raise FormatError(f"{parts[-1].file} has other keys than {where}")
+        rows = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
+        if missing := [key for key in keys if key not in rows]:
+            raise FormatError(f"{where} has no {missing[0]!r}; it has {', '.join(rows)}")
+        count = len(rows[REWARD])
+        if wrong := [key for key in keys if len(rows[key]) != count]:
+            raise FormatError(f"{where} has {len(rows[wrong[0]])} rows of {wrong[0]!r} and {count} of {REWARD}")
+        return rows
 
 
 def _chains(files: Sequence[Path]) -> list[list[Path]]:

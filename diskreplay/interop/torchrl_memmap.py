@@ -219,6 +219,17 @@ class _Transitions:
         """Return the keys at the root, or below "next", by the paths of the leaves that they hold."""
         left_out = {*_FLAGS, *_BOOKKEEPING}
         keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
+        chosen = self._choose_obs(keys, obs)
+        actions = [key for key in keys if _is_at(key, ACTION)]
+        if not actions:
+            raise FormatError(f"{self._folder} has no action; it has {', '.join(self._leaves)}")
+        found = {OBS: _OBSERVATION} if chosen == [_OBSERVATION] else {f"{OBS}/{key}": key for key in chosen}
+        found |= {key: key for key in actions} | {REWARD: f"{_NEXT}/{REWARD}"}
+        found |= {f"{EXTRA}/{key}": key for key in keys if key not in (*chosen, *actions)}
+        after = [key.removeprefix(f"{_NEXT}/") for key in self._leaves if key.startswith(f"{_NEXT}/")]
+        return found | {f"{EXTRA}/{key}": f"{_NEXT}/{key}" for key in after if key not in {REWARD, *keys, *left_out}}
+
+    def _choose_obs(self, keys: Sequence[str], obs: Sequence[str] | None) -> list[str]:
         seen = [key for key in keys if self._next(key) is not None and not _is_at(key, ACTION)]
         chosen = seen if obs is None else [key for key in keys if any(_is_at(key, name) for name in obs)]
         if not chosen or any(key not in seen for key in chosen):
@@ -226,18 +237,7 @@ class _Transitions:
                 f"{self._folder} has no observations {', '.join(obs) if obs else ''} both at its root and below "
                 f"{_NEXT!r}; it has {', '.join(self._leaves)}"
             )
-        actions = [key for key in keys if _is_at(key, ACTION)]
-        if not actions:
-            raise FormatError(f"{self._folder} has no action; it has {', '.join(self._leaves)}")
-        found = {OBS: _OBSERVATION} if chosen == [_OBSERVATION] else {f"{OBS}/{key}": key for key in chosen}
-        found |= {key: key for key in actions} | {REWARD: f"{_NEXT}/{REWARD}"}
-        after = [key for key in self._leaves if key.startswith(f"{_NEXT}/")]
-        after = [key for key in after if (name := key.removeprefix(f"{_NEXT}/")) not in keys and name not in left_out]
-        extra = [
-            *(key for key in keys if key not in (*chosen, *actions)),
-            *(key for key in after if key != found[REWARD]),
-        ]
-        return found | {f"{EXTRA}/{key.removeprefix(f'{_NEXT}/')}": key for key in extra}
+        return chosen
 
     def _split(self, lanes: int) -> None:
         """Find the episodes; rows that tell their trajectory become one lane, ordered by it."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay import MissingExtra, SchemaError
 
@@ -33,7 +34,10 @@ def to_json(value: Any, name: str) -> Any:
         return {str(key): to_json(item, f"{name}/{key}") for key, item in value.items()}
     if isinstance(value, list | tuple) and not all(isinstance(item, str | bytes) for item in value):
         return [to_json(item, name) for item in value]
-    array = np.asarray(value)
+    return _array_to_json(np.asarray(value), name)
+
+
+def _array_to_json(array: NDArray[Any], name: str) -> Any:
     if array.dtype.kind in "biuf":
         return {_ARRAY: [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]}
     if array.ndim <= 1 and array.dtype.kind in "OSU":
