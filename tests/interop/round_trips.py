@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import diskreplay as dr
 from diskreplay.interop.exchange.episode_data import EpisodeData, is_obs
@@ -68,8 +67,6 @@ NEEDS = {
 """The library without which a scheme cannot be tested."""
 
 CASES = list(SCHEMAS)
-ONE_FAST = ["nested", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "nested")]
-"""The same as parameters of a test, all but one slow."""
 
 
 def random_episode(schema: dr.Schema, rng: np.random.Generator, steps: int, how: str, has_final: bool) -> EpisodeData:

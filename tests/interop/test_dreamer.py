@@ -8,7 +8,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop.dreamer import export_dataset, import_dataset
-from tests.interop.round_trips import ONE_FAST, PLAIN, check_round_trip, make_store
+from tests.interop.round_trips import PLAIN, make_store
 
 Rows = dict[str, Any]
 
@@ -37,22 +37,6 @@ def files(folder: Path) -> list[dict[str, np.ndarray]]:
         with np.load(path) as file:
             found.append({name: file[name] for name in file.files})
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ONE_FAST)
-def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, case: str) -> None:
-    obs = "obs/image" if case == "images" else "obs/obs"
-    names = {"obs": obs, "extra/log_prob": "extra/prob", "extra/hidden/h": "extra/hidden_h"}
-    store = make_store(tmp_path / "store", case, priorities=case == "nested")
-    exported = check_round_trip(
-        store, tmp_path / "set", export_dataset, import_dataset, lambda path: names.get(path, path), one_hot=False
-    )
-    names = {name for name, _ in exported.not_held}
-    expected = {"ends", "no_final_obs", "schema"}
-    if case == "nested":
-        expected |= {"episode/seed", "episode/goal", "episode/task/level", "priority"}
-    assert names == expected
 
 
 def test_the_action_and_reward_of_a_step_are_in_the_row_after_its_observation(tmp_path: Path) -> None:

@@ -8,19 +8,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop.npz import export_dataset, import_dataset
-from tests.interop.round_trips import CASES, check_round_trip, content, make_store
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str) -> None:
-    store = make_store(tmp_path / "store", case)
-    exported = check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
-    assert exported.not_held == []
-
-
-def test_initial_priorities_are_kept(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", "vectors", priorities=True)
-    check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+from tests.interop.round_trips import content, make_store
 
 
 def test_a_file_of_an_episode_is_read_by_numpy_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop.torchrl_memmap import export_dataset, import_dataset
-from tests.interop.round_trips import EPISODES, ONE_FAST, PLAIN, check_round_trip, make_store
+from tests.interop.round_trips import EPISODES, PLAIN, make_store
 
 Rows = dict[str, np.ndarray]
 
@@ -53,16 +53,6 @@ def episodes_of(path: Path) -> list[tuple[list[float], str]]:
     """The observations of each episode, and how it ended."""
     with dr.open(path) as store:
         return [(episode.obs[:, 0].tolist(), episode.ended) for episode in store.episodes]
-
-
-@pytest.mark.parametrize("case", ONE_FAST)
-def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, case: str) -> None:
-    store = make_store(tmp_path / "store", case, priorities=case == "nested")
-    exported = check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
-    expected = {"cut", "no_final_obs", "schema"}
-    if case == "nested":
-        expected |= {"episode/seed", "episode/goal", "episode/task/level", "priority"}
-    assert {name for name, _ in exported.not_held} == expected
 
 
 def test_transitions_are_read_without_torchrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 import diskreplay as dr
 from diskreplay.interop import zarr_episodes
 from diskreplay.interop.zarr_episodes import export_dataset, import_dataset
-from tests.interop.round_trips import CASES, EPISODES, check_round_trip, make_store, random_episode
-
-OTHERS = [("nested", "set.zip"), *((case, "set") for case in CASES if case != "nested")]
-SLOW = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
+from tests.interop.round_trips import EPISODES, check_round_trip, make_store, random_episode
 
 
 def write(path: Path, ends: Any, zarr_format: Any = 2, **data: np.ndarray) -> Path:
@@ -37,15 +34,6 @@ def push_t() -> dict[str, np.ndarray]:
     img = rng.random((10, 8, 8, 3)).astype(np.float32)
     state, action = (rng.random((10, size)).astype(np.float32) for size in (5, 2))
     return {"img": img, "state": state, "action": action}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("case", "name"), [("nested", "set"), *SLOW])
-def test_a_round_trip_keeps_every_value(tmp_path: Path, case: str, name: str) -> None:
-    store = make_store(tmp_path / "store", case, priorities=case == "nested")
-    exported = check_round_trip(store, tmp_path / name, export_dataset, import_dataset)
-    assert exported.not_held == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, f"{name}-back", "store"])
 
 
 def test_a_round_trip_through_zarr_3(tmp_path: Path) -> None:

@@ -17,9 +17,7 @@ from diskreplay.interop.lerobot import export_dataset, import_dataset  # noqa: E
 from tests.interop.lerobot import data_sets  # noqa: E402
 from tests.interop.lerobot.data_sets import FPS, LENGTHS, write_v21, write_v30  # noqa: E402
 from tests.interop.round_trips import (  # noqa: E402
-    CASES,
     PLAIN,
-    StopAt,
     check_round_trip,
     content,
     make_store,
@@ -29,18 +27,6 @@ LAYOUTS = {"2.1": write_v21, "3.0": write_v30}
 
 
 # --- a store there and back ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, case: str) -> None:
-    names = {"extra/hidden/h": "extra/hidden.h", "episode/task/level": "episode/task.level"}
-    store = make_store(tmp_path / "store", case, priorities=case == "nested")
-    exported = check_round_trip(
-        store, tmp_path / "set", export_dataset, import_dataset, lambda path: names.get(path, path)
-    )
-    named = {"schema", "final_obs"} | ({"priority"} if case == "nested" else set())
-    assert {name for name, _ in exported.not_held} == named
-    assert exported.lossy == []
 
 
 def test_images_of_every_layout_are_exact(tmp_path: Path) -> None:
@@ -255,15 +241,6 @@ def test_a_frame_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 # --- interruptions ---------------------------------------------------------------------------------------------------
-
-
-def test_an_import_goes_on_where_it_was(tmp_path: Path) -> None:
-    root = write_v30(tmp_path / "set", video=True)
-    with pytest.raises(KeyboardInterrupt):
-        import_dataset(root, tmp_path / "a", progress=StopAt(12))
-    assert import_dataset(root, tmp_path / "a").resumed == 2
-    import_dataset(root, tmp_path / "b")
-    assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
 def test_reading_begins_at_any_episode(tmp_path: Path) -> None:
