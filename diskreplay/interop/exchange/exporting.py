@@ -40,25 +40,25 @@ _PREFIX_CHARACTERS = 48
 
 
 class NotHeld(NamedTuple):
-    """Something that a format cannot hold: its name, and why."""
+    """Data that a format cannot hold: their name, and the reason."""
 
     name: str
     reason: str
 
 
 class Plan(NamedTuple):
-    """What a data set is to be made of.
+    """The contents of a data set that is to be written.
 
     Attributes
     ----------
     path : Path
-        Where to write it: nothing is there yet, and the folder above is new. It has the name of the data set.
+        Where to write it. The path does not exist, and the folder above is new. Its name is that of the data set.
     schema : Schema
-        The schema of the store, and the extra field ``hidden``.
+        The schema of the store, with an extra field for the marks of hidden steps if some are hidden.
     episodes, steps : int
-        How many it will have.
+        Their numbers.
     metadata : dict
-        What the store's own import had noted: "format", "source" and the "metadata" of that; empty without one.
+        The note of the import that made the store: "format", "source" and "metadata". Empty without one.
     """
 
     path: Path
@@ -70,18 +70,18 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How data sets of a format are written.
+    """A writer of data sets of one format.
 
     Attributes
     ----------
     not_held : mapping
-        What it cannot hold of such episodes, and why: paths of leaves, and the names of
-        `diskreplay.interop.exchange.exporting`.
+        Data of these episodes that it cannot hold, with the reasons: by paths of leaves, and by the names in
+        `diskreplay.interop.exchange.episode_data`.
     write : callable
-        ``write(plan, episodes)`` writes a data set of these episodes. What it leaves when it fails is removed. All
-        episodes have a final observation if "no_final_obs" is in ``not_held``, and none has if "final_obs" is.
+        ``write(plan, episodes)`` writes a data set of these episodes. The driver removes its files if it fails. All
+        episodes have a final observation if "no_final_obs" is in ``not_held``, and none has one if "final_obs" is.
     lossy : mapping
-        Paths of leaves that it was told to keep inexactly, and how.
+        Leaves that the caller asked to keep inexactly, by path, and how.
     marks_hidden : bool
         Whether it marks hidden steps in a column of its own. Others do by an extra field, if steps are hidden.
     """
@@ -93,25 +93,25 @@ class Format:
 
 
 MakeFormat = Callable[[Schema, Sequence[Episode], Mapping[str, Json]], Format]
-"""Makes a format for what it depends on: the schema, the episodes, and the `metadata` of a `Plan`."""
+"""Makes the writer for a schema, the episodes, and the `metadata` of a `Plan`."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export did, or would do.
+    """The result of an export, or of a dry run.
 
     Attributes
     ----------
     path : str
         The data set.
     episodes, steps : int
-        How many it has.
+        Their numbers in the data set.
     open_episodes : int
-        How many were left out as they have not ended.
+        The number of episodes that were left out since they have not ended.
     not_held : list of NotHeld
-        What the format cannot hold of these episodes: it is not in the data set.
+        Data of these episodes that the format cannot hold. They are not in the data set.
     lossy : list of NotHeld
-        What is kept inexactly, as the caller has asked.
+        Data that are kept inexactly, as the caller asked.
     """
 
     path: str
@@ -148,18 +148,18 @@ def export_from(
     Parameters
     ----------
     store_or_path : Store or path
-        What is exported: the episodes of its current snapshot, in the order in which they began.
+        The store. The episodes of its current snapshot are exported in the order in which they began.
     path : path
-        The data set; nothing is there. It appears when it is complete: an export that fails leaves nothing, and one
-        that is killed a hidden folder ``.NAME.new-...`` next to it.
+        The data set. Nothing may be there. It appears when it is complete. An export that fails leaves nothing. One
+        that is killed leaves a hidden folder ``.NAME.new-...`` next to the path.
     make_format : callable
-        Returns the format for a schema, the episodes that are exported, and what the store's own import had noted.
+        Returns the writer for a schema, the exported episodes, and the note of the import that made the store.
     where : callable, optional
-        A predicate over `Episode`: those that are exported.
+        A predicate over `Episode`: only episodes that meet it are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
 
     Raises
     ------
@@ -319,16 +319,16 @@ def find_not_held(
     noted: Mapping[str, Json],
     lacking: Mapping[str, str],
 ) -> list[NotHeld]:
-    """Return what a format lacks and some episode has.
+    """Return the data that a format lacks and some episode has.
 
-    Episodes are read until all of it is found. Of the arrays of their steps, only priorities are read.
+    Episodes are read until all names are found. Of the arrays of their steps, only priorities are read.
 
     Parameters
     ----------
     schema, episodes
         The schema of the store, and the episodes that are exported.
     notes, noted : mapping
-        What the store's own import had noted: of episodes by the id of their first step, and of the data set.
+        The notes of the import that made the store: of episodes by the id of their first step, and of the data set.
     lacking : mapping of str to str
         The reasons by paths of leaves and by the names above.
 
@@ -350,7 +350,7 @@ def find_not_held(
 
 
 def _names_of(episode: Episode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return which names an episode has a value of, but the leaves of steps and notes; it is read for those given."""
+    """Return the names of data that an episode has, except leaves of steps and notes; ``among`` are read."""
     is_cut = episode.cut
     is_truncated = episode.truncated and not is_cut
     fields = (schema.leaves.keys() - schema.step_leaves.keys()) & among
