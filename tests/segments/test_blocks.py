@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.integrity.verify.check_sums import block_length
-from diskreplay.integrity.verify.crc import joined
+from diskreplay.integrity.verify.files import joined
 from diskreplay.segments.blocks import block_bytes, combine, read_sums, with_zeros
 from tests.testing.support import serial_schema
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.verify.check_states import verify_states
+from diskreplay.integrity.verify.check_root import verify_states
 from tests.integrity.repair.test_quarantine import flip, serials
 from tests.testing.commands import repair
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema, wait_until

@@ -13,7 +13,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from diskreplay.integrity.verify.crc import checksum
+from diskreplay.ids import EPISODE_VALUES
 from diskreplay.integrity.verify.documents import (
     MAX_DOCUMENT_BYTES,
     Compressed,
@@ -23,15 +23,16 @@ from diskreplay.integrity.verify.documents import (
     is_whole,
     read_group,
 )
-from diskreplay.integrity.verify.files import Files, read_at
+from diskreplay.integrity.verify.files import BLOCK_BYTES, Files, checksum, read_at
 from diskreplay.integrity.verify.pack_tables import Tables
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import boot_id
 from diskreplay.segments.files.volume import Volume, volume_of
 
+Ints = NDArray[np.int64]
+
 _SECTOR = 512  # what a disk writes as a whole
 _MOST_NS = 1 << 62
-_BLOCK_BYTES = 1 << 20  # of flags at once
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,32 @@ class Segment:
         """Yield the flags of rows of one lane in parts of bounded size: first row, the row behind the last, flags."""
         per_chunk = self.chunk_rows[layout.DONE]
         while first < stop:
-            end = min(stop, (first // per_chunk + 1) * per_chunk, first + _BLOCK_BYTES)
+            end = min(stop, (first // per_chunk + 1) * per_chunk, first + BLOCK_BYTES)
             yield first, end, self.read_flags(lane, first, end)
             first = end
+
+    def count_values(self, upto: Ints, before: Ints | None = None) -> Ints:
+        """Return how many rows of each lane have values of episodes, from ``before`` up to ``upto``.
+
+        They are counted by flags, and those that were lost with their rows. Flags that cannot be read count as 0.
+        """
+        before = np.zeros_like(upto) if before is None else before
+        found = np.zeros(self.lanes, np.int64)
+        if not self.plan.episode_arrays:
+            return found
+        for lane in np.flatnonzero(before < upto).tolist():
+            for _, _, flags in self.flag_parts(lane, int(before[lane]), int(upto[lane])):
+                found[lane] += np.count_nonzero(flags & EPISODE_VALUES)
+        return found + self.lost_values(before, upto)
+
+    def lost_values(self, before: Ints, upto: Ints) -> Ints:
+        """Return how many values of each lane were lost with the rows from ``before`` up to ``upto``."""
+        found = np.zeros(self.lanes, np.int64)
+        for (position, _), count in zip(self.attributes.lost, self.attributes.lost_values, strict=True):
+            row, lane = divmod(position, self.lanes)
+            if before[lane] <= row < upto[lane]:
+                found[lane] += count
+        return found
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:

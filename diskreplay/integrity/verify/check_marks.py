@@ -7,12 +7,11 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.integrity.verify.check_attributes import Segment
+from diskreplay.integrity.verify.files import BLOCK_BYTES
 from diskreplay.integrity.verify.row_flags import NO_STEP
-from diskreplay.integrity.verify.values import count_values
 from diskreplay.segments.documents import layout
 
 Ints = NDArray[np.int64]
-_BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
 _INVERTED = 0xFFFFFFFF
 
@@ -21,7 +20,7 @@ def proven_rows(segment: Segment) -> Ints:
     """Return the rows of each lane up to the last mark such that it and all before it fit."""
     proven, values = np.zeros((2, segment.lanes), np.int64)
     for sums, upto in _marks(segment):
-        more = count_values(segment, upto, proven)
+        more = segment.count_values(upto, proven)
         if _new_bytes(segment, (proven, values), (upto, values + more)) != sums:
             break
         proven, values = upto, values + more
@@ -61,7 +60,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
         before, upto = proven[is_of_values], marked[is_of_values]
         grown = np.flatnonzero(before < upto).tolist()
         per_chunk, row_bytes = segment.chunk_rows[path], segment.plan.arrays[path].row_bytes
-        most = max(1, _BLOCK_BYTES // max(1, row_bytes))
+        most = max(1, BLOCK_BYTES // max(1, row_bytes))
         first = min((int(before[lane]) // per_chunk for lane in grown), default=0)
         stop = max((-(-int(upto[lane]) // per_chunk) for lane in grown), default=0)
         for chunk in range(first, stop):
@@ -88,7 +87,7 @@ def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
     """Count the steps of a lane from a row on: those that are claimed, and as far as there are flags."""
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
-        stop = min((at // per_chunk + 1) * per_chunk, at + _BLOCK_BYTES)
+        stop = min((at // per_chunk + 1) * per_chunk, at + BLOCK_BYTES)
         data = segment.read_rows(layout.DONE, lane, at, stop)
         if data is None:
             return steps

@@ -9,9 +9,8 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.integrity.verify.check_attributes import Segment
-from diskreplay.integrity.verify.crc import after_zeros, checksum, joined
 from diskreplay.integrity.verify.documents import MAX_DOCUMENT_BYTES, check_content
-from diskreplay.integrity.verify.files import read_at
+from diskreplay.integrity.verify.files import after_zeros, checksum, joined, read_at
 from diskreplay.segments.documents import layout
 
 _RANGES_TOLD = 3

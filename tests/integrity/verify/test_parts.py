@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diskreplay.integrity.verify.check_sums import checksum
-from diskreplay.integrity.verify.crc import after_zeros
+from diskreplay.integrity.verify.files import after_zeros
 from diskreplay.integrity.verify.row_flags import START, first_wrong, is_row, may_follow
 from diskreplay.segments.parse_episodes import LaneSlice, parse_episodes
 
