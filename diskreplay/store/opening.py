@@ -9,7 +9,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Limits, create_root, read_root
 from diskreplay.store.store import PathLike, Store
-from diskreplay.writing.validation import checks_of
+from diskreplay.writing.casting import checks_of
 
 
 def create(

@@ -35,15 +35,14 @@ from diskreplay.segments.files.file_systems import warn_of
 from diskreplay.store import tables
 from diskreplay.store.eviction import evict, hidden_before
 from diskreplay.store.info import episode_table, store_info
-from diskreplay.writing.dropped import seal_dropped
+from diskreplay.writing.casting import checks_of
 from diskreplay.writing.episode_writer import EpisodeWriter
+from diskreplay.writing.lifetime import seal_dropped
 from diskreplay.writing.limiter import RateLimiter
 from diskreplay.writing.marker import Durability, Marker, check_durability
 from diskreplay.writing.merging.background import BackgroundCompaction
 from diskreplay.writing.sealer import Sealer
-from diskreplay.writing.validation import checks_of
-from diskreplay.writing.vector_steps import STEP_KERNEL
-from diskreplay.writing.vector_writer import VectorWriter
+from diskreplay.writing.vector_writer import STEP_KERNEL, VectorWriter
 from diskreplay.writing.writer import Writer
 
 if TYPE_CHECKING:

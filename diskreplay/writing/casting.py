@@ -1,11 +1,14 @@
 """What a writer makes of the values of a step: rows as bytes, scalars as numbers, truth values as flags.
 
+Values that do not fit the schema are refused, as are those that the store's `validate` names.
+
 Casters are made once a schema. Each takes the short way for a value that needs nothing, and asks `Field.cast` about
 every other one; so the rules and the errors are its own.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +18,73 @@ from diskreplay.errors import SchemaError
 from diskreplay.schema.schema import Field, Schema
 from diskreplay.segments.documents import layout
 from diskreplay.segments.segment_column import is_bytes
-from diskreplay.writing.validation import NO_CHECKS, Check
 
 Items = list[Any]
+
+
+# --- what a store refuses beside values that do not fit its schema ---------------------------------------------------
+
+Check = Callable[[NDArray[Any]], None]
+"""Raises SchemaError if one of some values of a leaf, ``(..., *shape)`` in the dtype of its field, breaks a rule."""
+
+NO_CHECKS: Mapping[str, Check] = {}
+
+
+def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
+    """Return the checks of leaves, by path."""
+    if validate is None:
+        return NO_CHECKS
+    found: dict[str, Check] = {
+        path: partial(_check_finite, path) for path, leaf in schema.step_leaves.items() if leaf.dtype.kind == "f"
+    }
+    if validate == "space":
+        for path, leaf in schema.step_leaves.items():
+            if path.split("/")[0] == "action":
+                found[path] = partial(_check_bounds, path, *_bounds(path, leaf))
+    return found
+
+
+def _check_finite(path: str, values: NDArray[Any]) -> None:
+    """Refuse NaN and infinities."""
+    good = np.isfinite(values)
+    if not good.all():
+        raise SchemaError(f"{path}: {values[~good].flat[0]} is not finite, and this store takes finite values only")
+
+
+def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDArray[Any]) -> None:
+    """Refuse values outside the space of a leaf, NaN among them."""
+    good = (values >= low) & (values <= high)
+    if not good.all():
+        at = np.unravel_index(int(np.argmin(good)), good.shape)
+        least, most = (np.broadcast_to(bound, good.shape)[at] for bound in (low, high))
+        raise SchemaError(f"{path}: {values[at]} is outside its space, {least} to {most}")
+
+
+def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the least and the largest value of each element."""
+    space = leaf.space or {}
+    try:
+        if space["type"] == "Box":
+            low, high = (np.array(_numbers(space[name])) for name in ("low", "high"))
+            return (low.astype(leaf.dtype), high.astype(leaf.dtype)) if leaf.dtype.kind == "f" else (low, high)
+        if space["type"] == "MultiBinary":
+            return np.array(0), np.array(1)
+        start = np.array(space["start"])
+        return start, start + np.array(space["nvec" if space["type"] == "MultiDiscrete" else "n"]) - 1
+    except KeyError:
+        raise SchemaError(
+            f'{path}: validate="space" needs a field that came from a space, as by Schema.from_env or from_spaces'
+        ) from None
+
+
+def _numbers(values: Any) -> Any:
+    """Return bounds as they were before JSON, which spells infinities."""
+    if isinstance(values, list):
+        return [_numbers(value) for value in values]
+    return float(values) if isinstance(values, str) else values
+
+
+# --- casters ---------------------------------------------------------------------------------------------------------
 
 
 class LeafCaster:
@@ -33,7 +100,7 @@ class LeafCaster:
         """Return the item of a value. Raises as `Field.cast`, and as the check of its values."""
         array = self._field.cast(value, self._path)
         if self._check is not None:
-            self._check.check(array)
+            self._check(array)
         return array.tobytes() if self._is_bytes else array
 
 

@@ -257,7 +257,7 @@ class EpisodeWriter:
         try:
             return reserve()
         except StorageFull:
-            if not self.rotation.discard_preallocated():
+            if not self.rotation.preallocator.discard():
                 raise
             return reserve()
 

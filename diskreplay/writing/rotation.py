@@ -1,20 +1,143 @@
-"""The rotation of a writer's segments: which one each lane writes to, and when it moves on to the next one."""
+"""The rotation of a writer's segments: which one each lane writes to, and when it moves on to the next one.
 
+Threads in the background make that one and its chunks, so that no append waits for files.
+"""
+
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from mmap import PAGESIZE
 
+from diskreplay.errors import ReplayError, StoreNotFound
 from diskreplay.forks import told_of_forks
 from diskreplay.ids import Ints
 from diskreplay.retention.retention import Retention
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root
-from diskreplay.segments.segment import Size
+from diskreplay.segments.files.mapping import Mapping
+from diskreplay.segments.segment import DRAFT, Size, draft_segment, remove_draft
 from diskreplay.segments.segment_writer import SegmentWriter
+from diskreplay.workers import Job, Workers
 from diskreplay.writing.append_cursor import Lane
 from diskreplay.writing.marker import DEFAULT_DURABILITY_S, Durability, Marker
-from diskreplay.writing.preallocation import Preallocator
 from diskreplay.writing.sealer import Sealer
+
+# --- the next segment, made in the background ------------------------------------------------------------------------
+
+
+class Preallocator:
+    """Makes the segment after the present one, with the blocks of its first chunks, before it is needed.
+
+    Until `acquire` it has no number and no place among the segments: readers do not see it, and a process that dies
+    leaves a folder whose lock is free, which the next one that opens the store with mode "a" removes.
+
+    It also reserves the next rows of lanes, in a second thread: see `SegmentWriter.reserve_ahead`. That one unmaps the
+    segments that the writer has left, too.
+
+    Concurrency: the thread that uses the writer. The first thread lives while there is work, the second from its first
+    work on until `close`.
+    """
+
+    def __init__(self, root: Root, retention: Retention) -> None:
+        self._root, self._retention = root, retention
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._made: SegmentWriter | None = None
+        self._reserver = Workers(1, "diskreplay-reserver")
+
+    def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
+        """Begin to make a segment; returns at once. See `draft_segment`."""
+        if self._thread is None and self._made is None:
+            # A daemon: an interpreter that ends without close() leaves the draft to the next process.
+            self._thread = threading.Thread(
+                target=self._make, args=(writer, lanes, size, has_priority), name="diskreplay-preallocator", daemon=True
+            )
+            self._thread.start()
+
+    def _make(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool) -> None:
+        building = f"{self._root.counters_folder}/{DRAFT}{writer}-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            clock = self._retention.clock()
+            info, lock = draft_segment(self._root, building, writer, lanes, size, clock, has_priority)
+            try:
+                segment = SegmentWriter(info, lock)
+                for lane in range(len(lanes)):
+                    segment.reserve(lane, 0)
+            except BaseException:
+                remove_draft(info, lock)
+                raise
+            self._made = segment
+        except (OSError, ReplayError):
+            # No room, or a folder that is gone: whoever needs the segment makes it itself, and says what is wrong.
+            pass
+
+    def _wait(self) -> SegmentWriter | None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        made, self._made = self._made, None
+        return made
+
+    def acquire(self) -> SegmentWriter | None:
+        """Return the segment, placed among the others, or None where none was made. Waits for one that is begun.
+
+        Raises StoreLocked where the store lock was not free for a minute, StoreNotFound where the store was deleted or
+        replaced since it was opened.
+        """
+        segment = self._wait()
+        if segment is None:
+            return None
+        try:
+            segment.place(self._retention.place(segment.info))
+        except BaseException as error:
+            self._remove(segment)
+            if isinstance(error, OSError) and not isinstance(error, StoreNotFound):
+                return None
+            raise
+        return segment
+
+    def discard(self) -> bool:
+        """Remove the segment that was made, or is being made; return whether there was one.
+
+        One that found no room itself counts: it had taken what is free now.
+        """
+        if os.getpid() != self._pid:
+            return False  # a forked child's copy: the parent's segment stays the parent's
+        begun = self._thread is not None
+        segment = self._wait()
+        if segment is not None:
+            self._remove(segment)
+        return begun or segment is not None
+
+    def unmap(self) -> None:
+        """Unmap what was made, in a forked child."""
+        if self._made is not None:
+            self._made.release()
+
+    def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
+        """Have rows that lanes of a segment need soon reserved; returns at once."""
+        segment.begin_reserving()
+        self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
+
+    def unmap_later(self, held: list[Mapping]) -> None:
+        """Have the chunks of a segment that its writer has left unmapped in the background: each takes milliseconds.
+
+        The caller must hold no reference to them. Where no thread can do it, they are unmapped at once.
+        """
+        self._reserver.begin(Job(held.clear))
+
+    def close(self) -> None:
+        """Remove the segment that was made ahead, and end the threads."""
+        self.discard()
+        self._reserver.close()
+
+    def _remove(self, segment: SegmentWriter) -> None:
+        segment.close()
+        remove_draft(segment.info, segment.lock)
+
+
+# --- which segment each lane writes to -------------------------------------------------------------------------------
 
 # A lane that does not append keeps its segment, and with it the writer's next one, open for so many targets of rows.
 _MOST_TARGETS = 16
@@ -61,7 +184,7 @@ class Rotation:
         self.has_priority = False  # whether segments have the array of initial priorities
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
-        self._preallocator = Preallocator(root, retention)
+        self.preallocator = Preallocator(root, retention)
         self._has_preallocated = False  # whether the segment after the newest was asked for
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
@@ -182,15 +305,7 @@ class Rotation:
             return
         self._has_preallocated = True
         if self._first_number is not None and time.monotonic() - self._newest_since >= LEAST_QUARTER_S:
-            self._preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
-
-    def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
-        """Have the rows that lanes of a segment need soon reserved in the background."""
-        self._preallocator.reserve_ahead(segment, lanes)
-
-    def discard_preallocated(self) -> bool:
-        """Remove the segment that was made ahead, so that the disk has its room; return whether there was one."""
-        return self._preallocator.discard()
+            self.preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def _size(self) -> Size:
         # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
@@ -201,7 +316,7 @@ class Rotation:
         return Size(rows, least_bytes=max((least for some, least in _LEAST_BYTES.items() if rows >= some), default=0))
 
     def _open(self, lanes: list[int], size: Size) -> SegmentWriter:
-        segment = None if self.segment_per_episode else self._preallocator.acquire()
+        segment = None if self.segment_per_episode else self.preallocator.acquire()
         if segment is None:
             info, lock = self._retention.new_segment(self._first_number, lanes, size, self.has_priority)
             segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
@@ -240,7 +355,7 @@ class Rotation:
             self._marker.leave(self, segment)
         held = segment.close()
         if len(segment.info.lanes) > 1 and not ends:
-            self._preallocator.unmap_later(held)
+            self.preallocator.unmap_later(held)
         del held
         if seal:
             self.waits_for_sealing = True
@@ -262,7 +377,7 @@ class Rotation:
             lane.cursor = None
         for segment in self.by_number.values():
             segment.release()
-        self._preallocator.unmap()
+        self.preallocator.unmap()
 
     def abandon(self, *, seal: bool = True) -> None:
         """Release every segment as it is; each is sealed up to what was committed, now or by the next process.
@@ -277,7 +392,7 @@ class Rotation:
                 lane.segment = lane.cursor = None
             for segment in self.open:
                 self._leave(segment, seal=seal, ends=True)
-            self._preallocator.close()
+            self.preallocator.close()
         finally:
             if self._marker is not None:
                 self._marker.remove(self)

@@ -1,18 +1,410 @@
-"""The writer of a vector of environments: a lane each, one call a step."""
+"""The writer of a vector of environments: a lane each, one call a step.
 
-from typing import Any
+A step is a few writes of whole arrays, and Python only where a lane needs more than that.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.device_tensors import fetched
 from diskreplay.errors import SchemaError
+from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Ints
+from diskreplay.kernels.table import if_made
 from diskreplay.schema.schema import Schema
-from diskreplay.writing.base_writer import BaseWriter
-from diskreplay.writing.call_lock import one_call_at_a_time
+from diskreplay.segments.documents import layout
+from diskreplay.segments.segment_column import is_bytes
+from diskreplay.segments.segment_writer import SegmentWriter
+from diskreplay.writing.append_cursor import Lane
 from diskreplay.writing.casting import as_flags, as_priorities
-from diskreplay.writing.episode_writer import EpisodeWriter
-from diskreplay.writing.vector_steps import Step, VectorSteps, as_item
+from diskreplay.writing.episode_writer import EpisodeWriter, final_flags, same_rows, step_flags
+from diskreplay.writing.lifetime import one_call_at_a_time
+from diskreplay.writing.writer import BaseWriter
+
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+
+# Numbers that no segment has: of a lane without one, and for no segment.
+_NOWHERE = -1
+_NONE = -2
+
+# Compiled where a store with so many lanes is sampled: a process that only writes does not wait for that.
+STEP_KERNEL = "write_lanes"
+
+
+class Step(NamedTuple):
+    """One step of the lanes ``lanes``, None for all: arrays of all lanes, whatever the others' rows hold."""
+
+    lanes: Ints | None
+    values: list[Array]
+    next_obs: list[Array] | None
+    ends: Bools
+    cuts: Bools
+    episode: dict[str, Array] | None
+    ended: Bools  # by either
+    some_end: bool
+
+    @property
+    def ending(self) -> Ints:
+        """The lanes of the step whose episodes end."""
+        return np.flatnonzero(self.ended) if self.lanes is None else self.lanes[self.ended[self.lanes]]
+
+
+class LaneArrays:
+    """What `Lane` says of one lane, for all lanes of a vector."""
+
+    def __init__(self, count: int) -> None:
+        self.open = np.zeros(count, np.bool_)
+        self.continues = np.zeros(count, np.bool_)
+        self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
+        self.known = np.zeros(count, np.bool_)  # whether the observation for a lane's next row is written already
+        # Whether all are open, are no continuations and have that observation, as before most steps; in doubt, no.
+        self.steady = False
+        self._next_obs: list[Array] = []
+        self._words: list[Array] = []  # the same bytes
+
+    def next_obs_of(self, lane: int) -> list[bytes]:
+        """Return the bytes of that observation."""
+        return [kept[lane].tobytes() for kept in self._next_obs]
+
+    def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
+        """Keep a copy of the next observations of some lanes, None for all: the caller may reuse its arrays."""
+        if not self._next_obs:
+            self._next_obs = [np.zeros_like(value, order="C") for value in next_obs]
+            self._words = [np.frombuffer(value, _word_of(value)) for value in self._next_obs]
+        for kept, value in zip(self._next_obs, next_obs, strict=True):
+            if lanes is None:
+                kept[...] = value
+            else:
+                kept[lanes] = value[lanes]
+
+    def discontinuous(self, values: list[Array]) -> Bools | None:
+        """Tell which lanes have another observation than the announced one; None for no lane.
+
+        Bytes are compared first, and values only where these differ.
+        """
+        found = None
+        if not self.steady and not np.count_nonzero(self.known):
+            return None
+        for words, kept, value in zip(self._words, self._next_obs, values, strict=False):
+            differ = words != np.frombuffer(value, words.dtype)
+            if np.count_nonzero(differ):
+                found = np.zeros(len(self.open), np.bool_) if found is None else found
+                lanes = np.flatnonzero(differ.reshape(len(found), -1).any(axis=1) & self.known)
+                found[lanes] |= ~same_rows(kept[lanes], value[lanes])
+        return found if found is not None and np.count_nonzero(found) else None
+
+
+def _word_of(values: Array) -> np.dtype[Any]:
+    """Return the widest integer of which rows are made, to compare their bytes: NaN is itself to it."""
+    nbytes = values.nbytes // len(values)
+    return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
+
+
+class _ArrayLane(Lane):
+    """A lane whose state is in the arrays of all of them."""
+
+    __slots__ = ("_arrays", "_segment")
+
+    def __init__(self, number: int, arrays: LaneArrays) -> None:
+        self._arrays = arrays
+        super().__init__(number)
+
+    @property
+    def open(self) -> bool:
+        return bool(self._arrays.open[self.number])
+
+    @open.setter
+    def open(self, value: bool) -> None:
+        self._arrays.open[self.number], self._arrays.steady = value, False
+
+    @property
+    def continues(self) -> bool:
+        return bool(self._arrays.continues[self.number])
+
+    @continues.setter
+    def continues(self, value: bool) -> None:
+        self._arrays.continues[self.number], self._arrays.steady = value, False
+
+    @property
+    def segment(self) -> SegmentWriter | None:
+        return self._segment
+
+    @segment.setter
+    def segment(self, value: SegmentWriter | None) -> None:
+        self._segment = value
+        self._arrays.home[self.number] = _NOWHERE if value is None else value.number
+
+    @property
+    def pending(self) -> list[bytes] | None:
+        if not self._arrays.known[self.number]:
+            return None
+        return self._arrays.next_obs_of(self.number)
+
+    @pending.setter
+    def pending(self, value: list[bytes] | None) -> None:
+        # An observation that is known is kept by `LaneArrays.keep_next_obs`, for all lanes in one.
+        assert value is None
+        self._arrays.known[self.number] = self._arrays.steady = False
+
+
+class VectorSteps:
+    """Writes steps of a vector through an `EpisodeWriter`, whose lanes it replaces by its own.
+
+    Concurrency: as the writer of episodes.
+    """
+
+    def __init__(self, writer: EpisodeWriter) -> None:
+        self._episode_writer = writer
+        count = len(writer.lanes)
+        self._every: Ints = np.arange(count)
+        self._state = LaneArrays(count)
+        self._no_flags = np.zeros(count, np.uint8)
+        self._times: Ints = np.zeros(count, np.int64)
+        # With one group an episode each lane has a segment of its own, in which it is the only one.
+        self._segment_per_episode = writer.rotation.segment_per_episode
+        self._only: Ints = np.zeros(1, np.int64)
+        writer.lanes[:] = [_ArrayLane(i, self._state) for i in range(count)]
+
+    def append(self, step: Step) -> None:
+        """Write and publish a step.
+
+        Raises StorageFull where there is no room; no lane's step was written.
+        """
+        self._episode_writer.read_clock()
+        self._make_room(step)
+        self._times.fill(self._episode_writer.now)
+        segments = self._episode_writer.rotation.open
+        if len(segments) == 1:
+            segment, here = segments[0], self._places(step.lanes)
+            segment.publish(here, *self._write(segment, step.lanes, step), late=False)
+        else:
+            lanes = self._every if step.lanes is None else step.lanes
+            home = self._state.home[lanes]
+            homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
+            # All are written before any is published: a disk that is full refuses the whole step.
+            rows = [self._write(segment, here, step) for segment, here in homes]
+            for i, (segment, here) in enumerate(homes):
+                segment.publish(self._places(here), *rows[i], late=i > 0)
+        self._update_lanes(step)
+
+    def last_ids(self) -> Ints:
+        """Return the id of each lane's newest step, -1 where it has none in its segment."""
+        segments = self._episode_writer.rotation.open
+        if len(segments) == 1 and not self._segment_per_episode:
+            return self._last_ids_in(segments[0], None)
+        found = np.full(len(self._every), -1)
+        for segment in segments:
+            here = np.flatnonzero(self._state.home == segment.number)
+            found[here] = self._last_ids_in(segment, here)
+        return found
+
+    def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
+        """Return the newest ids of lanes of one segment, None for all."""
+        at = self._places(lanes)
+        ids, count = segment.rows_of(at), len(segment.info.lanes)  # rows behind the newest steps, for a start
+        nowhere = None
+        if not self._state.steady:
+            is_open = self._state.open if lanes is None else self._state.open[lanes]
+            ids -= ~is_open & (ids == 1 + (segment.final_rows if at is None else segment.final_rows[at]))
+            nowhere = ids < 1
+        ids *= count
+        ids += self._every if at is None else at
+        ids += (segment.number << POSITION_BITS) - count
+        if nowhere is not None:
+            ids[nowhere] = -1
+        return ids
+
+    def _places(self, lanes: Ints | None) -> Ints | None:
+        """Return where some lanes of a segment are in it."""
+        return self._only if self._segment_per_episode else lanes
+
+    # --- making room -------------------------------------------------------------------------------------------------
+
+    def _make_room(self, step: Step) -> None:
+        """Prepare the lanes that need it, one by one: making room for one may open a segment that others move to."""
+        writer = self._episode_writer
+        if not self._segment_per_episode:
+            writer.rotation.preallocate()
+            self._reserve_ahead()
+            newest = writer.rotation.newest
+            if newest is not None and self._needs_only_writing(newest, step):
+                if not newest.has_room():
+                    writer.reserve_next(newest, self._every if step.lanes is None else step.lanes, 2)
+                return
+            self._reserve_next(step)
+        changes = -1
+        while changes != writer.rotation.changes:
+            changes = writer.rotation.changes
+            for i in self._in_turn(step):
+                ended = bool(step.ended[i])
+                rows = 1 + (step.next_obs is not None or ended)
+                values = ended and bool(step.episode)
+                writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
+
+    def _reserve_ahead(self) -> None:
+        """Have the rows that lanes need soon reserved in the background."""
+        rotation = self._episode_writer.rotation
+        segments = rotation.open
+        for segment in segments:
+            if segment.wants_reserving:
+                lanes = self._every if len(segments) == 1 else np.flatnonzero(self._state.home == segment.number)
+                rotation.preallocator.reserve_ahead(segment, lanes)
+
+    def _reserve_next(self, step: Step) -> None:
+        """Reserve the next rows of all lanes that stay in their segments."""
+        state, rotation = self._state, self._episode_writer.rotation
+        lanes = self._every if step.lanes is None else step.lanes
+        for segment in rotation.open:
+            if not rotation.has_to_end(segment):
+                here = lanes[(state.home[lanes] == segment.number) & state.open[lanes]]
+                count = 2 if step.next_obs is not None else 1 + step.ended[here]
+                self._episode_writer.reserve_next(segment, here, count)
+
+    def _in_turn(self, step: Step) -> Iterator[int]:
+        """Yield the lanes whose step takes more than writing it, in order.
+
+        Making room for one may let others need it: the first lane that leaves a segment lets the newest one end.
+        """
+        rotation, last = self._episode_writer.rotation, -1
+        changes = -1
+        while changes != rotation.changes:
+            changes = rotation.changes
+            lanes = self._lanes_that_need_more(step)
+            for i in lanes[lanes > last].tolist():
+                yield i
+                last = i
+                if changes != rotation.changes:
+                    break
+
+    def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
+        """Whether the steps of all lanes take no more than room in the newest segment and writing; in doubt, no."""
+        state, rotation = self._state, self._episode_writer.rotation
+        if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
+            return False
+        if step.some_end and step.episode and np.count_nonzero(newest.lacks_values(step.ending)):
+            return False
+        if (
+            not state.steady
+            and np.count_nonzero(state.open) < len(state.open)
+            and (not rotation.has_room_for_episode() or np.count_nonzero(state.continues))
+        ):
+            return False
+        discontinuous = state.discontinuous(step.values)
+        return discontinuous is None or (step.lanes is not None and not np.count_nonzero(discontinuous[step.lanes]))
+
+    def _lanes_that_need_more(self, step: Step) -> Ints:
+        """Return the lanes whose step takes more than writing it."""
+        lanes = self._every if step.lanes is None else step.lanes
+        if self._segment_per_episode:
+            return lanes
+        state, rotation = self._state, self._episode_writer.rotation
+        is_open, home = state.open[lanes], state.home[lanes]
+        newest = rotation.newest
+        open_to_episodes = newest.number if newest is not None and rotation.has_room_for_episode() else _NONE
+        found = ~is_open
+        found &= (home != open_to_episodes) | state.continues[lanes]
+        discontinuous = state.discontinuous(step.values)
+        if discontinuous is not None:
+            found |= is_open & discontinuous[lanes]
+        for segment in rotation.by_number.values():
+            here = home == segment.number
+            if rotation.has_to_end(segment):
+                found |= is_open & here
+            rows = 2 if step.next_obs is not None else 1 + step.ended[lanes[here]]
+            found[here] |= segment.lacks_room(lanes[here], rows)
+            if step.some_end and step.episode:
+                found[here] |= step.ended[lanes[here]] & segment.lacks_values(lanes[here])
+        return lanes[found]
+
+    def _items(self, values: list[Array], lane: int) -> list[Any]:
+        return [as_item(leaf, value[lane]) for leaf, value in zip(self._episode_writer.columns, values, strict=False)]
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(
+        self, segment: SegmentWriter, lanes: Ints | None, step: Step
+    ) -> tuple[Ints, int, bool | NDArray[np.bool_], Ints | None]:
+        """Write prepared steps of lanes of one segment, None for all; return what `publish` shows."""
+        writer = self._episode_writer
+        at = self._places(lanes)
+        rows = segment.rows_of(at)
+        ended = step.ended if lanes is None else step.ended[lanes]
+        some_end, valued = step.some_end and bool(np.count_nonzero(ended)), None
+        if some_end:
+            ends = np.flatnonzero(ended)
+            last_at = ends if at is None else at[ends]
+            if step.episode:
+                last, valued = ends if lanes is None else lanes[ends], last_at
+                segment.write_values(valued, {leaf: value[last] for leaf, value in step.episode.items()})
+        flags = self._flags(lanes, some_end, step)
+        self._write_observations(segment, lanes, rows, step)
+        values = dict(zip(writer.rest, _of(lanes, step.values[writer.obs_count :]), strict=True))
+        values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
+        if step.next_obs is None:
+            if valued is not None:
+                flags[ends] |= EPISODE_VALUES
+            segment.write(at, rows, values, if_made(STEP_KERNEL))
+            rows += 1
+            return rows, len(rows), False, valued
+        segment.write(at, rows, values, if_made(STEP_KERNEL))
+        rows += 1
+        next_obs = dict(zip(writer.columns, _of(lanes, step.next_obs), strict=False))
+        segment.write(at, rows, next_obs, if_made(STEP_KERNEL))
+        if not some_end:
+            return rows, len(rows), True, None
+        writer.write_final(segment, last_at, rows[ends], final_flags(True, True, valued is not None), {})
+        rows += ended
+        return rows, len(rows) + len(ends), ~ended, valued
+
+    def _flags(self, lanes: Ints | None, some_end: bool, step: Step) -> NDArray[np.uint8]:
+        state = self._state
+        is_open = state.open if lanes is None else state.open[lanes]
+        if not some_end and (state.steady or np.count_nonzero(is_open) == len(is_open)):
+            return self._no_flags[: len(is_open)]
+        continues, ends, cuts = _of(lanes, (state.continues, step.ends, step.cuts))
+        return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
+
+    def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
+        """Write the observations that are not there since the step before."""
+        if self._state.steady:
+            return
+        known = self._state.known if lanes is None else self._state.known[lanes]
+        count = np.count_nonzero(known)
+        if count == len(known):
+            return
+        if count:
+            fresh = np.flatnonzero(~known)
+            lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
+        observations = _of(lanes, step.values[: self._episode_writer.obs_count])
+        fields = dict(zip(self._episode_writer.columns, observations, strict=False))
+        segment.write(self._places(lanes), rows, fields, if_made(STEP_KERNEL))
+
+    def _update_lanes(self, step: Step) -> None:
+        """Bring the state of the lanes up to date after the step."""
+        state = self._state
+        if step.next_obs is not None:
+            state.keep_next_obs(step.lanes, step.next_obs)
+            if state.steady and not step.some_end:
+                return  # all of them are what they were
+        chosen: Any = slice(None) if step.lanes is None else step.lanes
+        going_on = ~step.ended[chosen]
+        state.open[chosen] = going_on
+        state.continues[chosen] = False
+        state.known[chosen] = going_on if step.next_obs is not None else False
+        state.steady = step.lanes is None and step.next_obs is not None and not step.some_end
+
+
+def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
+    """Return what arrays of all lanes hold of some, None for all."""
+    return values if lanes is None else [value[lanes] for value in values]
+
+
+def as_item(leaf: str, value: Any) -> Any:
+    """Return one lane's value as the writer of episodes takes it: the bytes of a row, or a number."""
+    return value.tobytes() if is_bytes(leaf, value.shape) else value
 
 
 class VectorWriter(BaseWriter):
@@ -109,24 +501,12 @@ class VectorWriter(BaseWriter):
         return self._schema.cast("episode", episode, (self.num_envs,)) if episode else None
 
     @one_call_at_a_time
-    def append_episode(
-        self,
-        lane: int,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        *,
-        terminated: Any,
-        truncated: Any = False,
-        episode: dict[str, Any] | None = None,
-        priority: Any = None,
-        **extra: Any,
-    ) -> None:
-        """Append an episode to one lane in one piece; see `Writer.append_episode`."""
+    def append_episode(self, lane: int, obs: Any, action: Any, reward: Any, **rest: Any) -> None:
+        """Append an episode to one lane in one piece; see `Writer.append_episode`, which takes the same ``rest``."""
         if not isinstance(lane, (int, np.integer)) or isinstance(lane, bool) or not 0 <= lane < self.num_envs:
             raise SchemaError(f"lane {lane!r} is not one of 0 to {self.num_envs - 1}")
         target = self._episode_writer.lanes[int(lane)]
-        self._append_episode(target, obs, action, reward, terminated, truncated, episode, priority, extra)
+        self._append_episode(target, obs, action, reward, **rest)
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:
@@ -135,22 +515,19 @@ class VectorWriter(BaseWriter):
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
         final = None if final_obs is None else self._cast("obs", final_obs, (count,), np.flatnonzero(chosen))
         values = self._cast_episodes(episode)
-        with self._recording(inserts=False):
-            self._episode_writer.read_clock()
-            for i in np.flatnonzero(chosen).tolist():
-                self._episode_writer.end(
-                    self._episode_writer.lanes[i],
-                    None if final is None else [value[i].tobytes() for value in final],
-                    None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},
-                )
-        self._after_episode()
+
+        def end(lane: Lane) -> None:
+            i = lane.number
+            self._episode_writer.end(
+                lane,
+                None if final is None else [value[i].tobytes() for value in final],
+                None if values is None else {leaf: as_item(leaf, value[i]) for leaf, value in values.items()},
+            )
+
+        self._end_episodes(np.flatnonzero(chosen).tolist(), end)
 
     @one_call_at_a_time
     def discard_episode(self, mask: Any = None) -> None:
         """Discard the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.discard_episode`."""
-        chosen = slice(None) if mask is None else np.flatnonzero(as_flags(mask, "mask", self.num_envs))
-        with self._recording(inserts=False):
-            self._episode_writer.read_clock()
-            for i in np.arange(self.num_envs)[chosen].tolist():
-                self._episode_writer.discard(self._episode_writer.lanes[i])
-        self._after_episode()
+        chosen = np.ones(self.num_envs, np.bool_) if mask is None else as_flags(mask, "mask", self.num_envs)
+        self._end_episodes(np.flatnonzero(chosen).tolist(), self._episode_writer.discard)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.writing.dropped import seal_dropped
+from diskreplay.writing.lifetime import seal_dropped
 from tests.testing.support import said
 
 

@@ -15,7 +15,7 @@ from diskreplay.testing.strategies import DTYPES, schemas, writer_plans
 from diskreplay.writing.append_cursor import AppendCursor, Lane
 from diskreplay.writing.casting import PartCaster, leaf_caster
 from diskreplay.writing.episode_writer import EpisodeWriter
-from diskreplay.writing.vector_steps import VectorSteps, as_item
+from diskreplay.writing.vector_writer import VectorSteps, as_item
 from tests.testing.support import append_numbered, digest, quiet, scratch, serial_schema
 
 
@@ -192,7 +192,7 @@ def test_compiled_code_writes_what_numpy_writes(tmp_path, monkeypatch, given):
 
     schema = serial_schema(episode={"seed": dr.Field((), "int64")})
     for name, way in {"compiled": counted, "numpy": None}.items():
-        monkeypatch.setattr("diskreplay.writing.vector_steps.if_made", lambda _, way=way: way)
+        monkeypatch.setattr("diskreplay.writing.vector_writer.if_made", lambda _, way=way: way)
         with dr.create(tmp_path / name, schema, chunk_bytes=1 << 15, segment_steps=13 * lanes) as store:
             writer = quiet(store.writer(num_envs=lanes))
             for call in vector_calls(np.random.default_rng(3), lanes, 40, "next_step", given):

@@ -34,7 +34,7 @@ def store(tmp_store):
 def drafts(store):
     """The folders of segments that were made ahead, once their makers are done."""
     for writer in list(store._writers):
-        thread = writer._episode_writer.rotation._preallocator._thread
+        thread = writer._episode_writer.rotation.preallocator._thread
         if thread is not None:
             thread.join()
     return sorted((store.path / "counters").glob("next-*"))
@@ -116,7 +116,7 @@ store = dr.open(sys.argv[1], "a")
 writer = store.writer()
 append_numbered(writer, range(22))
 append_numbered(writer, range(22, 24))
-writer._episode_writer.rotation._preallocator._thread.join()
+writer._episode_writer.rotation.preallocator._thread.join()
 print("ahead", flush=True)
 sys.stdin.readline()
 """
@@ -211,7 +211,7 @@ def test_one_that_cannot_be_made_is_made_when_it_is_needed(store, monkeypatch):
         refused.append(args)
         raise dr.StorageFull(errno.ENOSPC, "full")
 
-    monkeypatch.setattr("diskreplay.writing.preallocation.draft_segment", full)
+    monkeypatch.setattr("diskreplay.writing.rotation.draft_segment", full)
     with store.writer() as writer:
         for first in range(0, 200, 4):
             append_numbered(writer, range(first, first + 4))
@@ -266,7 +266,7 @@ def test_a_forked_child_leaves_it_to_its_parent(store):
 
 def test_short_segments_and_those_of_one_episode_are_not_made_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr("diskreplay.writing.rotation.LEAST_QUARTER_S", 3600.0)
-    request = "diskreplay.writing.preallocation.Preallocator.request"
+    request = "diskreplay.writing.rotation.Preallocator.request"
     monkeypatch.setattr(request, lambda *args: pytest.fail("was asked for"))
     for name, steps in (("short", STEPS), ("episode", "episode")):
         with dr.create(tmp_path / name, serial_schema(), segment_steps=steps) as store, store.writer() as writer:

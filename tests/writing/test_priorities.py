@@ -197,7 +197,7 @@ def test_the_segment_that_is_made_ahead_has_the_array_too(tmp_store: Path, monke
         with create(path) as store, store.writer() as writer:
             for serial in range(200):
                 step(writer, serial, 1.0 if serial >= late else None, end=serial % 5 == 4)
-                thread = writer._episode_writer.rotation._preallocator._thread
+                thread = writer._episode_writer.rotation.preallocator._thread
                 if thread is not None:
                     thread.join()
             assert given(store) == dict.fromkeys(range(late, 200), 1.0)

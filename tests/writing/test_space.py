@@ -43,9 +43,9 @@ def write_with_spares(path: Path, die: bool, tell: Any) -> None:
     for writer in writers:
         append_steps(writer, 100)
         rotation = writer._episode_writer.rotation
-        rotation._preallocator.request(rotation.newest.number, [0], rotation._size())
+        rotation.preallocator.request(rotation.newest.number, [0], rotation._size())
     for writer in writers:
-        writer._episode_writer.rotation._preallocator._thread.join()
+        writer._episode_writer.rotation.preallocator._thread.join()
     tell({"spares": len(list((path / "counters").glob("next-*"))), "taken": taken(path)})
     if die:
         os.kill(os.getpid(), signal.SIGKILL)

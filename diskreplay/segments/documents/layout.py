@@ -146,7 +146,7 @@ def floor_power_of_two(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
 
 
-# What a store refuses beside values that do not fit its schema; see `store.writing.validation`.
+# What a store refuses beside values that do not fit its schema; see `writing.casting`.
 VALIDATIONS = ("finite", "space")
 
 
