@@ -11,6 +11,8 @@ repeated:
 
 A job references its call until the call is over, and so the memory that the call writes to. That memory is not reused
 before.
+
+It also tells objects that their process was forked.
 """
 
 import atexit
@@ -24,6 +26,27 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def each_of(alive: weakref.WeakSet[Any]) -> list[Any]:
+    """Return what is in a set of objects, to which other threads may be adding some."""
+    while True:
+        try:
+            return list(alive)
+        except RuntimeError:  # it changed meanwhile
+            continue
+
+
+def told_of_forks(tell: Callable[[Any], object]) -> weakref.WeakSet[Any]:
+    """Return a set of objects for each of which ``tell(object)`` is called in every child that is forked."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def tell_all() -> None:
+        for each in each_of(alive):
+            tell(each)
+
+    os.register_at_fork(after_in_child=tell_all)
+    return alive
 
 
 class Job(Generic[T]):
@@ -150,12 +173,7 @@ def _dismiss(line: _Line, count: int) -> None:
         line.jobs.put(None)
 
 
-_alive: "weakref.WeakSet[Workers]" = weakref.WeakSet()
-
-
-def _renew_all() -> None:
-    for workers in list(_alive):
-        workers._renew()
+_alive = told_of_forks(lambda workers: workers._renew())
 
 
 @atexit.register
@@ -163,6 +181,3 @@ def _close_all() -> None:
     """End all threads before the interpreter does: it would stop them anywhere, also inside of other libraries."""
     for workers in list(_alive):
         workers.close()
-
-
-os.register_at_fork(after_in_child=_renew_all)

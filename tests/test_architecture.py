@@ -16,7 +16,6 @@ LAYERS = {
     "closing": {"errors"},
     "device_tensors": set(),
     "folders": set(),
-    "forks": set(),
     "ids": set(),
     "markup": set(),
     "pictures": {"errors", "schema.spaces"},
@@ -27,11 +26,11 @@ LAYERS = {
     "segments": {"bounded_json", "errors", "folders", "ids", "schema", "workers"},
     "retention": {"errors", "folders", "ids", "segments"},
     "reading": {
-        *("errors", "folders", "forks", "ids", "kernels", "markup", "pictures", "retention", "schema", "segments"),
+        *("errors", "folders", "ids", "kernels", "markup", "pictures", "retention", "schema", "segments"),
         "workers",
     },
     "writing": {
-        *("device_tensors", "errors", "folders", "forks", "ids", "kernels", "reading", "retention", "schema"),
+        *("device_tensors", "errors", "folders", "ids", "kernels", "reading", "retention", "schema"),
         *("segments", "workers"),
     },
     "integrity.verify": {"errors", "folders", "ids", "schema", "segments"},
@@ -39,15 +38,15 @@ LAYERS = {
         *("errors", "folders", "ids", "integrity.verify", "reading", "retention", "schema", "segments", "writing"),
     },
     "store": {
-        *("arguments", "errors", "folders", "forks", "ids", "integrity", "integrity.verify", "kernels", "markup"),
-        *("reading", "retention", "schema", "segments", "writing"),
+        *("arguments", "errors", "folders", "ids", "integrity", "integrity.verify", "kernels", "markup"),
+        *("reading", "retention", "schema", "segments", "workers", "writing"),
     },
     "distributions": {"bounded_json", "errors", "ids", "kernels"},
     "views": {
         *("arguments", "distributions", "errors", "ids", "kernels", "reading", "schema.schema", "workers", "writing"),
     },
     "sampling": {
-        *("arguments", "bounded_json", "device_tensors", "distributions", "errors", "folders", "forks", "ids"),
+        *("arguments", "bounded_json", "device_tensors", "distributions", "errors", "folders", "ids"),
         *("kernels.table", "markup", "reading", "schema.schema", "store", "views", "workers", "writing"),
     },
     "buffers": {
@@ -63,7 +62,7 @@ LAYERS = {
         *("store", "views"),
     },
 }
-# what the independent reader shares with the rest: constants, the schema, open folders, and which boot this is
+# what the independent reader shares with the rest: constants, the schema, open folders, which boot and volume this is
 SHARED_WITH_VERIFY = {
     "errors",
     "folders",
@@ -71,7 +70,6 @@ SHARED_WITH_VERIFY = {
     "schema.schema",
     "segments.documents.layout",
     "segments.files.machine",
-    "segments.files.volume",
 }
 # parts whose imports of diskreplay are public names only: adapters must work as a user's own would
 PUBLIC_NAMES_ONLY = {"interop"}
@@ -83,7 +81,7 @@ KNOWS_NO_STORE = {"bounded_json", "closing", "device_tensors", "workers"}
 LIBRARIES = {
     "zarr": {"segments", "interop.zarr_episodes"},
     "filelock": {"kernels.cache"},
-    "fcntl": {"segments.files.cloning", "segments.files.locks", "segments.files.volume"},
+    "fcntl": {"segments.files.cloning", "segments.files.locks", "segments.files.machine"},
     "crc32c": {"segments", "interop.rlds.records", "integrity.verify", "integrity.repair.repair_documents"},
     "numba": {"kernels"},
     "torch": {
@@ -170,7 +168,7 @@ def test_verify_shares_no_code_with_reader_or_writer() -> None:
         targets = {target for item in imports_of(module) if (target := imported_module(item))}
         assert targets - oracle - SHARED_WITH_VERIFY == set(), module
         from_machine = {item.name for item in imports_of(module) if item.module == "diskreplay.segments.files.machine"}
-        assert from_machine <= {"boot_id"}, module
+        assert from_machine <= {"boot_id", "Volume", "volume_of"}, module
 
 
 def test_no_modules_import_each_other() -> None:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from diskreplay.forks import each_of, told_of_forks
 from diskreplay.kernels.huge_pages import CACHE_LINE, LARGE_PAGE, zeros
 from diskreplay.segments.files.mapping import count_mappings, relieved_by
+from diskreplay.workers import each_of, told_of_forks
 
 BLOCK_BYTES = 2 * LARGE_PAGE
 

@@ -16,7 +16,6 @@ from diskreplay.device_tensors import fetched
 from diskreplay.distributions.base import Distribution
 from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.errors import Closed, RateLimited, ReplayError, SegmentGone
-from diskreplay.forks import told_of_forks
 from diskreplay.kernels.table import of_sampler
 from diskreplay.reading.episodes import Episode
 from diskreplay.sampling.arguments import (
@@ -54,6 +53,7 @@ from diskreplay.sampling.transforms import (
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.views.parallel_copy import copy_threads
+from diskreplay.workers import told_of_forks
 from diskreplay.writing.limiter import RateLimiter
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.

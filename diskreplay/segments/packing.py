@@ -31,8 +31,8 @@ from diskreplay.segments.files.durable import (
     write_file,
 )
 from diskreplay.segments.files.extents import sealed_extent
+from diskreplay.segments.files.machine import volume_of
 from diskreplay.segments.files.mapping import opened, read_part
-from diskreplay.segments.files.volume import volume_of
 from diskreplay.segments.packs import PackTables, open_shard, read_tables
 from diskreplay.segments.segment import Lost, PackSize, SegmentInfo, counter_inode
 from diskreplay.segments.shards import Compressed, Shard, ShardWriter, codec, index_bytes, inner_rows, is_wide

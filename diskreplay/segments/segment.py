@@ -31,9 +31,8 @@ from diskreplay.segments.files.durable import (
     write_zeros,
 )
 from diskreplay.segments.files.locks import Lock, try_lock
-from diskreplay.segments.files.machine import MOST_NS, BootTime, Clock, boot_id, machine_id
+from diskreplay.segments.files.machine import MOST_NS, BootTime, Clock, Volume, boot_id, machine_id, volume_of
 from diskreplay.segments.files.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
-from diskreplay.segments.files.volume import Volume, volume_of
 from diskreplay.segments.shards import Compressed, codec
 
 # What is read, or locked, of a segment as soon as it is seen.

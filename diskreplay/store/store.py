@@ -18,7 +18,6 @@ from diskreplay import markup
 from diskreplay.arguments import checked_limits, compression_level
 from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
-from diskreplay.forks import told_of_forks
 from diskreplay.kernels.table import chosen, compile_all
 from diskreplay.reading.episodes import Episode, EpisodeList
 from diskreplay.reading.follower import Follower
@@ -35,6 +34,7 @@ from diskreplay.segments.files.file_systems import warn_of
 from diskreplay.store import tables
 from diskreplay.store.eviction import evict, hidden_before
 from diskreplay.store.info import episode_table, store_info
+from diskreplay.workers import told_of_forks
 from diskreplay.writing.casting import checks_of
 from diskreplay.writing.episode_writer import EpisodeWriter
 from diskreplay.writing.lifetime import seal_dropped

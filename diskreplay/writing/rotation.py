@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from mmap import PAGESIZE
 
 from diskreplay.errors import ReplayError, StoreNotFound
-from diskreplay.forks import told_of_forks
 from diskreplay.ids import Ints
 from diskreplay.retention.retention import Retention
 from diskreplay.segments.documents import layout
@@ -18,7 +17,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.mapping import Mapping
 from diskreplay.segments.segment import DRAFT, Size, draft_segment, remove_draft
 from diskreplay.segments.segment_writer import SegmentWriter
-from diskreplay.workers import Job, Workers
+from diskreplay.workers import Job, Workers, told_of_forks
 from diskreplay.writing.append_cursor import Lane
 from diskreplay.writing.marker import DEFAULT_DURABILITY_S, Durability, Marker
 from diskreplay.writing.sealer import Sealer

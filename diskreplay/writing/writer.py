@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from diskreplay.device_tensors import fetched
 from diskreplay.errors import SchemaError, StorageFull, StoreLocked, WriterClosed
 from diskreplay.folders import shown_paths
-from diskreplay.forks import told_of_forks
 from diskreplay.schema.schema import Schema
+from diskreplay.workers import told_of_forks
 from diskreplay.writing.append_cursor import EpisodeItems, Lane
 from diskreplay.writing.casting import Check, PartCaster, as_flag, as_priorities, as_priority, leaf_caster, length
 from diskreplay.writing.episode_writer import EpisodeWriter

@@ -22,9 +22,8 @@ from rich.console import Console
 import diskreplay as dr
 from diskreplay.cli import text
 from diskreplay.cli.look.watch import log_line, view
-from diskreplay.store.activity.activity import Disk, Look, RetentionActivity
-from diskreplay.store.activity.samplers import LimiterCounts, SavedSampler
-from diskreplay.store.activity.writers import WriterActivity
+from diskreplay.store.activity import Disk, Look, RetentionActivity
+from diskreplay.store.processes import LimiterCounts, SavedSampler, WriterActivity
 
 LOOK = Look(
     path="/data/runs/a",

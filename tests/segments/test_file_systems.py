@@ -9,7 +9,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.segments.files import file_systems
 from diskreplay.segments.files.file_systems import file_system_type, has_stable_inodes, is_shared, keeps_reservations
-from diskreplay.segments.files.volume import volume_of
+from diskreplay.segments.files.machine import volume_of
 from tests.testing.filesystems import KINDS, mounted
 from tests.testing.support import run_python, serial_schema
 

@@ -17,9 +17,8 @@ from rich.text import Text
 
 import diskreplay as dr
 from diskreplay.cli import console, text
-from diskreplay.store.activity.activity import Activity, Disk, Look, RetentionActivity
-from diskreplay.store.activity.samplers import LimiterCounts, SavedSampler
-from diskreplay.store.activity.writers import WriterActivity
+from diskreplay.store.activity import Activity, Disk, Look, RetentionActivity
+from diskreplay.store.processes import LimiterCounts, SavedSampler, WriterActivity
 
 
 def watch(

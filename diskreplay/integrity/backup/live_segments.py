@@ -18,8 +18,8 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.cloning import copy_ranges
 from diskreplay.segments.files.durable import descriptor, write_file
 from diskreplay.segments.files.extents import Extent, extent_of
+from diskreplay.segments.files.machine import volume_of
 from diskreplay.segments.files.mapping import opened
-from diskreplay.segments.files.volume import volume_of
 from diskreplay.segments.marks import map_trusted, new_rows_crc, read_marks
 from diskreplay.segments.segment import SegmentInfo, counter_inode
 

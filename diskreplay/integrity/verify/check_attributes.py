@@ -26,8 +26,7 @@ from diskreplay.integrity.verify.documents import (
 from diskreplay.integrity.verify.files import BLOCK_BYTES, Files, checksum, read_at
 from diskreplay.integrity.verify.pack_tables import Tables
 from diskreplay.segments.documents import layout
-from diskreplay.segments.files.machine import boot_id
-from diskreplay.segments.files.volume import Volume, volume_of
+from diskreplay.segments.files.machine import Volume, boot_id, volume_of
 
 Ints = NDArray[np.int64]
 

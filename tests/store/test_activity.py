@@ -16,7 +16,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.reading.known_segments import KnownSegments
 from diskreplay.retention.policy import disk_usage
-from diskreplay.store.activity.activity import Activity, Look
+from diskreplay.store.activity import Activity, Look
 from diskreplay.store.info import segment_state
 
 SCHEMA = dr.Schema(dr.Field((2,), "float32"), dr.Field((), "int64"))
@@ -38,7 +38,7 @@ def store(tmp_store: Path) -> Iterator[dr.Store]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The time of looks, which a test moves; rows have the real one."""
     now = [time.time()]
-    monkeypatch.setattr("diskreplay.store.activity.activity.time.time", lambda: now[0])
+    monkeypatch.setattr("diskreplay.store.activity.time.time", lambda: now[0])
     return lambda seconds: now.__setitem__(0, now[0] + seconds)
 
 
@@ -107,7 +107,7 @@ def test_a_writer_that_closes_during_a_look_is_closed(
 
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer, Activity(tmp_store) as activity:
         append(writer, 3)
-        monkeypatch.setattr("diskreplay.store.activity.writers.segment_state", close_first)
+        monkeypatch.setattr("diskreplay.store.processes.segment_state", close_first)
         (one,) = activity.look().writers
     assert (one.state, one.segments, one.steps, one.durable_behind_s) == ("closed", (), 3, None)
 
@@ -160,7 +160,7 @@ def test_the_newest_episodes_are_those_that_ended_last(store: dr.Store) -> None:
 def test_many_lanes_are_followed_by_compiled_code_from_the_second_look_on(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diskreplay.store.activity.activity._MANY_LANES", 3)
+    monkeypatch.setattr("diskreplay.store.activity._MANY_LANES", 3)
     obs, rng, flags = np.zeros((3, 2), np.float32), np.random.default_rng(0), np.zeros(3, bool)
     with dr.create(tmp_store, SCHEMA) as store, store.writer(num_envs=3) as writer, Activity(tmp_store) as activity:
         for number in range(3):
@@ -216,9 +216,9 @@ def test_episodes_that_are_evicted_and_a_store_that_is_resized_are_followed(tmp_
 
 def test_the_disk_grows_and_will_be_full(store: dr.Store, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     free = shutil._ntuple_diskusage(10**9, 0, 3_600_000)
-    monkeypatch.setattr("diskreplay.store.activity.activity.shutil.disk_usage", lambda path: free)
+    monkeypatch.setattr("diskreplay.store.activity.shutil.disk_usage", lambda path: free)
     sizes = iter([0, 1000, 1000 + 3600, 1000 + 72_000])
-    monkeypatch.setattr("diskreplay.store.activity.disk.DiskUse.read", lambda *_: next(sizes))
+    monkeypatch.setattr("diskreplay.store.activity.DiskUse.read", lambda *_: next(sizes))
     with Activity(store.path) as activity:
         assert activity.look().disk.bytes_per_hour is None
         clock(3.6)
@@ -234,7 +234,7 @@ def test_a_store_at_its_limit_does_not_grow(
     tmp_store: Path, clock: Any, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = iter([0, 3_600_000, 3_800_000])
-    monkeypatch.setattr("diskreplay.store.activity.disk.DiskUse.read", lambda *_: next(sizes))
+    monkeypatch.setattr("diskreplay.store.activity.DiskUse.read", lambda *_: next(sizes))
     with dr.create(tmp_store, SCHEMA, **limits) as store, store.writer() as writer:
         append(writer, 100)
         with Activity(tmp_store) as activity:

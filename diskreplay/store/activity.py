@@ -1,31 +1,42 @@
 """What happens in a store, as one look after the other at its files tells."""
 
+import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from diskreplay.errors import MissingExtra, SegmentGone
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels.table import chosen
 from diskreplay.reading.follower import Follower
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.reading.step_account import read_account
+from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.damage.quarantine import read_quarantine
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.limiters import StepCounter
 from diskreplay.segments.documents.root import Root, read_root
+from diskreplay.segments.files.numbers import listed_numbers
 from diskreplay.segments.segment import SegmentInfo
-from diskreplay.store.activity.disk import DiskUse, Progress
-from diskreplay.store.activity.newest_episodes import NewestEpisodes, count_ended
-from diskreplay.store.activity.rates import Rate
-from diskreplay.store.activity.samplers import LimiterCounts, Limiters, SavedSampler, SavedSamplers
-from diskreplay.store.activity.writers import WriterActivity, Writers
+from diskreplay.store.processes import (
+    LimiterCounts,
+    Limiters,
+    Rate,
+    SavedSampler,
+    SavedSamplers,
+    WriterActivity,
+    Writers,
+)
 from diskreplay.writing.limiter import RateLimiter
+
+Progress = Callable[[int, int], None]
 
 NEWEST = 100
 """Episodes over which the mean total reward is taken."""
@@ -290,3 +301,113 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
             return None
         return max(0.0, now - max(published, snapshot.hidden_before) / 1e9)
     return None
+
+
+# --- its bytes -------------------------------------------------------------------------------------------------------
+
+
+class DiskUse:
+    """The bytes that a store takes on disk. Not thread-safe.
+
+    A segment is measured at each look while it may grow, and at the next one, for sealing it releases what it had
+    reserved. Then it does not change.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._at_rest: dict[int, int] = {}
+        self._growing_before: Collection[int] = ()
+
+    def read(self, growing: Collection[int], progress: Progress | None = None) -> int:
+        """Return the bytes on disk; ``growing`` are the numbers of the segments that may grow."""
+        there = listed_numbers(self._root)
+        self._at_rest = {number: self._at_rest[number] for number in there if number in self._at_rest}
+        measured = [number for number in there if number not in self._at_rest]
+        total = sum(self._at_rest.values())
+        for done, number in enumerate(measured):
+            nbytes = disk_usage(self._root.segment_path(number))[0]
+            total += nbytes
+            if number not in growing and number not in self._growing_before:
+                self._at_rest[number] = nbytes
+            if progress is not None:
+                progress(done + 1, len(measured))
+        self._growing_before = growing
+        beside = [name for name in os.listdir(self._root.folder) if name != layout.SEGMENTS]
+        beside.append(f"{layout.SEGMENTS}/{layout.METADATA}")
+        return total + sum(disk_usage(self._root.folder / name)[0] for name in beside)
+
+
+# --- its newest episodes ---------------------------------------------------------------------------------------------
+
+# Of what is found at once, where the newest are looked for: in a log of millions it would take long to ask for all.
+_CANDIDATES = 8192
+
+
+class Ended(NamedTuple):
+    """An episode that ended: when its last step was published, in nanoseconds since the epoch, and its total reward."""
+
+    time: int
+    total_reward: float
+
+
+class NewestEpisodes:
+    """The newest episodes that ended, ``most`` at most, and how many ended since the first look. Not thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._generation, self._read = -1, 0
+        self.seen = 0
+        self.newest: list[Ended] = []
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Take in the episodes that ended since the snapshot before."""
+        log, is_first = snapshot.log, self._generation < 0
+        if snapshot.generation == self._generation:
+            new = log.select(slice(self._read, None)).without_discarded()
+            self.seen += len(new)
+            self._take(snapshot, new)
+        else:  # positions in the log mean other episodes now; those that are newer than the newest are new
+            count = self._take(snapshot, log.without_discarded(), self.newest[-1].time if self.newest else 0)
+            self.seen += 0 if is_first else count
+        self._generation, self._read = snapshot.generation, len(log)
+
+    def _take(self, snapshot: Snapshot, ended: EpisodeTable, after: int = 0) -> int:
+        """Keep the newest of some episodes, and return how many of them ended after a time."""
+        if not len(ended):
+            return 0
+        ended = _candidates(ended, self._most)
+        ended = ended.select(snapshot.hidden_steps(ended) < ended.steps)
+        try:
+            times = snapshot.times(ended.first + (ended.steps - 1) * ended.stride)
+        except SegmentGone:
+            return 0
+        newest = np.argsort(times, kind="stable")[-self._most :]
+        for at in newest[times[newest] > after].tolist():
+            try:
+                rewards = snapshot.rows("reward", int(ended.first[at]), int(ended.steps[at]))
+            except SegmentGone:
+                continue
+            with np.errstate(invalid="ignore"):  # rewards may be infinite both ways
+                self.newest.append(Ended(int(times[at]), float(rewards.sum(dtype=np.float64))))
+        self.newest = sorted(self.newest, key=attrgetter("time"))[-self._most :]
+        return int(np.count_nonzero(times > after))
+
+
+def count_ended(snapshot: Snapshot) -> int:
+    """Count the ended episodes of a snapshot of which any step is visible."""
+    log = snapshot.log.without_discarded()
+    # None of an episode that began at `reached` or later is hidden; most of a log need not be asked for.
+    older = log.select(log.time < snapshot.reached)
+    return len(log) - int(np.count_nonzero(snapshot.hidden_steps(older) >= older.steps))
+
+
+def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
+    """Return episodes among which the newest are: of the newest segments, and of many of one its last rows."""
+    segment = ended.first >> POSITION_BITS
+    counts = np.bincount(segment - segment.min())
+    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # writers may have segments side by side
+    ended = ended.select(segment >= segment.max() - enough)
+    if len(ended) > _CANDIDATES:
+        row = (ended.first & POSITION_MASK) // ended.stride
+        ended = ended.select(np.argsort(row, kind="stable")[-_CANDIDATES:])
+    return ended

@@ -1,4 +1,4 @@
-from diskreplay.store.activity.rates import Rate
+from diskreplay.store.processes import Rate
 
 
 def test_a_rate_is_over_the_looks_of_its_window() -> None:
