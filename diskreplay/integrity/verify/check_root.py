@@ -116,6 +116,7 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
         "validate": get("validate") in (None, *layout.VALIDATIONS),
         "compression": get("compression") is None or _is_level(get("compression")),
         "compaction": get("compaction", layout.MANUAL) in layout.COMPACTIONS,
+        "created": isinstance(get("created", ""), str),
         "segment_metadata": isinstance(get("segment_metadata"), dict),
     }
     for name in (name for name, is_good in good.items() if not is_good):

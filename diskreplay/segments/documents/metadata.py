@@ -8,12 +8,12 @@ collector process never imports it.
 import json
 import os
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from crc32c import crc32c
@@ -31,6 +31,7 @@ Identity = tuple[int, int, int]  # inode, time of change and size of a file
 MAX_BYTES = 64 << 20
 _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # Arrays with rows that are no fields of the schema, one number a row; the first two are in each segment.
 _OWN_ARRAYS = {layout.DONE: Field((), "uint8"), layout.TIME: Field((), "int64")}
@@ -351,12 +352,103 @@ def verify_document(data: bytes, path: Path | str) -> None:
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
 
 
+# --- attributes of documents, by tables ------------------------------------------------------------------------------
+
+Check = Callable[[Any], bool]
+"""Tells whether a value from JSON can be that of an attribute."""
+
+REQUIRED: Any = object()
+"""The default of an attribute that no document lacks."""
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+class Attribute(NamedTuple):
+    """An attribute of a document: a line of the table by which the document is written and read.
+
+    ``make`` returns what `field`, or else the name, stands for in memory; ``write`` is its inverse. A missing attribute
+    has its ``default``, and one that ``may_lack`` is not written if it has that.
+    """
+
+    name: str
+    check: Check
+    default: Any = REQUIRED
+    field: str = ""
+    make: Callable[[Any], Any] = _unchanged
+    write: Callable[[Any], Any] = _unchanged
+    may_lack: bool = False
+
+
+def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a document, by field. Raises KeyError for one that is missing, else ValueError."""
+    found = {}
+    for name, check, default, field, make, _, _ in table:
+        value = attributes.get(name, default)
+        if value is REQUIRED:
+            raise KeyError(name)
+        if not check(value):
+            raise ValueError(f"{name} is {value!r:.80}")
+        found[field or name] = make(value)
+    return found
+
+
+def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
+    """Return the attributes of a document, in order; ``read`` returns what a field is."""
+    found = {}
+    for name, _, default, field, _, write, may_lack in table:
+        value = write(read(field or name))
+        if not may_lack or value != default:
+            found[name] = value
+    return found
+
+
 def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuard[int]:
     """Whether a value from JSON is a whole number between these."""
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     return value >= least and (most is None or value <= most)
 
+
+def whole(least: int = 0, most: int | None = None) -> Check:
+    """Return the check of a whole number."""
+    return partial(is_whole, least=least, most=most)
+
+
+def wholes(count: int | None = None, most: int | None = None) -> Check:
+    """Return the check of a list of whole numbers."""
+    return lambda value: (
+        isinstance(value, list) and count in (None, len(value)) and all(is_whole(one, 0, most) for one in value)
+    )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value from JSON is a number; NaN is one."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def one_of(*values: object) -> Check:
+    """Return the check of one of these values."""
+    return lambda value: value in values
+
+
+def instance(kind: type) -> Check:
+    """Return the check of a value of a type."""
+    return lambda value: isinstance(value, kind)
+
+
+def optional(check: Check) -> Check:
+    """Return a check that null passes, too."""
+    return lambda value: value is None or check(value)
+
+
+def is_uuid(value: object) -> TypeGuard[str]:
+    """Whether a value from JSON is the identity of a store or segment, as text."""
+    return isinstance(value, str) and _UUID.fullmatch(value) is not None
+
+
+# --- features --------------------------------------------------------------------------------------------------------
 
 FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
 """What this release knows of what ``requires`` may name."""

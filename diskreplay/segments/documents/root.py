@@ -6,17 +6,27 @@ import shutil
 import sys
 import time
 import uuid as uuids
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
 from diskreplay.folders import OpenFolder, hidden_beside, show_paths, shown_paths
 from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout, metadata
+from diskreplay.segments.documents.metadata import (
+    Attribute,
+    instance,
+    is_number,
+    is_uuid,
+    is_whole,
+    one_of,
+    optional,
+    whole,
+)
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.durable import sync_folder, sync_tree, write_atomic
 from diskreplay.segments.files.file_systems import file_system_type, has_stable_inodes
@@ -27,7 +37,44 @@ Error = TypeVar("Error", bound=BaseException)
 
 # A name of one letter is no scheme: it may be a folder's.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def _is_level(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"zstd"} and is_whole(value["zstd"], *layout.ZSTD_LEVELS)
+
+
+_LIMITS = (
+    Attribute("capacity", optional(whole(1)), None),
+    Attribute("capacity_bytes", optional(whole(1)), None),
+    Attribute(
+        "max_age_s",
+        optional(lambda value: is_number(value) and 0 < value <= sys.float_info.max),
+        None,
+        make=lambda value: None if value is None else float(value),
+    ),
+)
+_ROOT = (
+    Attribute("format", one_of(layout.FORMAT)),
+    Attribute("format_version", one_of(layout.FORMAT_VERSION)),
+    Attribute("requires", instance(list)),
+    Attribute("uuid", is_uuid),
+    Attribute("schema", instance(dict), make=Schema.from_json, write=Schema.to_json),
+    *_LIMITS,
+    Attribute("chunk_bytes", whole(layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)),
+    Attribute("segment_steps", lambda value: value in (None, "episode") or is_whole(value, 1), None),
+    Attribute("validate", one_of(None, *layout.VALIDATIONS), None),
+    Attribute(
+        "compression",
+        optional(_is_level),
+        None,
+        make=lambda value: None if value is None else value["zstd"],
+        write=lambda level: None if level is None else {"zstd": level},
+    ),
+    Attribute("compaction", one_of(*layout.COMPACTIONS), layout.MANUAL),
+    Attribute("created", instance(str), ""),
+    Attribute("segment_metadata", instance(dict)),
+)
+"""What the root's document says. Those of a segment are in `segments.segment`."""
 
 
 @dataclass
@@ -81,7 +128,7 @@ class Root:
         """
         with suppress(FormatError, OSError):
             attributes = metadata.read_verified(self.folder / layout.METADATA)
-            vars(self.limits).update(vars(_parse_limits(self.path, attributes)))
+            vars(self.limits).update(_read(self.path, _LIMITS, attributes))
 
     def write_limits(self, limits: Limits) -> None:
         """Change the limits, durably. The caller holds the store lock, and counts a change.
@@ -228,21 +275,22 @@ def create_root(
     check_local(path)
     check_platform()
     documents = metadata.make_root_documents()
-    attributes = {
+    values = {
         "format": layout.FORMAT,
         "format_version": layout.FORMAT_VERSION,
         "requires": [layout.EPISODE_TABLES],
         "uuid": str(uuids.uuid4()),
-        "schema": schema.to_json(),
+        "schema": schema,
         **vars(limits),
         "chunk_bytes": chunk_bytes,
         "segment_steps": segment_steps,
         "validate": validate,
-        "compression": None if compression is None else {"zstd": compression},
+        "compression": compression,
         "compaction": compaction,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "segment_metadata": metadata.make_templates(schema),
     }
+    attributes = metadata.write_by(_ROOT, values.__getitem__)
     above = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     building = hidden_beside(path, f".new-{os.getpid()}-{time.monotonic_ns()}")
@@ -351,76 +399,29 @@ def _uuid_at(folder: Path) -> str | None:
 
 
 def _parse_root(path: Path, home: OpenFolder, document: metadata.Identity, attributes: dict[str, Any]) -> Root:
-    schema, uuid = Schema.from_json(attributes.get("schema")), attributes.get("uuid")
-    if not is_uuid(uuid):
-        raise FormatError(f"{path}: uuid is {uuid!r:.80}; restore the root's zarr.json")
-    segment_steps = attributes.get("segment_steps")
-    if segment_steps != "episode":
-        segment_steps = _count(path, "segment_steps", segment_steps)
-    chunk_bytes = attributes.get("chunk_bytes")
-    if chunk_bytes is None:
-        raise FormatError(f"{path}: the root has no chunk_bytes; restore its zarr.json")
+    found = _read(path, _ROOT, attributes)
     return Root(
         path=path,
         home=home,
-        uuid=uuid,
+        uuid=found["uuid"],
         document=document,
         file_system=file_system_type(home.path),
-        schema=schema,
-        limits=_parse_limits(path, attributes),
-        chunk_bytes=_count(path, "chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES) or 0,
-        segment_steps=segment_steps,
-        validate=_validation(path, attributes.get("validate")),
-        compression=_level(path, attributes.get("compression")),
-        compacts=_compaction(path, attributes.get("compaction", layout.MANUAL)) == layout.AUTO,
-        created=str(attributes.get("created", "")),
-        blueprint=metadata.read_blueprint(attributes.get("segment_metadata"), schema),
+        schema=found["schema"],
+        limits=Limits(**{name: found[name] for name in Limits.__dataclass_fields__}),
+        chunk_bytes=found["chunk_bytes"],
+        segment_steps=found["segment_steps"],
+        validate=found["validate"],
+        compression=found["compression"],
+        compacts=found["compaction"] == layout.AUTO,
+        created=found["created"],
+        blueprint=metadata.read_blueprint(found["segment_metadata"], found["schema"]),
     )
 
 
-def _parse_limits(path: Path, attributes: dict[str, Any]) -> Limits:
-    return Limits(
-        capacity=_count(path, "capacity", attributes.get("capacity")),
-        capacity_bytes=_count(path, "capacity_bytes", attributes.get("capacity_bytes")),
-        max_age_s=_seconds(path, attributes.get("max_age_s")),
-    )
-
-
-def is_uuid(value: object) -> TypeGuard[str]:
-    """Tell whether a value from JSON is the identity of a store or segment, as text."""
-    return isinstance(value, str) and _UUID.fullmatch(value) is not None
-
-
-def _count(path: Path, name: str, value: object, least: int = 1, most: int | None = None) -> int | None:
-    if value is None or metadata.is_whole(value, least, most):
-        return value
-    raise FormatError(f"{path}: {name} is {value!r}; restore the root's zarr.json")
-
-
-def _validation(path: Path, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value in layout.VALIDATIONS):
-        return value
-    raise FormatError(f"{path}: validate is {value!r}; restore the root's zarr.json")
-
-
-def _level(path: Path, value: object) -> int | None:
-    if value is None:
-        return None
-    level = value.get("zstd") if isinstance(value, dict) and len(value) == 1 else None
-    if metadata.is_whole(level, *layout.ZSTD_LEVELS):
-        return level
-    raise FormatError(f"{path}: compression is {value!r:.80}; restore the root's zarr.json")
-
-
-def _compaction(path: Path, value: object) -> str:
-    if isinstance(value, str) and value in layout.COMPACTIONS:
-        return value
-    raise FormatError(f"{path}: compaction is {value!r:.80}; restore the root's zarr.json")
-
-
-def _seconds(path: Path, value: object) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-        raise FormatError(f"{path}: max_age_s is {value!r}; restore the root's zarr.json")
-    return float(value)
+def _read(path: Path, table: Iterable[Attribute], attributes: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return metadata.read_by(table, attributes)
+    except KeyError as error:
+        raise FormatError(f"{path}: the root has no {error.args[0]}; restore its zarr.json") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: {error}; restore the root's zarr.json") from None
