@@ -148,6 +148,11 @@ class SegmentInfo:
     # See `format.damaged_copies`.
     shown: tuple[int, ...] | None = None
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: it was not read
+    arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # those with rows, by path
+
+    def __post_init__(self) -> None:
+        """Look up the arrays."""
+        object.__setattr__(self, "arrays", self.root.blueprint.of(self.chunk_rows).arrays)
 
     @property
     def is_in_place(self) -> bool:
@@ -169,8 +174,10 @@ class SegmentInfo:
     @property
     def bounds(self) -> tuple[int, int]:
         """When the first and the last row came, in nanoseconds since the epoch; zeros where it is not known."""
-        first, last = (max(0, time + self.clock.wall) for time in self.times or (-self.clock.wall,) * 2)
-        return first, last
+        if self.times is None:
+            return 0, 0
+        first, last = self.times
+        return max(0, first + self.clock.wall), max(0, last + self.clock.wall)
 
     @property
     def kept_until(self) -> int:
@@ -234,11 +241,6 @@ class SegmentInfo:
         arrays = blueprint.arrays
         codecs = {leaf: codec(how.rows, how.level, arrays[leaf].shape) for leaf, how in self.compressed.items()}
         return blueprint.of_pack(*self.packed, codecs)
-
-    @property
-    def arrays(self) -> dict[str, metadata.RowArray]:
-        """Its arrays with rows, by path."""
-        return self.root.blueprint.of(self.chunk_rows).arrays
 
     @property
     def has_values(self) -> bool:
@@ -640,7 +642,7 @@ def _moment(value: Any) -> float:
 
 
 def _whole(value: Any) -> int:
-    if not metadata.is_whole(value):
+    if type(value) is not int or value < 0:  # of a bool, the type is another one
         raise TypeError(f"{value!r} is not a whole number")
     return value
 

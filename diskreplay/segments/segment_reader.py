@@ -110,9 +110,9 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
         chunks = -(-stop // per_chunk)
         if not array.is_of_episodes:
             known.append(chunks * per_chunk)
-        size = info.chunk_nbytes(leaf)
+        size, dimensions = info.chunk_nbytes(leaf), len(array.shape)
         for chunk in range(-(-begin // per_chunk), chunks):
-            path = f"{folder}/{leaf}/{array.chunk_key(chunk)}"
+            path = f"{folder}/{leaf}/{layout.chunk_key(chunk, dimensions)}"
             found = lookup.status(path).st_size
             if found != size:
                 raise FormatError(

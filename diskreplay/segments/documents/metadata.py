@@ -108,11 +108,7 @@ class RowArray:
     dtype: np.dtype[Any]
     row_bytes: int
     text: str
-
-    @property
-    def is_of_episodes(self) -> bool:
-        """Whether it is the array of an episode field."""
-        return layout.is_of_episodes(self.path)
+    is_of_episodes: bool
 
     def chunk_key(self, chunk: int) -> str:
         """Return the file name of a chunk."""
@@ -150,7 +146,7 @@ class Blueprint:
             if path
         }
         self.arrays = {
-            path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, self._texts[path])
+            path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, self._texts[path], layout.is_of_episodes(path))
             for path, leaf in leaves.items()
         }
         others = self._texts.keys() - self.arrays.keys() - tables.keys()
@@ -248,9 +244,7 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
 
 
 def _is_safe(path: object) -> bool:
-    return (
-        isinstance(path, str) and all(part not in (".", "..") for part in path.split("/")) and not path.startswith("/")
-    )
+    return isinstance(path, str) and {".", ".."}.isdisjoint(path.split("/")) and not path.startswith("/")
 
 
 # --- documents with a checksum of themselves ------------------------------------------------------------------------
