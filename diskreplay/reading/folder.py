@@ -12,12 +12,11 @@ from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.folders import shown_paths
 from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Floats, Ints
 from diskreplay.reading.chunk_budget import Piece, lone_piece
-from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.segments.documents import layout
 from diskreplay.segments.episode_table import read_columns
 from diskreplay.segments.files.mapping import Mapping, read_into, refuse_links
 from diskreplay.segments.packs import PackTables, find_pack, open_shard
-from diskreplay.segments.segment import SegmentInfo
+from diskreplay.segments.segment import DAMAGE, SegmentInfo
 from diskreplay.segments.shards import Shard
 
 

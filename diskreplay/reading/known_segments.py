@@ -1,10 +1,16 @@
-"""Which segments a reader has read, whether they are still the same ones, and which it cannot read."""
+"""Which segments a reader has read, where each has its slot, and which it cannot read."""
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from diskreplay.errors import DamagedSegmentWarning, FormatError, SegmentGone, warn_caller
+import numpy as np
+
+from diskreplay.errors import DamagedSegmentWarning, SegmentGone, warn_caller
 from diskreplay.folders import shown
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
+from diskreplay.kernels import following, hiding
+from diskreplay.reading.folder import Pack
 from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.damage.damaged_copies import read_shown
 from diskreplay.segments.damage.quarantine import QUARANTINE, read_quarantine
@@ -13,10 +19,8 @@ from diskreplay.segments.documents.metadata import Identity, UnknownFeature, ide
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.numbers import listed_numbers
-from diskreplay.segments.segment import NeverWritten, SegmentInfo
-
-# What reading a segment raises if it is damaged, or gone.
-DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+from diskreplay.segments.packs import merged_numbers, read_tables
+from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo
 
 # Store and number of the segments that this process was warned of; -1 for the quarantine.
 _warned: set[tuple[str, int]] = set()
@@ -55,17 +59,129 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
 MOST_SLOTS = 1 << 22
 
 
+class Merged(Exception):
+    """Segments were put into a pack while they were read, or returned: what was taken in is not known.
+
+    ``least`` is the lowest number of a segment that is in a pack, if it is below all that are known.
+    """
+
+    def __init__(self, least: int = layout.MAX_SEGMENTS) -> None:
+        self.least = least
+
+
+class Slots:
+    """The slots of segments: number ``origin`` has slot 0. Not thread-safe.
+
+    Snapshots have some of the arrays: `lanes`, `sealed` and `clocks` are replaced where a slot that they have changes.
+
+    Attributes
+    ----------
+    lanes, lane_base : (slots,) int64
+        The number of lanes of each segment, 0 if it is gone or cannot be read; the place of its first among all lanes.
+    lane_slot : (lanes,) int64
+        The slot of each lane.
+    sealed : (slots,) bool
+        Segments that were taken in as sealed.
+    folder : (slots,) int64
+        The number of the segment, or of the pack, that has the rows.
+    clocks, last : (slots,) int64
+        What makes a time of its rows one since the epoch; when its last row came, `hiding.NEVER` if it may grow.
+    rows : (`following.LANE_ROWS`, lanes) int64
+        How far each lane was followed: see `kernels.following`.
+    """
+
+    def __init__(self, origin: int) -> None:
+        self.origin = origin
+        self.lanes = np.zeros(0, np.int64)
+        self.lane_base = np.zeros(0, np.int64)
+        self.lane_slot = np.zeros(0, np.int64)
+        self.sealed = np.zeros(0, np.bool_)
+        self.folder = np.zeros(0, np.int64)
+        self.clocks = np.zeros(0, np.int64)
+        self.last = np.zeros(0, np.int64)
+        self.rows = np.zeros((following.LANE_ROWS, 0), np.int64)
+
+    @property
+    def end(self) -> int:
+        """The number of the segment behind the last slot."""
+        return self.origin + len(self.lanes)
+
+    def add(self, infos: Sequence[SegmentInfo | None], packs: Sequence[Pack]) -> int:
+        """Add slots for the next segments, of packs too; None: it is gone or in a pack. Return how many lanes came."""
+        start, count = self.end, len(infos)
+        lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
+        clocks, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        folder = start + np.arange(count)
+        for slot, info in enumerate(infos):
+            if info is not None:
+                clocks[slot], last[slot] = info.clock.wall, info.bounds[1] if info.sealed else hiding.NEVER
+        for folded in packs:
+            new = folded.tables.numbers >= start
+            at = folded.tables.numbers[new] - start
+            lanes[at], clocks[at], last[at] = folded.tables.lanes[new], folded.info.clock.wall, folded.info.bounds[1]
+            folder[at] = folded.info.number
+        added = int(lanes.sum())
+        self.lane_base = np.append(self.lane_base, self.rows.shape[1] + np.cumsum(lanes) - lanes)
+        self.lane_slot = np.append(self.lane_slot, np.repeat(len(self.lanes) + np.arange(count), lanes))
+        self.lanes = np.append(self.lanes, lanes)
+        self.sealed = np.append(self.sealed, np.zeros(count, np.bool_))
+        self.folder = np.append(self.folder, folder)
+        self.clocks, self.last = np.append(self.clocks, clocks), np.append(self.last, last)
+        new_rows = np.zeros((following.LANE_ROWS, added), np.int64)
+        new_rows[following.OPEN_START] = -1
+        self.rows = np.append(self.rows, new_rows, axis=1)
+        return added
+
+    def move(self, slots: Ints, pack: Pack) -> None:
+        """Note that the rows of segments are in a pack now."""
+        self.clocks, self.last = self.clocks.copy(), self.last.copy()
+        self.clocks[slots], self.last[slots] = pack.info.clock.wall, pack.info.bounds[1]
+        self.folder[slots] = pack.info.number
+
+    def set_rows(self, places: Ints | slice, committed: Ints, observed: Ints) -> None:
+        """Note how far lanes were followed."""
+        self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
+
+    def note_sealed(self, slot: int) -> None:
+        """Note that a segment was taken in as sealed."""
+        self.sealed = self.sealed.copy()
+        self.sealed[slot] = True
+
+    def empty(self, slots: list[int]) -> None:
+        """Note that segments are gone."""
+        self.lanes = self.lanes.copy()
+        self.lanes[slots] = 0
+
+    def span(self, slot: int) -> slice:
+        """Return the places of the lanes of a segment among all lanes."""
+        base = int(self.lane_base[slot])
+        return slice(base, base + int(self.lanes[slot]))
+
+    def places_of(self, episodes: EpisodeTable) -> Ints:
+        """Return the place among all lanes of the lane of each episode."""
+        slot = (episodes.first >> POSITION_BITS) - self.origin
+        place: Ints = self.lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
+        return place
+
+    def count_open(self) -> int:
+        """Count the steps of open episodes."""
+        lanes = np.flatnonzero(self.rows[following.OPEN_START] >= 0)
+        return int((self.rows[following.COMMITTED, lanes] - self.rows[following.OPEN_START, lanes]).sum())
+
+
 class KnownSegments:
     """Reads the segments of one store, and knows which it cannot read. Not thread-safe.
 
-    ``damaged`` says what is wrong with each that it leaves out, by number.
+    Those from number ``least`` on may be there, also if no counter says so. ``slots`` are theirs, ``damaged`` says what
+    is wrong with each that it leaves out, by number.
     """
 
-    def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
+    def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
         self._root, self._counters, self._warns = root, counters, warns
         self.damaged: dict[int, str] = {}
+        self.slots = Slots(min(self._lowest(), least))
 
-    def lowest(self) -> int:
+    def _lowest(self) -> int:
         """Return the number from which on segments may be there.
 
         The counter of the first one is a hint: one that somebody moved back may lie below it.
@@ -114,15 +230,15 @@ class KnownSegments:
             return False
         return info.number < self._counters.peek(layout.FIRST_LIVE)
 
-    def has_other(self, start: int, stop: int, known: Mapping[int, Identity | int]) -> bool:
+    def has_other(self, known: Mapping[int, Identity | int]) -> bool:
         """Whether a segment is there that was not, or is another one than it was.
 
-        ``known`` are those from ``start`` to ``stop`` that were there, with the document that each was read from or,
-        if it may grow, the inode of its folder.
+        ``known`` are those that were there, with the document that each was read from or, if it may grow, the inode of
+        its folder.
         """
-        if self.lowest() < start:
+        if self._lowest() < self.slots.origin:
             return True
-        there = [number for number in listed_numbers(self._root) if start <= number < stop]
+        there = [number for number in listed_numbers(self._root) if self.slots.origin <= number < self.slots.end]
         return any(number not in known or self._is_other(number, known[number]) for number in there)
 
     def _is_other(self, number: int, was: Identity | int) -> bool:
@@ -130,3 +246,56 @@ class KnownSegments:
         if isinstance(was, int):
             return identify(path)[0] not in (was, 0)
         return identify(path / layout.METADATA) != was
+
+    # --- packs -------------------------------------------------------------------------------------------------------
+
+    def find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
+        """Return the packs among segments behind the last slot, lowest number first, and leave out their members.
+
+        ``infos`` are changed. Raises Merged where a member is not known.
+        """
+        start, found, taken = self.slots.end, list[Pack](), set[int]()
+        for at in range(len(infos) - 1, -1, -1):
+            info = infos[at]
+            if info is None or info.packed is None:
+                continue
+            infos[at] = None
+            if at + start in taken:
+                continue
+            try:
+                pack = Pack(info, read_tables(info))
+            except DAMAGE as error:
+                self.leave_out(at + start, error)
+                continue
+            numbers = pack.tables.numbers.tolist()
+            if taken.isdisjoint(numbers):  # else it was merged into another one
+                found.append(pack)
+                taken.update(numbers)
+        if taken and min(taken) < self.slots.origin:
+            raise Merged(min(taken))
+        for number in taken:
+            if number >= start:
+                infos[number - start] = None
+            elif self.slots.lanes[number - self.slots.origin] == 0:
+                raise Merged  # it had left, or could not be read
+        end = start + len(infos)
+        if any(start <= n < end and infos[n - start] is None and n not in taken for n in self.merged_since(end)):
+            raise Merged  # it was gone before it was read
+        return found[::-1]
+
+    def leave_out(self, number: int, error: Exception) -> None:
+        """Note that a segment cannot be read, as `note_damage`. Raises Merged where it may be in a pack by now."""
+        self.check_merged([number])
+        self.note_damage(number, error)
+
+    def check_merged(self, gone: Iterable[int]) -> None:
+        """Raise Merged where one of these segments, or packs, is gone and its rows are in a pack that is not known."""
+        missing = [number for number in gone if not os.path.lexists(self._root.segment_path(number))]
+        if missing and (merged := self.merged_since(self.slots.end)):
+            slots = np.flatnonzero(np.isin(self.slots.folder, missing))
+            if not merged.isdisjoint((slots + self.slots.origin).tolist()):
+                raise Merged
+
+    def merged_since(self, first: int) -> set[int]:
+        """Return the segments that are in packs from number ``first`` on."""
+        return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()

@@ -35,6 +35,8 @@ from diskreplay.segments.files.machine import MOST_NS, BootTime, Clock, Volume, 
 from diskreplay.segments.files.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
 from diskreplay.segments.shards import Compressed, codec
 
+# What reading a segment raises if it is damaged, or gone.
+DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # What is read, or locked, of a segment as soon as it is seen.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 

@@ -12,7 +12,6 @@ from diskreplay.errors import SegmentGone
 from diskreplay.ids import OPEN
 from diskreplay.reading.episodes import sums_between
 from diskreplay.reading.follower import Follower
-from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.reading.step_account import StepAccount, read_account
 from diskreplay.retention.policy import disk_usage
@@ -27,7 +26,7 @@ from diskreplay.segments.files.locks import is_held
 from diskreplay.segments.marks import map_trusted, shows_live_rows
 from diskreplay.segments.packs import read_packs
 from diskreplay.segments.sealing import count_steps_in, may_seal
-from diskreplay.segments.segment import NeverWritten, SegmentInfo, read_segment
+from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 
 Progress = Callable[[int, int], None]
 _ROWS_AT_ONCE = 1 << 22

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from diskreplay.errors import StorageFull, StoreLocked
-from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.durable import NotWritten
 from diskreplay.segments.files.locks import Lock, try_lock
 from diskreplay.segments.sealing import seal_segments
-from diskreplay.segments.segment import SegmentInfo, read_segment
+from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.marker import Marker
 
 # Each waiting segment holds the descriptor of its lock.

@@ -30,7 +30,7 @@ def test_a_reader_takes_in_any_number_of_rows_that_came_since(tmp_store, compile
         assert len(reader) == (capacity or 9_010)
 
 
-def test_a_store_that_gets_a_limit_while_its_kernel_is_compiled_is_read_on(tmp_store):
+def test_a_store_that_gets_a_limit_while_its_kernel_is_compiled_is_read_on(tmp_store, monkeypatch):
     with (
         dr.create(tmp_store, serial_schema()) as store,
         dr.open(tmp_store) as reader,
@@ -47,7 +47,8 @@ def test_a_store_that_gets_a_limit_while_its_kernel_is_compiled_is_read_on(tmp_s
                 thread.join()
             return chosen(name)
 
-        reader._follower.follow_with(compiled_slowly)
+        monkeypatch.setattr("diskreplay.store.store.chosen", compiled_slowly)
+        reader.follow_compiled()
         append_numbered(writer, range(80, 100))
         reader.refresh()
         assert visible_serials(reader) == list(range(50, 100))

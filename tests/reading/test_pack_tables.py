@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading import chunk_budget, chunk_table, follower
+from diskreplay.reading import chunk_budget, chunk_table, followed_rows, known_segments
 from diskreplay.reading.chunk_budget import Piece
 from diskreplay.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.reading.lanes import LaneMap
@@ -120,7 +120,8 @@ def test_a_store_that_is_merged_while_it_is_opened_is_whole_at_once(
         write_more(Path(store.path), 4)
         store.refresh()
         before, steps = contents(store), len(store)
-    owner = follower.KnownSegments if called == "KnownSegments.read" else follower
+    homes = {"KnownSegments.read": known_segments.KnownSegments, "read_sealed": followed_rows}
+    owner = homes.get(called, known_segments)
     name = called.split(".")[-1]
     real, merged = getattr(owner, name), list[int]()
 

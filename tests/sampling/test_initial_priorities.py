@@ -258,16 +258,15 @@ def test_the_first_priority_of_a_segment_is_never_missed(
         append_numbered(writer, range(5), "open")
         sampler = dr.Sampler(reader, dr.Transitions(), distribution(), batch_size=4, seed=0)
         sampler.sample()
-        follower = reader._follower
-        counters, raw = follower._counters, follower._counters.raw
 
-        def read() -> bytes:
+        def read(counters: Any) -> bytes:
             monkeypatch.undo()
-            before = raw()
+            before: bytes = counters.raw()
             append_numbered(writer, [5], "open", priority=50.0)
-            return before if when == "before the rows are followed" else raw()
+            after: bytes = counters.raw()
+            return before if when == "before the rows are followed" else after
 
-        monkeypatch.setattr(counters, "raw", read)
+        monkeypatch.setattr("diskreplay.segments.files.commit.StoreCounters.raw", read)
         sampler.sample()
         ids = serial_ids(store)
         check_chances(sampler, {i: 50.0 + EPS if number == 5 else 1.0 for number, i in ids.items()})
@@ -281,20 +280,19 @@ def test_a_segment_that_was_read_before_its_first_priority_is_read_again(
         append_numbered(one, range(3), "open")
         sampler = dr.Sampler(reader, dr.Transitions(), distribution(), batch_size=4, seed=0)
         sampler.sample()
-        known = reader._follower._known
-        read, before = known.read, reader.snapshot
+        before = reader.snapshot
         with store.writer() as two:
             append_numbered(two, [3], "open")
 
-            def read_early(number: int) -> Any:
-                info = read(number)
+            def read_early(known: Any, number: int) -> Any:
+                monkeypatch.undo()
+                info = known.read(number)
                 append_numbered(two, [4], "open", priority=50.0)
                 assert not before.has_priorities
                 return info
 
-            monkeypatch.setattr(known, "read", read_early)
+            monkeypatch.setattr("diskreplay.reading.known_segments.KnownSegments.read", read_early)
             sampler.sample()
-            monkeypatch.undo()
             ids = serial_ids(store)
             check_chances(sampler, {i: 50.0 + EPS if number == 4 else 1.0 for number, i in ids.items()})
 

@@ -368,7 +368,7 @@ def test_a_refresh_that_is_interrupted_loses_nothing(store, monkeypatch):
         for i in range(3):
             append_numbered(writer, range(10 * i, 10 * i + 5))
         with monkeypatch.context() as patch:
-            extend_to = "diskreplay.reading.follower.EpisodeLog.extend_to"
+            extend_to = "diskreplay.reading.episode_log.EpisodeLog.extend_to"
             patch.setattr(extend_to, lambda *a: (_ for _ in ()).throw(Interrupt))
             with pytest.raises(Interrupt):
                 reader.refresh()

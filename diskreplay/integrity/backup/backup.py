@@ -28,7 +28,6 @@ from diskreplay.integrity.backup.sealed_segments import copy_sealed
 from diskreplay.integrity.backup.trees import SegmentVanished, copy_as_it_is, files_below
 from diskreplay.integrity.backup.unfinished import full_message, unfinished
 from diskreplay.reading.follower import Follower
-from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.reading.step_account import Steps, read_account
 from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.documents import layout
@@ -43,7 +42,7 @@ from diskreplay.segments.files.numbers import listed_numbers
 from diskreplay.segments.marks import shows_live_rows
 from diskreplay.segments.packs import find_superseded
 from diskreplay.segments.sealing import seal_segments
-from diskreplay.segments.segment import NeverWritten, SegmentInfo, read_segment
+from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 
 # So many moments are chosen at most.
 _MOMENTS = 4

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from diskreplay.errors import SegmentGone
-from diskreplay.reading.known_segments import DAMAGE
 from diskreplay.retention.policy import disk_usage
 from diskreplay.retention.retention import Retention
 from diskreplay.segments import packing
@@ -17,7 +16,7 @@ from diskreplay.segments.files.machine import boot_id
 from diskreplay.segments.files.numbers import live_numbers
 from diskreplay.segments.packing import EvictedBySegment, Unfit, build_pack, is_compressed, most_bytes, most_rows
 from diskreplay.segments.packs import find_superseded
-from diskreplay.segments.segment import SegmentInfo, read_segment
+from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.merging.background import LEAST_SEGMENTS, MUCH_BYTES
 
 Progress = Callable[[int, int], None]

@@ -194,7 +194,7 @@ def test_a_dead_writers_segment_is_sealed_and_readers_learn_of_it(tmp_store, mon
     assert verify(tmp_store) == []
     (would,) = repair(tmp_store, dry_run=True).actions
     # Readers learn of it from the counter alone.
-    monkeypatch.setattr("diskreplay.reading.follower._CHECK_EVERY_S", 1e9)
+    monkeypatch.setattr("diskreplay.reading.follower.CHECK_EVERY_S", 1e9)
     with dr.open(tmp_store) as reader:
         (did,) = repair(tmp_store).actions
         assert not reader.snapshot.sealed.any()

@@ -1,0 +1,375 @@
+"""The rows of a store as far as a reader has followed them: where they are, and which episodes they make."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from diskreplay.errors import SegmentGone
+from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, locate
+from diskreplay.kernels import following, hiding
+from diskreplay.kernels.table import Kernel
+from diskreplay.reading.capacity_frontier import CapacityFrontier, Segments
+from diskreplay.reading.chunk_table import ChunkTables
+from diskreplay.reading.episode_log import Discards, EpisodeLog, Evictions
+from diskreplay.reading.folder import Pack
+from diskreplay.reading.known_segments import KnownSegments
+from diskreplay.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
+from diskreplay.reading.snapshot import SegmentTable, Snapshot
+from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.root import Root
+from diskreplay.segments.files.commit import StoreCounters
+from diskreplay.segments.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
+from diskreplay.segments.segment import DAMAGE, SegmentInfo
+from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
+
+# Bytes of flags of sealed segments that are parsed together.
+_AT_ONCE = 16 << 20
+
+
+class _Sealed(NamedTuple):
+    """The places of sealed segments, and what `read_sealed` found in one, or `read_pack` in several."""
+
+    slots: list[int]
+    committed: Ints
+    flags: LaneFlags
+
+
+class FollowedRows:
+    """The rows of all segments that a reader knows, and their episodes. Used by one thread.
+
+    ``slots`` and ``tables`` say where the rows are, ``log`` has the ended episodes; `generation` is the first one of
+    the log. ``live`` are the lanes that may grow: this is their owner. ``newly_discarded`` are found since somebody
+    emptied it, and ``lost`` counts the steps of segments that turned out to be damaged.
+    """
+
+    def __init__(
+        self, root: Root, counters: StoreCounters, known: KnownSegments, kernel: Kernel, generation: int, is_timed: bool
+    ) -> None:
+        self._root, self._counters, self._known, self._is_timed = root, counters, known, is_timed
+        self._leaves = [layout.DONE, layout.TIME] if is_timed else [layout.DONE]
+        self.slots = known.slots
+        self.tables = ChunkTables(root, counters)
+        self.log = EpisodeLog(generation)
+        self.evictions, self._discards = Evictions(root), Discards()
+        self.newly_discarded: list[EpisodeTable] = []
+        self._frontier = CapacityFrontier(root.limits.capacity, is_timed)
+        self.live = LiveLanes(kernel, self.log, self._frontier, self._leaves)
+        self._gone: list[int] = []  # evicted segments whose episodes are still in the log
+        self.lost = 0
+        self._segments: SegmentTable | None
+        self.list_growing()
+
+    @property
+    def origin(self) -> int:
+        """The number of the segment in the first slot."""
+        return self.slots.origin
+
+    @property
+    def steps(self) -> int:
+        """The steps of all episodes, hidden ones included."""
+        return self.log.steps + self.slots.count_open()
+
+    def list_growing(self) -> None:
+        """List the segments that may grow, after any array of segments or lanes was replaced or changed."""
+        slots, tables, self._segments = self.slots, self.tables, None
+        self._where = Segments(
+            slots.origin, slots.lanes, slots.lane_base, slots.clocks, tables.folders, tables.first_rows
+        )
+        self.live.list_segments(slots.rows, self._where, tables)
+
+    def release(self) -> None:
+        """Release every mapping."""
+        self.live.segments.clear()
+        self.list_growing()
+        self.tables.forget()
+
+    # --- segments that come and go -----------------------------------------------------------------------------------
+
+    def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
+        """Take in the next segments; None: it is gone, or in one of these packs."""
+        first_slot = len(self.slots.lanes)
+        self._frontier.add_lanes(self.slots.add(infos, packs))
+        self.tables.add_slots(infos, self.slots.lane_base, self.slots.rows.shape[1])
+        self._read_new(infos, first_slot)
+        for pack in packs:
+            self._add_pack(pack, first_slot)
+        self.list_growing()
+
+    def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
+        """Take in new sealed segments, many at a time, and note those that may grow."""
+        sealed: list[_Sealed] = []
+        pending = 0
+        for slot, info in enumerate(infos, first_slot):
+            if info is None:
+                continue
+            try:
+                if info.sealed:
+                    self.evictions.add_lost(info)
+                    sealed.append(_Sealed([slot], *read_sealed(info)))
+                    pending += len(sealed[-1].flags.flags)
+                else:
+                    self.live.segments[slot] = LiveSegment(self._root, info.number)
+                    self.evictions.add_lost(self.live.segments[slot].info)
+            except DAMAGE as error:
+                self.exclude(slot, error)
+            if pending > _AT_ONCE:
+                self._add_sealed(sealed)
+                sealed, pending = [], 0
+        self._add_sealed(sealed)
+
+    def _add_pack(self, pack: Pack, first_new: int) -> None:
+        """Take in a pack: the segments of it that are known are read from it from now on, the others are new."""
+        tables, info = pack.tables, pack.info
+        slots = tables.numbers - self.slots.origin
+        self.tables = self.tables.with_pack(slots, pack)
+        self.slots.move(slots, pack)
+        if self.evictions.add_lost(info, tables):
+            self.remove_evicted()
+        self.list_growing()
+        for member in np.flatnonzero(np.isin(slots, list(self.live.segments))).tolist():
+            slot, committed = int(slots[member]), tables.rows[tables.runs_of(member)]
+            self._take_sealed(slot, committed, committed)
+        if (new := np.flatnonzero(slots >= first_new)).size:
+            try:
+                self._add_sealed([_Sealed(slots[new].tolist(), *read_pack(info, tables, new))])
+            except DAMAGE as error:
+                self.exclude(int(slots[new[0]]), error)
+
+    def exclude(self, slot: int, error: Exception) -> None:
+        """Go on without a segment that is damaged or gone."""
+        steps, folder = self.steps, int(self.slots.folder[slot])
+        self._known.leave_out(folder, error)
+        self.drop(np.flatnonzero((self.slots.folder == folder) & (self.slots.lanes > 0)).tolist())
+        self.lost += steps - self.steps
+
+    def drop(self, slots: list[int]) -> None:
+        """Empty slots.
+
+        Their episodes stay in the log, hidden, until they are half of it: a new log costs every sampler a new start.
+        Episodes that no limit hides do not stay: a reader that begins now has no trace of them, and must agree.
+        """
+        if not slots:
+            return
+        gone = np.isin(self.slots.lane_slot, slots)
+        if self._frontier.generation != self.log.generation:
+            self._follow_log()
+        places, open_start = self.slots.places_of(self.log.table), self.slots.rows[following.OPEN_START]
+        self._frontier.drop(gone, self.log.table, places, open_start)
+        open_start[gone] = -1
+        self.slots.empty(slots)
+        for slot in slots:
+            self.live.segments.pop(slot, None)
+        self.tables = self.tables.without(slots)
+        self.list_growing()
+        self._gone.extend(slot + self.slots.origin for slot in slots)
+        for left_out in self.evictions, self._discards:
+            left_out.forget(np.array(slots) + self.slots.origin)
+        behind = np.isin(self.log.table.first >> POSITION_BITS, self._gone)
+        words = self._counters.read()
+        past = max(self._frontier.hidden_before, int(max(words[layout.FRONTIER], words[layout.HORIZON])))
+        is_hidden = not behind.any() or int(self.log.table.time[behind].max()) < past
+        # Without times, nobody could tell which episodes began after those that are gone.
+        if not self._is_timed or not is_hidden or 2 * np.count_nonzero(behind) >= len(behind):
+            self.log.remove(behind)
+            self._gone = []
+
+    def remove_evicted(self) -> None:
+        """Remove episodes from the log that are evicted or lost now."""
+        self.log.remove(self.evictions.split(self.log.table)[1])
+
+    # --- segments that may grow --------------------------------------------------------------------------------------
+
+    @property
+    def keeps_all_ended(self) -> bool:
+        """Whether no episode that ends is one that was evicted, lost, or part of a discarded one."""
+        return self.evictions.has_none and not self._discards.waits
+
+    def add_ended(self, end: int, steps: int) -> None:
+        """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
+        if self.evictions.has_none:
+            self.log.extend_to(end, steps)
+        else:
+            new = EpisodeTable(self.log.reserve(0)[len(self.log) : end].copy())
+            self.log.append(self.evictions.split(new)[0])
+
+    def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
+        """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
+        return self.tables.lanes_of(slot, self.slots.origin) if self.slots.lanes[slot] else None
+
+    def published_rows(self, slot: int, lane: int) -> int:
+        """Return how many rows of a lane are published."""
+        live = self.live.segments.get(slot)
+        counted = self.slots.rows[following.COMMITTED, self.slots.span(slot)] if live is None else live.committed
+        return int(counted[lane])
+
+    def is_followed(self, slot: int, lane: int) -> bool:
+        """Tell whether all that is published of a lane is in the log."""
+        known, _, open_start, *_ = self.slots.rows[:, self.slots.span(slot).start + lane].tolist()
+        return bool(known >= self.published_rows(slot, lane) and open_start < 0)
+
+    def read_time(self, step_id: int) -> bool:
+        """Map the time of a step, or go on without its segment; tell whether it is mapped."""
+        slot, position = (step_id >> POSITION_BITS) - self.slots.origin, step_id & POSITION_MASK
+        row, lane = divmod(position, int(self.slots.lanes[slot]))
+        try:
+            self.tables.leaves[layout.TIME].ensure(*np.array([[slot], [lane], [row], [row]]))
+        except (SegmentGone, *DAMAGE) as error:
+            self.exclude(slot, error)
+            return False
+        return True
+
+    def prepare_segment(self, slot: int, is_damaged: bool) -> None:
+        """See to it that the rows of a live segment can be followed, or go on without it; it may seem to be damaged."""
+        try:
+            self._make_followable(slot, is_damaged)
+        except (SegmentGone, *DAMAGE) as error:
+            self.exclude(slot, error)
+
+    def _make_followable(self, slot: int, is_damaged: bool) -> None:
+        live, span = self.live.segments[slot], self.slots.span(slot)
+        known = self.slots.rows[following.COMMITTED, span]
+        committed, observed = live.read(known)
+        new, most, before = committed - known, int(committed.max()), live.checked_rows
+        self.live.set_checked(slot, check_chunks(live.info, before, most))
+        if live.checked_rows > before:
+            self.tables.follow(slot, most - 1)
+        if is_damaged or int(new.max()) >= MANY_ROWS:
+            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
+            self.slots.set_rows(span, committed, observed)
+        elif live.checked_rows == before:  # else that was all, most often: what is not mapped is asked for next
+            lane = np.flatnonzero(new)
+            for leaf in self._leaves:
+                self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
+
+    def reread(self, slot: int) -> bool:
+        """Read the document of a live segment that was replaced; tell whether it is sealed."""
+        before, live = self.live.segments[slot], LiveSegment(self._root, self.slots.origin + slot)
+        if live.folder != before.folder:
+            return False  # replaced by repair, which is about to count a change
+        live.checked_rows = before.checked_rows
+        if self.evictions.add_lost(live.info):
+            self.remove_evicted()
+        if live.info.sealed:
+            committed, observed = live.read(self.slots.rows[following.COMMITTED, self.slots.span(slot)])
+            check_chunks(live.info, live.checked_rows, int(committed.max()))
+            self._take_sealed(slot, committed, observed)
+            self.slots.last[slot] = live.info.bounds[1]
+        else:
+            self.live.segments[slot] = live
+        self.tables.note_info(slot, live.info)
+        self.list_growing()
+        return live.info.sealed
+
+    def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
+        """Take in the rest of a live segment that is sealed now."""
+        span = self.slots.span(slot)
+        self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
+        self.slots.set_rows(span, committed, observed)
+        self.slots.note_sealed(slot)
+        del self.live.segments[slot]
+
+    # --- rows that come ----------------------------------------------------------------------------------------------
+
+    def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
+        """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
+        base, info = int(self.slots.lane_base[slot]), self.tables.info(slot)
+        if not len(at) or info is None:
+            return
+        start, stop = self.slots.rows[following.OPEN_START, at], committed[at - base]
+        first = np.where(start < 0, self.slots.rows[following.COMMITTED, at], start)
+        done, bounds = self.tables.leaves[layout.DONE], (at - base, first, stop)
+        read = read_lanes(info, *bounds, lambda: done.rows_of_lanes(slot, *bounds))
+        self._add_rows(at, first, read, sealed)
+
+    def _add_sealed(self, segments: list[_Sealed]) -> None:
+        """Take in whole sealed segments."""
+        if not segments:
+            return
+        there = np.zeros(len(self.slots.lanes), np.bool_)
+        there[[slot for segment in segments for slot in segment.slots]] = True
+        at = np.flatnonzero(there[self.slots.lane_slot])
+        committed = np.concatenate([segment.committed for segment in segments])
+        flags = LaneFlags.concatenate([segment.flags for segment in segments])
+        try:
+            self._add_rows(at, np.zeros_like(at), flags, True)
+        except (SegmentGone, *DAMAGE) as error:  # of one of them flags or times are damaged or gone
+            if len(segments) == 1:
+                self.exclude(segments[0].slots[0], error)
+            else:
+                for segment in segments:
+                    self._add_sealed([segment])
+            return
+        self.slots.set_rows(at, committed, committed)
+        self.slots.sealed |= there
+
+    def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
+        """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
+        slots = self.slots
+        slot = slots.lane_slot[at]
+        lane, lanes = at - slots.lane_base[slot], slots.lanes[slot]
+        slices = LaneSlice(slot + slots.origin, lanes, lane, first, flags.rows, np.full(len(at), sealed))
+        found = parse_episodes(flags.flags, slices, flags.gaps)
+        if self._is_timed:
+            self._set_times(found, at)
+        slots.rows[following.OPEN_START, at] = found.open_start
+        slots.rows[following.OPEN_END, at] = np.where(found.open_continues, OPEN | CONTINUES, OPEN)
+        self.log.append(self.evictions.split(found.ended)[0])
+
+    def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
+        """Look up when the first steps of these episodes were published."""
+        slots = self.slots
+        place, row = slots.places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
+        still_open = found.open_start >= 0
+        place, row = np.append(place, at[still_open]), np.append(row, found.open_start[still_open])
+        slot = slots.lane_slot[place]
+        times = self.tables.leaves[layout.TIME].values(slot, place - slots.lane_base[slot], row) + slots.clocks[slot]
+        found.ended.time[:] = times[: len(found.ended)]
+        slots.rows[following.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
+
+    # --- snapshots ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, record: Ints, total: int) -> Snapshot:
+        """Return the snapshot that has this record, of so many steps, some of which are hidden."""
+        frontier, segments = self._frontier, self._segments
+        assert segments is not None
+        found = frontier.found
+        steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], frontier.hidden_before
+        if segments.discarded_steps:
+            discarded = self._discards.episodes
+            steps -= int((discarded.steps - frontier.hidden_of(discarded, self.slots.places_of(discarded))).sum())
+        return Snapshot(segments, steps, record, self.slots.rows, self.log.table, frontier.oldest, reached, until)
+
+    def segment_table(self) -> SegmentTable:
+        """Return the table of all segments, a new one where anything in it has changed."""
+        found = self._discards.follow(self.log, self.evictions, self)
+        if len(found):
+            self.newly_discarded.append(found)
+        if self._frontier.generation != self.log.generation:
+            self._follow_log()
+        segments, generation = self._segments, self.log.generation
+        evictions = self._discards.with_evicted(self.evictions.found)
+        if segments is not None and segments.evictions is evictions and segments.generation == generation:
+            return segments
+        self._segments = segments = SegmentTable.of(
+            self.live.growing,
+            schema=self._root.schema,
+            tables=self.tables,
+            sealed=self.slots.sealed,
+            evictions=evictions,
+            discarded_steps=int(self._discards.episodes.steps.sum()),
+            generation=generation,
+            **self._where._asdict(),
+        )
+        return segments
+
+    def _follow_log(self) -> None:
+        self._frontier.follow(self.log, self.slots.places_of(self.log.table), self.slots.rows[following.OPEN_START])
+
+
+def steps_not_shown(episodes: EpisodeTable, shown: Snapshot) -> int:
+    """Count the steps of episodes that a snapshot does not have."""
+    counts = np.zeros(len(episodes), np.int64)
+    there, slot, _, lane, row = locate(episodes.first, shown.origin, shown.lanes)
+    counts[there] = shown.committed_rows(slot[there], lane[there]) - row[there]
+    return int((episodes.steps - np.clip(counts, 0, episodes.steps)).sum())
