@@ -13,9 +13,9 @@ from diskreplay.distributions.population import Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
-# Draws without one hit, each of at least world_size ids, after which the population is searched for a hit. A rank with
-# its fair share of ids gets there with probability e**-32.
-FRUITLESS_DRAWS = 32
+# Ids that are drawn for each one that a rank still lacks, over world_size, draw by draw; after these its share is
+# listed. A rank with a fair share of the probability gets there with probability e**-32.
+_SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
 class Draw(NamedTuple):
@@ -72,27 +72,49 @@ class Distribution(ABC):
         """Draw `size` ids of a population that is not empty."""
 
     def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share, by rejection: among themselves they keep their probabilities.
+        """Draw `size` ids of the population's share: among themselves they keep their probabilities.
 
+        By rejection, and from the list of them where that finds few. What tells no chances is drawn until it hits.
         NotEnoughData where there is none.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
             return self.draw(population, size, rng)
-        ids, chances, missing, fruitless = [np.zeros(0, np.int64)], [], size, 0
-        draw = Draw(ids[0], None, population.size)
+        ids, chances, missing = [np.zeros(0, np.int64)], [np.zeros(0)], size
+        draw, overdraws = Draw(ids[0], None, population.size), iter(_SHARE_OVERDRAWS)
         while missing:
-            draw = self.draw(population, missing * share.world_size, rng)
+            overdraw = next(overdraws, 0)
+            if not overdraw and (self.tells_chances or not population.share_size()):
+                more, their_chances = self._draw_listed(population, missing, rng)
+                ids.append(more)
+                chances.append(their_chances)
+                break
+            draw = self.draw(population, missing * share.world_size * (overdraw or 1), rng)
             # At random if there are too many: a stratified draw is in order, its first ids are alike.
             mine = np.sort(rng.permutation(np.flatnonzero(share.contains(draw.ids)))[:missing])
             ids.append(draw.ids[mine])
             if draw.chances is not None:
                 chances.append(draw.chances[mine])
             missing -= len(mine)
-            fruitless = 0 if len(mine) else fruitless + 1
-            if fruitless == FRUITLESS_DRAWS and not population.share_size():
-                raise population.nothing_in_share()
-        return Draw(np.concatenate(ids), np.concatenate(chances) if chances else None, draw.size, draw.least)
+        return draw._replace(ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
+
+    def _draw_listed(self, population: Population, size: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
+        """Draw ids from the list of those of the population's share; return them, and the chance of each."""
+        if not population.share_size():
+            raise population.nothing_in_share()
+        ids, chances = [], []
+        for some in population.ids():
+            found = self.chances(population, some)
+            ids.append(some[found > 0])
+            chances.append(found[found > 0])
+        share, mass = np.concatenate(ids), np.concatenate(chances)
+        if not len(share):
+            rank, world_size = population.share
+            raise NotEnoughData(
+                f"none of the steps that {self} draws belongs to rank {rank} of {world_size}; 1 is needed, append more"
+            )
+        at = rng.choice(len(share), size, p=mass / mass.sum())
+        return share[at], mass[at]
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw in place of a batch that lost ids before it was delivered; what is left stays where it comes but once.
