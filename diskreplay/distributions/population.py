@@ -64,6 +64,7 @@ MANY = 1 << 15
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
 _NO_BOOLS = np.zeros(0, np.bool_)
+_NO_INTS = np.zeros(0, np.int64)
 _NO_PARTLY = np.zeros((4, 0), np.int64)
 
 
@@ -152,25 +153,57 @@ class Crossing(Protocol):
         """
 
 
+class Column(NamedTuple):
+    """A number for each of some ids, which are in order. Immutable."""
+
+    ids: Ints = _NO_INTS
+    values: Ints = _NO_INTS
+
+    def of(self, ids: Ints, otherwise: int = 0) -> Ints:
+        """Return the number of each id, `otherwise` where it has none."""
+        if not len(self.ids):
+            return np.full(len(ids), otherwise)
+        at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[at] == ids, self.values[at], otherwise)
+
+    def has(self, ids: Ints) -> NDArray[np.bool_]:
+        """Tell which ids have one; none of them is negative."""
+        return self.of(ids, -1) >= 0
+
+    def at(self, which: Any) -> "Column":
+        """Return the ids at a mask, and their numbers."""
+        return Column(self.ids[which], self.values[which])
+
+    def with_others(self, ids: Ints, values: Ints) -> "Column":
+        """Return these and other ids, with their numbers."""
+        order = np.argsort(ids)
+        at = np.searchsorted(self.ids, ids[order])
+        return Column(np.insert(self.ids, at, ids[order]), np.insert(self.values, at, values[order]))
+
+    def plus(self, ids: Ints, values: Ints) -> "Column":
+        """Return the sum of these numbers and others, in which an id may be named more than once."""
+        every, where = np.unique(np.append(self.ids, ids), return_inverse=True)
+        sums = np.zeros(len(every), np.int64)
+        np.add.at(sums, where, np.append(self.values, values))
+        return Column(every, sums)
+
+
 class _Counted(NamedTuple):
-    """How many ids of a share each run has, by its last id and how many it has at all; a line of -1 behind them."""
+    """How many ids each run has, by its last id, and how many of them are in a share."""
 
-    version: int
-    last: Ints
-    count: Ints  # type: ignore[assignment]  # as above
-    mine: Ints
+    every: Column
+    mine: Column
 
-    def updated(self, version: int, runs: IdRuns, share: Share) -> "_Counted":
+    def updated(self, runs: IdRuns, share: Share) -> "_Counted":
         """Return the counts of these runs. Ids are only looked at of runs that were not counted before."""
         last = last_ids(runs)
-        at = np.searchsorted(self.last[:-1], last)
-        mine = np.where((self.last[at] == last) & (self.count[at] == runs.count), self.mine[at], -1)
+        mine = np.where(self.every.of(last) == runs.count, self.mine.of(last, -1), -1)
         new = keep(runs, mine < 0)
         before = np.append(0, np.cumsum(np.concatenate([_NO_BOOLS, *map(share.contains, id_blocks(new))])))
         end = np.cumsum(new.count)
         mine[mine < 0] = before[end] - before[end - new.count]
         order = np.argsort(last)
-        return _Counted(version, *(np.append(column[order], -1) for column in (last, runs.count, mine)))
+        return _Counted(*(Column(last[order], each[order]) for each in (runs.count, mine)))
 
 
 class View(Protocol):
@@ -222,7 +255,7 @@ class Population:
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of open episodes that count; kept where `where` asks
         self._refusals = 0  # how often some of these came to count no more
-        self._counted = _Counted(0, *np.full((3, 1), -1))
+        self._counted, self._counted_at = _Counted(Column(), Column()), 0
         self._clear()
 
     def _clear(self) -> None:
@@ -461,9 +494,9 @@ class Population:
         """Count the ids of the share; among several ranks at the cost of all runs, and of the ids of new ones."""
         if self.share.world_size == 1:
             return self.size
-        if self._counted.version != self.version:
-            self._counted = self._counted.updated(self.version, self.runs(), self.share)
-        return int(self._counted.mine[:-1].sum())
+        if self._counted_at != self.version:
+            self._counted, self._counted_at = self._counted.updated(self.runs(), self.share), self.version
+        return int(self._counted.mine.values.sum())
 
     def nothing_in_share(self) -> NotEnoughData:
         """Return the error that none of the ids is in the share."""
@@ -703,15 +736,20 @@ def _no_population() -> Population | None:
 
 
 class Cursor:
-    """How far one follower has seen one population. Not thread-safe.
+    """How far one follower has seen one population, and the ids of each lane. Not thread-safe.
 
-    `population` is a weak reference: it returns the population that was seen last, None before the first.
+    `population` is a weak reference: it returns the population that was seen last, None before the first. `visible` is
+    what it hid then. Who keeps ids in the order in which they come takes them by `new_of` and `take`; a saved state
+    knows the last ones of each lane that were taken in, `taken`, with which another cursor begins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Ints = _NO_INTS) -> None:
         self.population: Callable[[], Population | None] = _no_population
+        self.visible = ALL_VISIBLE
         self._version = -1
         self._mark: Mark | None = None
+        self._generation: int | None = None  # None: of another population
+        self._last = taken  # of each lane of the population, -1 for none; as they were given before it is followed
 
     @property
     def is_new(self) -> bool:
@@ -730,66 +768,51 @@ class Cursor:
         """Return what has changed; all of it for another population, or where the last changes were not `reached`."""
         mark, self._mark = self._mark, None
         if not self.is_of(population):
-            mark, self.population = None, weakref.ref(population)
+            mark, self._generation, self.population = None, None, weakref.ref(population)
         self._version = -1
         return population.changes(mark)
 
     def reach(self, population: Population, changes: Changes) -> None:
         """Note that what `changes` returned was taken in."""
         self._version, self._mark = population.version, changes.mark
+        self._generation, self.visible = population.generation, population.visible
 
+    def may_miss(self, population: Population) -> bool:
+        """Tell whether ids may have gone that are not the oldest ones: evicted by hand, set aside or refused."""
+        return self._generation != population.generation
 
-class LaneCursor(Cursor):
-    """The cursor of who keeps ids in the order in which they come: it survives in a saved state.
-
-    `taken` are the last ids of each lane that were taken in, of which a saved state knows. `last` has that of each lane
-    of the population that was followed last, -1 for none; `generation` and `visible` are as they were when all of that
-    was taken in.
-    """
-
-    def __init__(self, taken: Ints | None = None) -> None:
-        super().__init__()
-        self.last: Ints = np.zeros(0, np.int64) if taken is None else taken
-        self.generation: int | None = None
-        self.visible = ALL_VISIBLE
+    def kept(self, population: Population, ids: Ints) -> NDArray[np.bool_]:
+        """Tell which ids can still be drawn, of such as could be when `changes` were reached, or that came since."""
+        if self.may_miss(population):
+            return population.contains(ids)
+        if self.visible.oldest is population.visible.oldest:
+            return np.ones(len(ids), np.bool_)
+        return ids >= population.visible.least_ids(ids)
 
     @property
     def taken(self) -> Ints:
-        """The ids themselves."""
-        return self.last[self.last >= 0]
+        """The last ids of each lane that were taken in."""
+        return self._last[self._last >= 0]
 
-    def changes(self, population: Population) -> Changes:
-        """Return what has changed, as `Cursor.changes`, and know the lanes of the population."""
+    def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:
+        """Return what is behind the last ids of these runs, the place of each one's lane, and whether that is new."""
         visible = population.visible
-        if not self.is_of(population):
-            self.generation = None
-        if self.generation == population.generation:
-            self.last = np.append(self.last, np.full(len(visible.oldest) - len(self.last), -1))
-        else:
+        if self.may_miss(population):
             known = self.taken
             place = visible.places(known)
-            self.last = np.full(len(visible.oldest), -1)
-            self.last[place[place >= 0]] = known[place >= 0]
-        if visible.lanes is not self.visible.lanes:
-            known = np.flatnonzero(self.last >= 0)
-            self.last[known[visible.places(self.last[known]) < 0]] = -1
-        return super().changes(population)
-
-    def reach(self, population: Population, changes: Changes) -> None:
-        """Note that what `changes` returned was taken in."""
-        super().reach(population, changes)
-        self.generation, self.visible = population.generation, population.visible
-
-    def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints]:
-        """Return what is behind the last ids of these runs, and the place of the lane of each run that is left."""
-        place = population.visible.places(runs.first)
+            self._last = np.full(len(visible.oldest), -1)
+            self._last[place[place >= 0]] = known[place >= 0]
+        elif visible.lanes is not self.visible.lanes:
+            self._last = np.append(self._last, np.full(len(visible.oldest) - len(self._last), -1))
+            known = np.flatnonzero(self._last >= 0)
+            self._last[known[visible.places(self._last[known]) < 0]] = -1
+        place = visible.places(runs.first)
         there = place >= 0
         runs, place = keep(runs, there), place[there]
-        skipped = np.clip((self.last[place] - runs.first) // runs.stride + 1, 0, runs.count)
-        runs = behind(runs, skipped)
+        runs = behind(runs, np.clip((self._last[place] - runs.first) // runs.stride + 1, 0, runs.count))
         new = runs.count > 0
-        return keep(runs, new), place[new]
+        return keep(runs, new), place[new], self._last[place[new]] < 0
 
     def take(self, runs: IdRuns, place: Ints) -> None:
         """Take in what `new_of` returned."""
-        np.maximum.at(self.last, place, last_ids(runs))
+        np.maximum.at(self._last, place, last_ids(runs))

@@ -14,7 +14,7 @@ import numpy as np
 
 from diskreplay.distributions.base import Draw, Owned
 from diskreplay.distributions.number_arguments import number
-from diskreplay.distributions.population import LaneCursor, Population
+from diskreplay.distributions.population import Cursor, Population
 from diskreplay.distributions.saved_state import columns, state_of
 from diskreplay.ids import POSITION_BITS, Floats, Ints
 from diskreplay.kernels.runs import (
@@ -122,7 +122,7 @@ class Arrivals:
         self._clear()
 
     def _clear(self) -> None:
-        self._cursor = LaneCursor()
+        self._cursor = Cursor()
         # First, stride and count of each piece, and the ids before it; with room for more of them.
         self._room: Ints = np.zeros((3, 64), np.int64)
         self._before: Ints = np.zeros(65, np.int64)
@@ -182,7 +182,7 @@ class Arrivals:
         # Pieces hold nothing but ids that can be drawn. A resumed sampler cannot tell hidden ids from evicted ones: it
         # draws the same only if neither takes part in draws.
         self._drop_hidden(population.visible)
-        if self._cursor.generation != population.generation:
+        if self._cursor.may_miss(population):
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
             # Steps are back that had been set aside: only their times tell where they belong. Or all that was kept is
@@ -246,10 +246,9 @@ class Arrivals:
 
     def _add(self, runs: IdRuns, population: Population) -> bool:
         """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
-        runs, place = self._cursor.new_of(population, runs)
+        runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):
             return True
-        is_first = self._cursor.last[place] < 0
         if self._pieces.shape[1] and is_first.any():
             last = self._pieces[:, self._starts[-2] :]
             newest = population.followed.times(last_ids(IdRuns(*last))).max()
@@ -334,7 +333,7 @@ class Arrivals:
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
         (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])
-        new._cursor = LaneCursor(taken)
+        new._cursor = Cursor(taken)
         new._is_full = bool(state["full"])
         first, stride, count = pieces
         good = pieces.ndim == 2 and new._starts[0] == 0 and new._starts[-1] == pieces.shape[1]

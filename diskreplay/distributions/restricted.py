@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from diskreplay.bounded_json import parse_json
 from diskreplay.distributions.base import Distribution, Draw
 from diskreplay.distributions.number_arguments import Schedule
-from diskreplay.distributions.population import Cursor, LaneCursor, Population
+from diskreplay.distributions.population import Column, Cursor, Population
 from diskreplay.distributions.saved_state import columns, kind_of, state_of
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
@@ -136,66 +136,48 @@ class Index:
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
         self.most, self._remover, self._rng = most, remover, rng
-        self.ids, self._came = _NONE, _NONE  # the second says which came before which
+        self._column = Column()  # what came before what, by a number of each
         self._count = 0  # ids that came
-        self._cursor = LaneCursor()
+        self._cursor = Cursor()
         self._size = 0  # ids of the population that was followed last
         # Of a reservoir: evicted ids for which no new one came yet, that were in it and that were not.
         self._evicted, self._others_evicted = 0, 0
 
+    @property
+    def ids(self) -> Ints:
+        """The ids, in order."""
+        return self._column.ids
+
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
         """Tell which ids are in it."""
-        if not len(self.ids):
-            return np.zeros(len(ids), np.bool_)
-        found: NDArray[np.bool_] = self.ids[np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)] == ids
-        return found
+        return self._column.has(ids)
 
     def follow(self, population: Population, distribution: Distribution) -> None:
         """Bring it up to date with the population; `distribution` knows the priorities of its ids."""
         if self._cursor.is_at(population):
             return
         changes = self._cursor.changes(population)
-        runs, place = self._cursor.new_of(population, IdRuns(*changes.runs))
+        runs, place, _ = self._cursor.new_of(population, IdRuns(*changes.runs))
         new = np.concatenate([_NONE, *id_blocks(runs)])
         new = new[np.lexsort((new, population.followed.times(new)))] if len(new) > 1 else new
-        evicted = self._drop_evicted(population)
+        before = len(self.ids)
+        self._column = self._column.at(self._cursor.kept(population, self.ids))
+        evicted = before - len(self.ids)
         self._evicted += evicted
         self._others_evicted += max(self._size + len(new) - population.size - evicted, 0)
         came = self._count + np.arange(len(new))
         if self._remover == "random":
             self._add_at_random(new, came, population.size)
         else:
-            self._add(new, came)
+            self._column = self._column.with_others(new, came)
             if self._remover == "lowest_priority" and len(self.ids) > self.most:
                 self._remove_least(distribution.priorities(population, self.ids))
             elif len(self.ids) > self.most:
-                self._remove_least(self._came)
+                self._remove_least(self._column.values)
         self._cursor.take(runs, place)
         self._count += len(new)
         self._size = population.size
         self._cursor.reach(population, changes)
-
-    def _drop_evicted(self, population: Population) -> int:
-        """Drop the ids that are not in the store any more; return how many."""
-        if self._cursor.generation != population.generation:
-            there = population.contains(self.ids)
-        elif self._cursor.visible.oldest is not population.visible.oldest:
-            there = self.ids >= population.visible.least_ids(self.ids)
-        else:
-            return 0
-        gone = len(there) - int(np.count_nonzero(there))
-        if gone:
-            self.ids, self._came = self.ids[there], self._came[there]
-        return gone
-
-    def _add(self, new: Ints, came: Ints) -> None:
-        """Put ids in; `came` says which came before which."""
-        order = np.argsort(new)
-        at = np.searchsorted(self.ids, new[order])
-        self.ids, self._came = np.insert(self.ids, at, new[order]), np.insert(self._came, at, came[order])
-
-    def _remove(self, which: Ints) -> None:
-        self.ids, self._came = np.delete(self.ids, which), np.delete(self._came, which)
 
     def _remove_least(self, values: NDArray[Any]) -> None:
         """Remove all that are too many: the ids of the least values, and of equal ones the first that came.
@@ -205,8 +187,11 @@ class Index:
         many = len(self.ids) - self.most
         bound = np.partition(values, many - 1)[many - 1]
         less, equal = np.flatnonzero(values < bound), np.flatnonzero(values == bound)
-        first = equal[np.argpartition(self._came[equal], many - len(less) - 1)[: many - len(less)]]
+        first = equal[np.argpartition(self._column.values[equal], many - len(less) - 1)[: many - len(less)]]
         self._remove(np.append(less, first))
+
+    def _remove(self, which: Ints) -> None:
+        self._column = Column(*(np.delete(each, which) for each in self._column))
 
     def _add_at_random(self, new: Ints, came: Ints, size: int) -> None:
         """Put new ids in so that each of the `size` ids that there are now has the same probability to be in."""
@@ -216,10 +201,10 @@ class Index:
             self._evicted -= in_place
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
-            self._add(new[chosen], came[chosen])
+            self._column = self._column.with_others(new[chosen], came[chosen])
         # The others, one after the other: while there is room, and then in place of one at random, or not at all.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
-        self._add(new[paired:room], came[paired:room])
+        self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
         at = (self._rng.random(len(rest)) * (size - len(rest) + 1 + np.arange(len(rest)))).astype(np.int64)
         # Of those that come to one place, the last.
@@ -227,21 +212,21 @@ class Index:
         taken = places < len(self.ids)
         last = len(rest) - 1 - last[taken]
         self._remove(places[taken])
-        self._add(rest[last], came[last])
+        self._column = self._column.with_others(rest[last], came[last])
 
     def state_dict(self) -> dict[str, Any]:
         """Return arrays and numbers."""
         numbers = {"count": self._count, "size": self._size}
         evicted = {"evicted": self._evicted, "others_evicted": self._others_evicted}
-        return {"ids": self.ids, "came": self._came, "taken": self._cursor.taken, **numbers, **evicted}
+        return {"ids": self.ids, "came": self._column.values, "taken": self._cursor.taken, **numbers, **evicted}
 
     @classmethod
     def loaded(cls, most: int, remover: str, rng: np.random.Generator, state: Mapping[str, Any]) -> "Index":
         """Return what `state_dict` was of; ValueError where it is of none, or holds more ids."""
         new = cls(most, remover, rng)
         with state_of("an index"):
-            (new.ids, new._came), (taken,) = columns(state, ("ids", "came")), columns(state, ("taken",))
-            new._cursor, new._count, new._size = LaneCursor(taken), int(state["count"]), int(state["size"])
+            new._column, (taken,) = Column(*columns(state, ("ids", "came"))), columns(state, ("taken",))
+            new._cursor, new._count, new._size = Cursor(taken), int(state["count"]), int(state["size"])
             new._evicted, new._others_evicted = int(state["evicted"]), int(state["others_evicted"])
             if (np.diff(new.ids) <= 0).any() or min(new._count, new._size, new._evicted, new._others_evicted) < 0:
                 raise ValueError("it contradicts itself")
@@ -333,34 +318,34 @@ _FEW = 1024
 
 
 class Counts:
-    """A number for each id, 0 for most: sorted ids and their counts, older ones apart from newer ones."""
+    """A number for each id, 0 for most: older ones apart from newer ones."""
 
-    def __init__(self, ids: Ints = _NONE, counts: Ints = _NONE) -> None:
-        self._old, self._new = (ids, counts), (_NONE, _NONE)
+    def __init__(self, counts: Column | None = None) -> None:
+        self._old, self._new = Column() if counts is None else counts, Column()
 
     def of(self, ids: Ints) -> Ints:
         """Return the count of each id."""
-        return _looked_up(ids, *self._old) + _looked_up(ids, *self._new)
+        return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
         """Add a number to the count of each id, as often as it is named; those that are hidden may be forgotten."""
-        self._new = _merged(*self._new, ids, np.full(len(ids), number))
-        if len(self._new[0]) > max(_FEW, len(self._old[0]) // 8):
-            known, counts = _merged(*self._old, *self._new)
-            there = (counts > 0) & (known >= visible.least_ids(known))
-            self._old, self._new = (known[there], counts[there]), (_NONE, _NONE)
+        self._new = self._new.plus(ids, np.full(len(ids), number))
+        if len(self._new.ids) > max(_FEW, len(self._old.ids) // 8):
+            every = self._old.plus(*self._new)
+            there = (every.values > 0) & (every.ids >= visible.least_ids(every.ids))
+            self._old, self._new = every.at(there), Column()
 
-    def place(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Return the arrays, which are replaced, and not changed in place."""
+    def place(self) -> tuple[Column, Column]:
+        """Return the columns, which are replaced, and not changed in place."""
         return self._old, self._new
 
-    def go_back(self, place: tuple[tuple[Ints, Ints], tuple[Ints, Ints]]) -> None:
+    def go_back(self, place: tuple[Column, Column]) -> None:
         """Go back to a place."""
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
         """Return `ids`, in order, and their `counts`, (n,) int64, each less by as often as an id is in `less`."""
-        ids, counts = _merged(*self._old, *self._new)
+        ids, counts = self._old.plus(*self._new)
         counts = counts - named(ids, less)
         return {"ids": ids[counts > 0], "counts": counts[counts > 0]}
 
@@ -371,7 +356,7 @@ class Counts:
             ids, counts = columns(state, ("ids", "counts"))
             if (np.diff(ids) <= 0).any() or (counts <= 0).any():
                 raise ValueError("ids must be in order, with a count above 0 each")
-        return cls(ids, counts)
+        return cls(Column(ids, counts))
 
 
 class TimesSampled:
@@ -458,7 +443,7 @@ class AtMost(Restricted):
             found.append(mine[self._counts.of(mine) < self._times.most])
         left = np.unique(np.concatenate(found))
         left = left[self._counts.of(left) < self._times.most]
-        self._left = left[population.contains(left)]
+        self._left = left[self._cursor.kept(population, left)]
         self._cursor.reach(population, changes)
         return self._left
 
@@ -504,18 +489,3 @@ class AtMost(Restricted):
     def state_dict(self) -> dict[str, Any]:
         """Return how often each id of each kind was delivered."""
         return self._times.state_dict(self._kind, np.concatenate([_NONE, *(draw.ids for draw in self._pending)]))
-
-
-def _looked_up(ids: Ints, known: Ints, counts: Ints) -> Ints:
-    if not len(known):
-        return np.zeros(len(ids), np.int64)
-    at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-    return np.where(known[at] == ids, counts[at], 0)
-
-
-def _merged(ids: Ints, counts: Ints, others: Ints, more: Ints) -> tuple[Ints, Ints]:
-    """Return the ids of both, each once and in order, and the sums of their counts."""
-    every, where = np.unique(np.concatenate([ids, others]), return_inverse=True)
-    sums = np.zeros(len(every), np.int64)
-    np.add.at(sums, where, np.concatenate([counts, more]))
-    return every, sums
