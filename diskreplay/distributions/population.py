@@ -163,16 +163,19 @@ class Column(NamedTuple):
         """Return the number of each id, `otherwise` where it has none."""
         if not len(self.ids):
             return np.full(len(ids), otherwise)
-        at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        at = self._places(ids)
         return np.where(self.ids[at] == ids, self.values[at], otherwise)
 
     def has(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids have one; none of them is negative."""
-        return self.of(ids, -1) >= 0
+        """Tell which ids have one."""
+        return self.ids[self._places(ids)] == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
 
-    def at(self, which: Any) -> "Column":
+    def _places(self, ids: Ints) -> Ints:
+        return np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+
+    def at(self, which: NDArray[np.bool_]) -> "Column":
         """Return the ids at a mask, and their numbers."""
-        return Column(self.ids[which], self.values[which])
+        return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
         """Return these and other ids, with their numbers."""
