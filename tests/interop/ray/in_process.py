@@ -1,4 +1,7 @@
-"""Shards in this process, in place of actors of Ray: calls are answered at once, or never."""
+"""Shards in this process, in place of actors of Ray: calls are answered at once, or never.
+
+`ShardedSampler` is the public class: its public name needs Ray.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.interop.ray.shard import JoinNeeded, Shard
-from diskreplay.interop.ray.shard_group import Lost, ShardGroup
+from diskreplay.interop.ray.shard_group import Lost as Lost, ShardGroup
+from diskreplay.interop.ray.sharded_sampler import ShardedSampler as ShardedSampler
 
 SCHEMA = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"))
 NODE = "this node"

@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import chisquare
 
 import diskreplay as dr
-from diskreplay.interop.ray.sharded_sampler import ShardedSampler
-from tests.interop.ray.in_process import InProcess, append, make_stores
+from tests.interop.ray.in_process import InProcess, ShardedSampler, append, make_stores
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.interop.ray import draw_rounds
-from diskreplay.interop.ray.messages import Update, joined_updates
-from diskreplay.interop.ray.sharded_sampler import ShardedSampler
-from tests.interop.ray.in_process import Calls, InProcess, make_stores
+from tests.interop.ray.in_process import Calls, InProcess, ShardedSampler, make_stores
 
 
 def made(shards: InProcess, distribution: Any = None, **arguments: Any) -> ShardedSampler:
@@ -57,14 +54,11 @@ def test_a_shard_that_was_silent_is_back_when_it_answers(tmp_path: Path) -> None
         assert set(sampler.sample().index[:, 0].tolist()) == {0, 1}
 
 
-def test_without_any_shard_a_draw_waits_for_one_and_says_why_it_gave_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_any_shard_a_draw_waits_for_one_and_says_why_it_gave_up(tmp_path: Path) -> None:
     with InProcess(make_stores(tmp_path, (20,))) as shards, made(shards) as sampler:
         sampler._rounds._patience_s = 0.1
         shards.handles[0].silent = True
         shards.down.add(0)
-        monkeypatch.setattr(draw_rounds, "_PAUSE_S", 0.001)
         with pytest.raises(dr.ReplayError, match=r"^no shard answers for 0\.1 s; the first: silent for 0\.5 s$"):
             sampler.sample()
         shards.answer_again(0)
@@ -155,14 +149,3 @@ def test_the_first_handle_of_an_actor_is_kept_since_it_ends_with_it(tmp_path: Pa
         shards.kill(0)
         shards.renew(0)
         assert shards.actor(0) is not first
-
-
-def test_updates_are_sent_together_where_they_are_alike() -> None:
-    kind, other = ("transitions",), ("sequences", 2, 1, True)
-    one = np.array([1, 2]), np.array([0.1, 0.2])
-    two = np.array([2, 3]), np.array([0.3, 0.4])
-    windows = np.array([7]), np.array([[0.5, 0.6]])
-    sent = joined_updates([Update(*one, kind), Update(*two, kind), Update(*windows, other), Update(*one, kind)])
-    assert [update.kind for update in sent] == [kind, other, kind]
-    assert [update.ids.tolist() for update in sent] == [[1, 2, 2, 3], [7], [1, 2]]
-    assert [update.errors.tolist() for update in sent] == [[0.1, 0.2, 0.3, 0.4], [[0.5, 0.6]], [0.1, 0.2]]

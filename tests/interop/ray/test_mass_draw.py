@@ -1,9 +1,12 @@
+"""How a draw is split over shards, and updates are joined."""
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from scipy.stats import chisquare
 
 from diskreplay.interop.ray.draw_rounds import chances, importance_weights, split_batch
+from diskreplay.interop.ray.messages import Update, joined_updates
 
 
 def test_a_batch_is_split_in_proportion_to_the_masses() -> None:
@@ -38,3 +41,14 @@ def test_chances_are_those_of_the_masses_that_the_batch_was_split_by_however_old
 
 def test_a_batch_without_items_has_no_weights() -> None:
     assert importance_weights(np.zeros(0), 0.5).shape == (0,)
+
+
+def test_updates_are_sent_together_where_they_are_alike() -> None:
+    kind, other = ("transitions",), ("sequences", 2, 1, True)
+    one = np.array([1, 2]), np.array([0.1, 0.2])
+    two = np.array([2, 3]), np.array([0.3, 0.4])
+    windows = np.array([7]), np.array([[0.5, 0.6]])
+    sent = joined_updates([Update(*one, kind), Update(*two, kind), Update(*windows, other), Update(*one, kind)])
+    assert [update.kind for update in sent] == [kind, other, kind]
+    assert [update.ids.tolist() for update in sent] == [[1, 2, 2, 3], [7], [1, 2]]
+    assert [update.errors.tolist() for update in sent] == [[0.1, 0.2, 0.3, 0.4], [[0.5, 0.6]], [0.1, 0.2]]

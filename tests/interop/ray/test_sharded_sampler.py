@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.interop.ray.shard_group import Lost
-from diskreplay.interop.ray.sharded_sampler import ShardedSampler
-from tests.interop.ray.in_process import SCHEMA, InProcess, append, make_stores
+from tests.interop.ray.in_process import SCHEMA, InProcess, Lost, ShardedSampler, append, make_stores
 from tests.sampling.test_interrupts import learn, loads_wholly_or_not
 from tests.testing.device import Device
 from tests.tiers import whole_or_part
