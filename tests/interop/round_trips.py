@@ -6,16 +6,13 @@ the export does not name as one that the format cannot hold.
 
 import json
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import diskreplay as dr
-from diskreplay.interop.exchange.episode_data import EpisodeData, is_obs
-from diskreplay.interop.exchange.exporting import Exported
-from diskreplay.interop.exchange.importing import Imported
 
 Renamed = Callable[[str], str]
 
@@ -60,6 +57,12 @@ EPISODES = [
 PLAIN = [(steps, how, True) for steps, how, has_final in EPISODES if how in ("terminated", "truncated")]
 """Episodes that every format can hold: with a final observation, terminated or truncated."""
 
+SCHEMES = (
+    *("minari", "npz", "parquet", "zarr_episodes", "sb3_pickle", "torchrl_memmap", "rlds", "dreamer", "lerobot"),
+    "d4rl",
+)
+"""All formats, in the order of the command's help."""
+
 NEEDS = {
     **{"d4rl": "h5py", "lerobot": "av", "minari": "minari", "parquet": "pyarrow"},
     **{"rlds": "google.protobuf", "sb3_pickle": "stable_baselines3"},
@@ -69,15 +72,75 @@ NEEDS = {
 CASES = list(SCHEMAS)
 
 
-def random_episode(schema: dr.Schema, rng: np.random.Generator, steps: int, how: str, has_final: bool) -> EpisodeData:
+@dataclass(frozen=True)
+class Values:
+    """An episode of T steps as arrays: ``steps`` and ``fields`` by the paths of leaves, and initial priorities."""
+
+    steps: dict[str, np.ndarray]
+    terminated: bool
+    truncated: bool
+    fields: dict[str, np.ndarray] = field(default_factory=dict)
+    priority: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, episode: dr.Episode, schema: dr.Schema) -> "Values":
+        """Read an ended episode."""
+        given = {name: value for name in schema.episode if (value := episode[name]) is not None}
+        fields = {path: np.asarray(value) for path, value in schema.flatten("episode", given)}
+        priority = None if np.isnan(episode["priority"]).all() else episode["priority"]
+        steps = {path: episode.rows(path) for path in schema.step_leaves}
+        return cls(steps, episode.terminated, episode.truncated and not episode.cut, fields, priority)
+
+    def __len__(self) -> int:
+        return len(self.steps["reward"])
+
+    @property
+    def has_final_obs(self) -> bool:
+        """Whether there is an observation after the last step."""
+        return any(len(rows) > len(self) for rows in self.steps.values())
+
+    def append_to(self, writer: dr.Writer, schema: dr.Schema) -> None:
+        """Append the episode: step by step, since only some steps may have a priority."""
+        fields = nested(schema, "episode", self.fields)
+        for t in range(len(self)):
+            now, ends = {path: rows[t] for path, rows in self.steps.items()}, t == len(self) - 1
+            following = {path: rows[t + 1] for path, rows in self.steps.items() if is_obs(path) and t + 1 < len(rows)}
+            writer.append(
+                nested(schema, "obs", now),
+                nested(schema, "action", now),
+                now["reward"],
+                ends and self.terminated,
+                ends and self.truncated,
+                next_obs=nested(schema, "obs", following) if following else None,
+                episode=fields if ends and (self.terminated or self.truncated) else None,
+                priority=None if self.priority is None or np.isnan(self.priority[t]) else self.priority[t],
+                **nested(schema, "extra", now),
+            )
+        if not (self.terminated or self.truncated):
+            writer.end_episode(episode=fields)
+
+
+def is_obs(path: str) -> bool:
+    """Tell whether a path is that of a leaf of observations."""
+    return path.split("/")[0] == "obs"
+
+
+def nested(schema: dr.Schema, part: str, values: dict[str, np.ndarray]) -> Any:
+    """Return a part of flat values as its schema nests it; extra and episode fields may be missing."""
+    if part in ("extra", "episode") and not any(path.startswith(f"{part}/") for path in values):
+        return {}
+    return schema.unflatten(part, values)
+
+
+def random_episode(schema: dr.Schema, rng: np.random.Generator, steps: int, how: str, has_final: bool) -> Values:
     """An episode with random values in every leaf; every third has no episode fields, as an episode may."""
     rows = {}
     for path, leaf in schema.step_leaves.items():
-        count = steps + (has_final and path.split("/")[0] == "obs")
+        count = steps + (has_final and is_obs(path))
         rows[path] = random_values(rng, leaf, (count, *leaf.shape))
     fields = {path: random_values(rng, leaf, leaf.shape) for path, leaf in schema.leaves.items() if path not in rows}
     ends = {"terminated": how in ("terminated", "both"), "truncated": how in ("truncated", "both")}
-    return EpisodeData(rows, **ends, fields={} if steps % 3 == 0 else fields)
+    return Values(rows, **ends, fields={} if steps % 3 == 0 else fields)
 
 
 def random_values(rng: np.random.Generator, leaf: dr.Field, shape: tuple[int, ...]) -> np.ndarray:
@@ -108,9 +171,7 @@ def make_store(
             episode = random_episode(schema, rng, steps, how, has_final)
             if priorities:
                 given = rng.choice([0.5, 2.0, np.nan], steps) if steps % 2 else rng.random(steps)
-                episode = EpisodeData(
-                    episode.steps, episode.terminated, episode.truncated, episode.fields, given, episode.notes
-                )
+                episode = replace(episode, priority=given)
             episode.append_to(writer, schema)
     return path
 
@@ -123,8 +184,8 @@ def content(path: Path, not_held: Collection[str] = (), renamed: Renamed = str) 
     found = []
     with dr.open(path) as store:
         for episode in store.episodes:
-            data = as_held(EpisodeData.of(episode, store.schema), not_held)
-            arrays = {**data.steps, **{path: np.asarray(value) for path, value in data.fields.items()}}
+            data = as_held(Values.of(episode, store.schema), not_held)
+            arrays = {**data.steps, **data.fields}
             values = {
                 renamed(path): (array.dtype.str, array.shape, array.tobytes()) for path, array in sorted(arrays.items())
             }
@@ -133,7 +194,7 @@ def content(path: Path, not_held: Collection[str] = (), renamed: Renamed = str) 
     return found
 
 
-def as_held(data: EpisodeData, not_held: Collection[str]) -> EpisodeData:
+def as_held(data: Values, not_held: Collection[str]) -> Values:
     """An episode as a format keeps it that cannot hold some of it, by the names that an export has for that."""
     steps = {path: rows for path, rows in data.steps.items() if path not in not_held}
     for path in filter(is_obs, steps):
@@ -142,7 +203,7 @@ def as_held(data: EpisodeData, not_held: Collection[str]) -> EpisodeData:
             steps[path] = rows[: len(data)]
         if "no_final_obs" in not_held and not data.has_final_obs:
             steps[path] = np.concatenate([rows, rows[-1:]])
-    truncated = data.truncated or (data.cut and "cut" in not_held)
+    truncated = data.truncated or (not data.terminated and "cut" in not_held)
     if "ends" in not_held:
         truncated = not data.terminated
     return replace(
@@ -152,6 +213,12 @@ def as_held(data: EpisodeData, not_held: Collection[str]) -> EpisodeData:
         fields={path: value for path, value in data.fields.items() if path not in not_held},
         priority=None if "priority" in not_held else data.priority,
     )
+
+
+def notes_of_episodes(store: dr.Store) -> dict[int, Any]:
+    """What an import noted of episodes, by the id of their first step."""
+    notes = (store.read_note(name) for name in store.note_names() if name.startswith("import-"))
+    return {int(first): note for each in notes for first, note in each.items()}
 
 
 def write_side_folder(side: Path, schema: dr.Schema, **document: Any) -> None:
@@ -165,11 +232,11 @@ def write_side_folder(side: Path, schema: dr.Schema, **document: Any) -> None:
 def check_round_trip(
     store: Path,
     target: Path,
-    export_dataset: Callable[..., Exported],
-    import_dataset: Callable[..., Imported],
+    export_dataset: Callable[..., Any],
+    import_dataset: Callable[..., Any],
     renamed: Renamed = str,
     **options: Any,
-) -> Exported:
+) -> Any:
     """Export a store, import what that made, and compare what the export does not name; its result is returned.
 
     ``renamed`` returns the path at which an import finds a leaf again, where the format has no place for its name; an

@@ -13,13 +13,9 @@ minari = pytest.importorskip("minari", reason="needs minari")
 
 from gymnasium import spaces  # noqa: E402
 from minari.data_collector import EpisodeBuffer  # noqa: E402
+from minari.dataset.minari_storage import MinariStorage  # noqa: E402
 
-from diskreplay.interop.exchange.importing import import_notes  # noqa: E402
-from diskreplay.interop.minari import (  # noqa: E402
-    export_dataset,
-    import_dataset,
-    writing as adapter,
-)
+from diskreplay.interop.minari import export_dataset, import_dataset  # noqa: E402
 from tests.interop.round_trips import (  # noqa: E402
     CASES,
     EPISODES,
@@ -157,7 +153,7 @@ def test_a_data_set_of_minari_comes_back_as_it_was(home: Path, tmp_path: Path, k
         assert [episode["seed"] for episode in store.episodes if len(episode) != 1] == [10, 12, 13]
         assert store.schema.reward.dtype == np.float64
         assert store.verify(deep=True) == []
-        assert import_notes(store)[0]["metadata"]["author_email"] == ["ada@example.org"]
+        assert store.read_note("import")["metadata"]["author_email"] == ["ada@example.org"]
     exported = export_dataset(tmp_path / "store", tmp_path / "own-v0", data_format=data_format)  # type: ignore[arg-type]
     assert exported.not_held == []
     there, back = everything(home / "tests/own-v0"), everything(tmp_path / "own-v0")
@@ -202,7 +198,7 @@ def test_data_in_another_dtype_than_its_space_keep_it_in_all_files(home: Path, t
         observations=rows, actions=np.zeros(3, int), rewards=np.ones(3), terminations=ends, truncations=~ends & False
     )
     (home / "own-v0").mkdir(parents=True)
-    storage = adapter.MinariStorage.new(home / "own-v0/data", space, actions, jpeg_encoding=False)
+    storage = MinariStorage.new(home / "own-v0/data", space, actions, jpeg_encoding=False)
     storage.update_metadata({"dataset_id": "own-v0", "minari_version": minari.__version__})
     storage.update_episodes([episode])
     import_dataset("own-v0", tmp_path / "store")
@@ -231,9 +227,7 @@ def test_an_episode_without_a_final_observation_keeps_its_last_step(
         for rows in (3, 4, 3)
     ]
     (home / "short-v0").mkdir(parents=True)
-    storage = adapter.MinariStorage.new(
-        home / "short-v0/data", space, actions, data_format=data_format, jpeg_encoding=False
-    )
+    storage = MinariStorage.new(home / "short-v0/data", space, actions, data_format=data_format, jpeg_encoding=False)
     storage.update_metadata({"dataset_id": "short-v0", "minari_version": minari.__version__})
     storage.update_episodes(episodes)
     assert import_dataset("short-v0", tmp_path / "store").steps == 9

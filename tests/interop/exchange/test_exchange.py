@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.exchange import SCHEMES
 from diskreplay.interop import npz
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, export_from
@@ -26,6 +25,7 @@ from tests.interop.round_trips import (
     NEEDS,
     PLAIN,
     SCHEMAS,
+    SCHEMES,
     StopAt,
     content,
     make_store,
@@ -73,8 +73,8 @@ def noted_source(episodes: int = 5, name: str = "made", fails_at: int | None = N
         for number in range(first, episodes):
             if number == fails_at:
                 raise OSError(errno.EIO, "the disk is gone")
-            episode = random_episode(schema, np.random.default_rng(number), 1 + number % 4, "terminated", True)
-            yield episode if number % 2 else replace(episode, notes={"text": f"episode {number}"})
+            values = random_episode(schema, np.random.default_rng(number), 1 + number % 4, "terminated", True)
+            yield EpisodeData(values.steps, True, False, notes=None if number % 2 else {"text": f"episode {number}"})
 
     steps = sum(1 + number % 4 for number in range(episodes))
     return Source("made", Path(name), schema, episodes, steps, read, {"author": "nobody"})

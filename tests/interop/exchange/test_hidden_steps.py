@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.exchange import SCHEMES
-from tests.interop.round_trips import NEEDS, PLAIN, SCHEMAS, content, make_store
+from tests.interop.round_trips import NEEDS, PLAIN, SCHEMAS, SCHEMES, content, make_store
 
 SCHEMA = SCHEMAS["vectors"]
 Marks = Callable[[Path, str], np.ndarray]
@@ -88,7 +87,7 @@ READERS: Mapping[str, Marks | None] = {
 OWN = {"npz", "parquet"}
 
 
-@pytest.fixture(params=sorted(SCHEMES))
+@pytest.fixture(params=SCHEMES)
 def scheme(request: pytest.FixtureRequest) -> str:
     if request.param in NEEDS:
         pytest.importorskip(NEEDS[request.param])

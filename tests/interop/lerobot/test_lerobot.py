@@ -18,6 +18,7 @@ from tests.interop.lerobot import data_sets  # noqa: E402
 from tests.interop.lerobot.data_sets import FPS, LENGTHS, write_v21, write_v30  # noqa: E402
 from tests.interop.round_trips import (  # noqa: E402
     PLAIN,
+    StopAt,
     check_round_trip,
     content,
     make_store,
@@ -243,16 +244,15 @@ def test_a_frame_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 # --- interruptions ---------------------------------------------------------------------------------------------------
 
 
-def test_reading_begins_at_any_episode(tmp_path: Path) -> None:
-    from diskreplay.interop.lerobot.reading import Reader
-
-    for files in (1, 2):
-        reader = Reader(write_v30(tmp_path / f"{files}", video=True, files=files))
-        every = list(reader.read(0))
-        for first in range(4):
-            for found, expected in zip(reader.read(first), every[first:], strict=True):
-                for path, rows in expected.steps.items():
-                    np.testing.assert_array_equal(found.steps[path], rows)
+@pytest.mark.parametrize("files", [1, 2])
+def test_an_import_continues_at_any_episode(tmp_path: Path, files: int) -> None:
+    root = write_v30(tmp_path / "set", video=True, files=files)
+    import_dataset(root, tmp_path / "whole")
+    for number, steps in enumerate(np.cumsum(LENGTHS), 1):
+        with pytest.raises(KeyboardInterrupt):
+            import_dataset(root, tmp_path / f"{number}", progress=StopAt(steps))
+        assert import_dataset(root, tmp_path / f"{number}").resumed == number
+        assert content(tmp_path / f"{number}") == content(tmp_path / "whole")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
