@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.__main__ import main
+from tests.testing.commands import main
 
 # Of the store of the fixture `small`.
 SCHEMA = dr.Schema(

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import diskreplay as dr
-from diskreplay.segments.documents import layout
-from diskreplay.segments.files import machine
+from tests.testing.inner import FORMAT_VERSION, pretend, table_all
+from tests.testing.on_disk import flip
 
 STORES = Path(__file__).parent / "stores"
-FOLDER = STORES / f"v{layout.FORMAT_VERSION}"
+FOLDER = STORES / f"v{FORMAT_VERSION}"
 LIMITER, STATE = "pace", "run"
 
 
@@ -64,7 +65,6 @@ def append(writer: Any, first: int, steps: int, end: str | None, seed: int | Non
 
 def make(path: Path) -> None:
     """Make the store, whose small segments have tables of their episodes, too."""
-    layout.LEAST_TABLE_ROWS = 0
     store = dr.create(path, schema(), chunk_bytes=256)
     with store.writer(durability="none") as writer:  # segment 0: one lane, every way to end, two marks
         append(writer, 0, 12, "terminated", seed=7)
@@ -95,7 +95,7 @@ def make(path: Path) -> None:
     store.refresh()
     assert store.evict(lambda episode: episode["seed"] == 9) == 3
     store.close()
-    _damage(path / "segments/00000002/reward/c.0.0")
+    flip(path / "segments/00000002/reward/c.0.0", 10, 1)
     assert dr.open(path, "a").repair()
     with dr.open(path, "a") as store, _sampler(store) as sampler:
         for _ in range(5):
@@ -117,17 +117,6 @@ def _die(path: Path) -> None:
     writer.flush()
     append(writer, 7204, 3, None)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _damage(path: Path) -> None:
-    mode = path.stat().st_mode
-    path.chmod(0o644)
-    with open(path, "r+b") as file:
-        file.seek(10)
-        byte = file.read(1)
-        file.seek(10)
-        file.write(bytes([byte[0] ^ 1]))
-    path.chmod(mode)
 
 
 def _sampler(store: dr.Store) -> dr.Sampler:
@@ -199,11 +188,6 @@ def _run(what: str, path: Path) -> int:
     return subprocess.run([sys.executable, "-m", __spec__.name, what, str(path)], check=False).returncode
 
 
-def _pretend() -> None:
-    """Write as a machine and a boot that are none: what is not sealed has to prove its rows wherever it is read."""
-    machine._first_line = lambda paths: "0" * 31 + "1" if "/etc/machine-id" in paths else "a boot of long ago"
-
-
 def main() -> None:
     """Make the store, pack it, and write down what it shows elsewhere."""
     with tempfile.TemporaryDirectory() as folder:
@@ -228,5 +212,7 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         main()
     else:
-        _pretend()
-        {"make": make, "die": _die}[sys.argv[1]](Path(sys.argv[2]))
+        with pytest.MonkeyPatch.context() as patch:
+            pretend(patch)
+            table_all(patch)
+            {"make": make, "die": _die}[sys.argv[1]](Path(sys.argv[2]))

@@ -12,7 +12,6 @@ import pytest
 import zarr
 
 import diskreplay as dr
-from diskreplay.segments.documents import layout
 from tests.compat.decoder import decode
 from tests.compat.make_store import (
     FOLDER,
@@ -27,6 +26,7 @@ from tests.compat.make_store import (
     unpack,
 )
 from tests.compat.test_zarr_python import read_with_zarr
+from tests.testing.on_disk import END_MARKER, OBSERVATION_ONLY, POSITION_BITS, segment_of, words
 from tests.testing.support import serial_schema
 
 
@@ -62,7 +62,7 @@ def test_a_stored_store_shows_what_it_did(path, expected):
     del expected["batches"]
     assert as_json(read(path)) == expected
     for episode in expected["episodes"]:
-        if episode["ids"][0] >> layout.POSITION_BITS != 1:  # that one has several lanes
+        if episode["ids"][0] >> POSITION_BITS != 1:  # that one has several lanes
             serials = np.array(episode["action"]) / 3
             np.testing.assert_array_equal(serials / 8, episode["reward"])
             np.testing.assert_array_equal(serials / 4, np.array(episode["obs"]["speed"])[: len(serials), 0])
@@ -70,17 +70,17 @@ def test_a_stored_store_shows_what_it_did(path, expected):
 
 
 def test_it_has_all_that_the_format_knows(path):
-    segments = [path / "segments" / layout.segment_name(number) for number in range(4)]
+    segments = [segment_of(path, number) for number in range(4)]
     said = [json.loads((segment / "zarr.json").read_text())["attributes"] for segment in segments]
     assert [attributes["sealed"] for attributes in said] == [True, True, True, False]
     assert [len(attributes["lanes"]) for attributes in said] == [1, 3, 1, 1]
     assert said[2]["lost"] == [[0, 78]]
-    assert [(segment / layout.BLOCKS).exists() for segment in segments] == [True, True, True, False]
+    assert [(segment / "durable/blocks").exists() for segment in segments] == [True, True, True, False]
     assert (segments[0] / "durable/marks").stat().st_size == 2 * 32
     assert (segments[3] / "durable/marks").stat().st_size == 32
     assert len(list((segments[0] / "reward").glob("c.*"))) > 1
-    assert (path / layout.ROOT_COPY).read_bytes() == (path / "zarr.json").read_bytes()
-    assert zarr.open_group(path, mode="r")["counters"][layout.EVICTION_ENTRIES] == 1
+    assert (path / "evictions/document").read_bytes() == (path / "zarr.json").read_bytes()
+    assert words(path)["evictions"] == 1
     assert (path / "counters/quarantine/segments/00000002.record.json").exists()
     assert zarr.open_group(path, mode="r")[f"limiters/{LIMITER}"][:].sum() == 5 * 8
     assert (path / "samplers" / STATE / "zarr.json").exists()
@@ -92,7 +92,7 @@ def test_a_saved_state_goes_on_with_the_same_batches(path, expected):
 
 def test_a_stored_store_is_written_on(path, expected):
     """What a dead writer left is sealed, nothing else changes, and no number of a segment is used again."""
-    reserved = int(zarr.open_group(path, mode="r")["counters"][layout.RESERVED])
+    reserved = words(path)["reserved"]
     *others, opened = expected["episodes"]
     with dr.open(path, "a") as store, store.writer() as writer:
         append(writer, 9000, 5, "terminated", seed=90)
@@ -100,7 +100,7 @@ def test_a_stored_store_is_written_on(path, expected):
         *before, cut, new = map(as_json, map(read_episode, store.episodes))
         assert before == others
         assert cut == opened | {"ended": [False, True, True]}
-        assert new["ids"][0] >> layout.POSITION_BITS == reserved
+        assert new["ids"][0] >> POSITION_BITS == reserved
         assert [[problem.kind, problem.where] for problem in store.verify(deep=True)] == expected["problems"]
         assert [action.what for action in store.repair(salvage=True)] == ["salvaged"]
     with dr.open(path) as store:
@@ -132,11 +132,11 @@ def test_a_reader_that_knows_the_page_on_the_format_alone_finds_the_same(path):
     arrays = read_with_zarr(path)
     with dr.open(path) as store:
         found = {episode.ids[0]: episode for episode in decode(arrays, store.schema)}
-        evicted = arrays["evictions"][: arrays["counters"][layout.EVICTION_ENTRIES]]
+        evicted = arrays["evictions"][: words(path)["evictions"]]
         for first, steps in evicted.tolist():
             assert len(found.pop(first).ids) == steps
         for first, rows in arrays["segments/00000002"]["lost"]:
-            assert len(found.pop(2 << layout.POSITION_BITS | first).ids) == rows
+            assert len(found.pop(2 << POSITION_BITS | first).ids) == rows
         assert sorted(found) == [int(episode.ids[0]) for episode in store.episodes]
         for episode in store.episodes:
             other = found[int(episode.ids[0])]
@@ -238,7 +238,7 @@ def test_marks_of_initial_priorities_are_what_the_page_says(tmp_path):
 
 @pytest.mark.parametrize(("number", "rows"), [(0, [[18], [63]]), (3, [[22]])])
 def test_marks_are_what_the_page_on_the_format_says(path, number, rows):
-    segment = path / "segments" / layout.segment_name(number)
+    segment = segment_of(path, number)
     marks = list(read_marks(segment, 1))
     assert [covered for covered, *_ in marks] == rows
     covered = [[0], *(rows for rows, *_ in marks)]
@@ -247,13 +247,13 @@ def test_marks_are_what_the_page_on_the_format_says(path, number, rows):
     if number == 3:
         with dr.open(path) as store:
             flags = zarr.open_group(path, mode="r")["segments/00000003/done"][0, : covered[-1][0]]
-            steps = int(np.count_nonzero(flags & (layout.OBSERVATION_ONLY | layout.END_MARKER) == 0))
+            steps = int(np.count_nonzero(flags & (OBSERVATION_ONLY | END_MARKER) == 0))
             assert sum(len(episode) for episode in store.episodes if episode.ids[0] >> 35 == 3) == steps
 
 
 def test_blocks_are_what_the_page_on_the_format_says(path):
     for number in range(3):
-        segment, sums = path / "segments" / layout.segment_name(number), b""
+        segment, sums = segment_of(path, number), b""
         checksums = json.loads((segment / "zarr.json").read_text())["attributes"]["checksums"]
         for folder, row_bytes, _, _, ending in array_folders(segment):
             names = [name for name in checksums if re.fullmatch(rf"{folder}/c\.0\.[0-9]+{re.escape(ending)}", name)]

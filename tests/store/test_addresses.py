@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from diskreplay.__main__ import main
+from tests.testing.commands import main
 
 SCHEMA = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
 ADDRESSES = ["s3://bucket/x", "gs://bucket/x", "file:///tmp/x", "hdfs://host:9000/x"]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.__main__ import main
 from tests.crash.injection import in_child
+from tests.testing.commands import main
 from tests.testing.on_disk import words
 from tests.testing.support import append_numbered, serial_schema, serials
 

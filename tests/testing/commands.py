@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import diskreplay as dr
-from diskreplay.__main__ import main
+from diskreplay.__main__ import main as main
 
 
 class Refused(Exception):

@@ -10,8 +10,7 @@ import numpy as np
 from crc32c import crc32c
 
 import diskreplay as dr
-from diskreplay.retention.policy import RetentionPolicy
-from diskreplay.retention.retention import Retention
+from tests.testing.inner import keep_members as keep_members
 from tests.testing.on_disk import reseal, segment_of
 from tests.testing.support import serial_schema
 
@@ -67,12 +66,6 @@ def write_packed(path: Path, evict: bool = True, **kwargs) -> int:
         if evict:
             store.evict(lambda episode: 17 in episode["serial"])
     return pack_numbers(path)[-1]
-
-
-def keep_members(monkeypatch) -> None:
-    """Leave what is put into packs where it is, as a process that dies just after a pack has its place does."""
-    monkeypatch.setattr(Retention, "_remove_merged", lambda self, pace=None: None)
-    monkeypatch.setattr(RetentionPolicy, "_left_by_merges", lambda self, most: self._merged.clear() or [])
 
 
 def pack_numbers(path: Path) -> list[int]:
