@@ -1,4 +1,6 @@
-from collections.abc import Callable, Iterator
+"""What the charts of `diskreplay plot` hold."""
+
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from diskreplay.cli.look.plot import (
 )
 from diskreplay.interop.exchange.exporting import began
 from tests.cli.conftest import EPISODES, RETURNS, small_episode
+from tests.cli.test_plot_command import WHAT, learned as learned
 
 
 @pytest.fixture
@@ -64,22 +67,6 @@ def test_ages_are_before_the_newest_step(store: dr.Store) -> None:
     assert counts.x.min() >= 0
 
 
-@pytest.fixture
-def learned(small: Path) -> Path:
-    """The store with priorities that two samplers saved: step i of the transitions has i + 1, windows have 7."""
-    with dr.open(small, "a") as store:
-        with dr.Sampler(store, dr.Transitions(), dr.Prioritized(eps=0.5), seed=0) as sampler:
-            ids = sampler.ids()
-            sampler.update_priorities(ids, np.arange(len(ids)) + 0.5)
-            sampler.save("one")
-            sampler.view = dr.Episodes()
-            sampler.update_priorities(sampler.ids(), np.full(sampler.sampleable, 6.5))
-            sampler.save("both")
-        with dr.Sampler(store, dr.Transitions(), seed=0) as uniform:
-            uniform.save("uniform")
-    return small
-
-
 def test_priorities_are_those_that_samplers_saved(learned: Path) -> None:
     with dr.open(learned) as store:
         saved = read_priorities(store, [])
@@ -111,23 +98,6 @@ def test_priorities_that_differ_a_hundredfold_are_drawn_by_their_magnitude(small
     assert (round(chart.series[0].x[0]), round(chart.series[0].x[-1])) == (-3, 3)
 
 
-def test_priorities_are_drawn_and_saved(run: Callable, learned: Path) -> None:
-    done = run("plot", learned, "priorities", "--where", "length > 50")
-    assert (done.code, done.err) == (0, "")
-    assert "priorities of 121 ids" in done.out.splitlines()[0]
-    done = run("plot", learned, "priorities", "--sampler", "one")
-    assert "priorities of 79 ids, one" in done.out.splitlines()[0]
-    for arguments, message in (
-        (["priorities", "--sampler", "nobody"], "has no sampler state named 'nobody'; it has both, one, uniform"),
-        (["priorities", "--sampler", "uniform"], "there are no priorities of such steps, as saved by sampler uniform"),
-        (["priorities", "--where", "length > 100"], "there are no priorities of such steps, as saved by any sampler"),
-        (["total_reward", "--sampler", "one"], "--sampler is for priorities, not total_reward"),
-    ):
-        done = run("plot", learned, *arguments)
-        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-        assert message in done.err
-
-
 def test_whole_numbers_are_counted_one_by_one_where_they_are_few() -> None:
     (few,) = distribution("actions", np.array([3, 0, 3, -1]), "value").series
     assert (few.x.tolist(), few.y.tolist()) == ([-1, 0, 3], [1, 1, 2])
@@ -153,22 +123,6 @@ def test_a_running_mean_is_over_a_twentieth_of_the_episodes() -> None:
     np.testing.assert_array_equal(points.y, values)
 
 
-@pytest.mark.parametrize("what", sorted({*What} - {What.priorities}))
-def test_it_is_drawn_in_a_terminal_or_a_pipe(run: Callable, small: Path, what: What) -> None:
-    done = run("plot", small, what.value)
-    assert (done.code, done.err) == (0, "")
-    assert "\x1b" not in done.out
-    lines = done.out.splitlines()
-    assert 20 < len(lines) < 25
-    assert max(map(len, lines)) <= 80
-    title = {
-        "total_reward": "total_reward of 6 episodes",
-        "length": "length of 6",
-        "actions": "action",
-    }
-    assert title.get(what.value, {"rewards": "reward", "ages": "ages of steps"}.get(what.value, "")) in lines[0]
-
-
 def test_drawing_again_draws_nothing_of_before() -> None:
     first = Chart("first", "x", "y", [Series("", np.arange(3), np.arange(3))], bars=False)
     second = Chart("second", "x", "y", [Series("", np.arange(3), np.ones(3))], bars=True)
@@ -177,31 +131,5 @@ def test_drawing_again_draws_nothing_of_before() -> None:
     assert draw(second) == alone
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", sorted({*What} - {What.priorities}))
-def test_it_is_saved_as_a_picture(run: Callable, small: Path, tmp_path: Path, what: What) -> None:
-    png, svg = tmp_path / "plot.png", tmp_path / "plot.svg"
-    assert run("plot", small, what.value, "--out", png) == (0, f"saved {png}\n", "")
-    from PIL import Image
-
-    with Image.open(png) as image:
-        pixels = np.asarray(image.convert("RGB"))
-    assert pixels.shape == (675, 1200, 3)
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 10
-    assert run("plot", small, what.value, "--where", "length > 3", "--out", svg).code == 0
-    assert svg.read_text().startswith("<?xml")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["total_reward", "--where", "length > 100"], "there is no episode to plot"),
-        (["rewards", "--where", "length > 100"], "there is no episode to plot"),
-        (["actions", "--field", "colour"], "no field 'colour' in this store"),
-    ],
-)
-def test_what_cannot_be_plotted_takes_one_line(run: Callable, small: Path, arguments: list[str], message: str) -> None:
-    done = run("plot", small, *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert message in done.err
-    assert done.err.count("\n") == 1
+def test_the_command_draws_each_of_them() -> None:
+    assert {*WHAT, "priorities"} == {*What}
