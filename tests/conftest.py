@@ -209,6 +209,12 @@ def tables_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "LEAST_TABLE_ROWS", 0)
 
 
+@pytest.fixture
+def threads_make_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have threads make all batches that samplers prefetch, small ones too."""
+    monkeypatch.setattr("diskreplay.sampling.prefetcher.LEAST_FOR_A_THREAD", 0)
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail a test that leaves descriptors, mappings, threads of diskreplay, or processes behind."""

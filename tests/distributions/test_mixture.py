@@ -43,11 +43,9 @@ def test_without_priorities_all_weigh_one(grown: Any) -> None:
     assert sampler.update_priorities(sampler.ids(), np.ones(10)) == 0
 
 
+@pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("rank", [{}, {"rank": 1, "world_size": 2}], ids=["alone", "a rank"])
-def test_a_sweep_inside_a_mixture_misses_no_id_also_if_batches_drawn_ahead_lose_some(
-    grown: Any, rank: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("diskreplay.sampling.prefetcher.LEAST_FOR_A_THREAD", 0)
+def test_a_sweep_inside_a_mixture_misses_no_id_also_if_batches_drawn_ahead_lose_some(grown: Any, rank: Any) -> None:
     store = grown([[80]])
 
     def made() -> dr.Sampler:

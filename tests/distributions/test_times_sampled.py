@@ -114,8 +114,8 @@ def test_counts_are_those_of_a_dictionary(grown: Any, monkeypatch: pytest.Monkey
             sampler.load_state_dict(state)
 
 
-def test_a_draw_that_is_not_delivered_does_not_count(grown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskreplay.sampling.prefetcher.LEAST_FOR_A_THREAD", 0)
+@pytest.mark.usefixtures("threads_make_all")
+def test_a_draw_that_is_not_delivered_does_not_count(grown: Any) -> None:
     store = grown([[20]])
     sampler = store.sampler(batch_size=8, prefetch=1, max_times_sampled=1)
     ids, first = ids_of(sampler).tolist(), sampler.sample().index.tolist()

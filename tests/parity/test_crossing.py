@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.distributions.population import Population
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay import Sequences
 from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.reference import crossing_starts, crossing_window
-from diskreplay.views.sequences import FLAGS, Sequences
-from tests.parity.test_sequences import compare, gathered, let_some_continue, stacks, start_only
-from tests.views.fakes import SCHEMA, Snapshot
+from tests.parity.test_sequences import compare, let_some_continue, stacks, start_only
+from tests.testing.on_disk import POSITION_BITS
+from tests.views.fakes import Snapshot, check_every_id, followed, gathered
 from tests.views.strategies import snapshots
 
 seeds = st.integers(0, 2**32 - 1)
-EVERYTHING = (*("obs", "next_obs", "action", "reward", *FLAGS, "bonus", "hidden"),)
+FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
+EVERYTHING = ("obs", "next_obs", "action", "reward", *FLAGS, "bonus", "hidden")
 
 
 @st.composite
@@ -37,7 +37,7 @@ def lanes_of(snapshot: Snapshot) -> Iterator[list[tuple[int, int, ModelEpisode]]
         found = []
         for step_id, (of, t) in sorted(snapshot.model.items()):
             width = int(snapshot.lanes[(step_id >> POSITION_BITS) - snapshot.origin])
-            if t == 0 and (step_id & POSITION_MASK) % width == lane:
+            if t == 0 and step_id % (1 << POSITION_BITS) % width == lane:
                 found.append((step_id, width, of))
         yield found
 
@@ -64,14 +64,6 @@ def windows_of(view: Sequences, snapshot: Snapshot) -> dict[int, tuple[list[Any]
     return found
 
 
-def offered(view: Sequences, *shown: Snapshot) -> list[int]:
-    """List the ids that a population offers which has followed these snapshots."""
-    population = Population(view)
-    for snapshot in shown:
-        population.refresh(snapshot)
-    return population.take(np.arange(population.size)).tolist()
-
-
 def expected(view: Sequences, lane: list[Any], start: tuple[int, int], continuing: set[int]) -> dict[str, Any]:
     """Ask the reference, leaf by leaf where their stacks differ."""
     depths = {leaf: view.frame_stack for leaf in ("image", "state")}
@@ -90,7 +82,7 @@ def expected(view: Sequences, lane: list[Any], start: tuple[int, int], continuin
 @pytest.mark.slow
 @given(consistent, views())
 def test_the_ids_offered_are_the_windows_of_the_reference(snapshot: Snapshot, view: Sequences) -> None:
-    assert Counter(offered(view, snapshot)) == Counter(windows_of(view, snapshot).keys())
+    assert Counter(followed(view, snapshot)) == Counter(windows_of(view, snapshot).keys())
 
 
 @pytest.mark.slow
@@ -109,15 +101,7 @@ def test_every_field_of_every_window_equals_the_reference(snapshot: Snapshot, vi
 @pytest.mark.slow
 @given(consistent, views())
 def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapshot, view: Sequences) -> None:
-    good, reader = set(windows_of(view, snapshot)), view.reader(SCHEMA)
-    base = [(slot + snapshot.origin) << 35 for slot in range(-1, len(snapshot.segments) + 1)]
-    candidates = {start + i for start in base for i in range(12)} | set(snapshot.model) | {-1, -(1 << 40), 1 << 62}
-    for step_id in candidates:
-        if step_id in good:
-            reader.check(snapshot, np.array([step_id]))
-        else:
-            with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} "):
-                reader.check(snapshot, np.array([step_id]))
+    check_every_id(view, snapshot, windows_of(view, snapshot))
 
 
 def test_other_arguments_that_do_not_go_with_it_are_refused() -> None:

@@ -7,21 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.ids import POSITION_BITS
+from diskreplay import Episodes, Sequences
 from diskreplay.testing import ModelStore, check_store
 from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.nested import flat
 from diskreplay.testing.reference import window, window_starts
 from diskreplay.testing.scripts import play
 from diskreplay.testing.strategies import schemas, writer_plans
-from diskreplay.views.base import Block, offsets
-from diskreplay.views.sequences import Episodes, Sequences
+from tests.testing.on_disk import POSITION_BITS
 from tests.testing.support import quiet, scratch
-from tests.views.fakes import SCHEMA, Segment, Snapshot, episode, runs_of
+from tests.views.fakes import SCHEMA, Segment, Snapshot, episode, gathered, offered
 from tests.views.strategies import snapshots
 
 seeds = st.integers(0, 2**32 - 1)
@@ -54,12 +52,6 @@ def let_some_continue(snapshot: Snapshot, seed: int) -> set[int]:
     return chosen
 
 
-def offered(view: Any, snapshot: Snapshot) -> list[int]:
-    """List the ids that the view's runs offer."""
-    runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
-    return [i + stride * j for run in runs for i, stride, count in zip(*run, strict=True) for j in range(count)]
-
-
 def starts_of(view: Sequences, of: ModelEpisode) -> list[int]:
     return window_starts(of, view.length, view.stride or view.length - view.overlap, view.pad, view.align)
 
@@ -71,17 +63,6 @@ def windows_of(view: Sequences, snapshot: Snapshot) -> dict[int, tuple[ModelEpis
         if t in starts_of(view, of):
             found[step_id] = of, t
     return found
-
-
-def gathered(view: Any, snapshot: Snapshot, ids: Any, fields: Any = None, threads: Any = None) -> dict[str, np.ndarray]:
-    reader = view.reader(snapshot.schema, fields)
-    reader.threads = threads
-    wanted = np.array(ids, np.int64)
-    leaves = reader.leaves_for(snapshot, wanted)
-    block = Block(leaves, len(ids), np.full(offsets(leaves, len(ids))[1], 0xAB, np.uint8))
-    reader.fill(snapshot, wanted, block)
-    arrays = reader.present([torch.from_numpy(array) for array in block.arrays])
-    return {"/".join(path): array.numpy() for path, array in zip(reader.paths, arrays, strict=True)}
 
 
 def expected(view: Sequences, of: ModelEpisode, start: int, continues: bool) -> dict[str, Any]:

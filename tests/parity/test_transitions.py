@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-import diskreplay as dr
+from diskreplay import Hindsight, Transitions
 from diskreplay.testing.model import ModelEpisode
 from diskreplay.testing.reference import transition
-from diskreplay.views.base import Block, offsets
-from diskreplay.views.hindsight import Hindsight
-from diskreplay.views.transitions import Transitions
-from tests.views.fakes import SCHEMA, Snapshot, runs_of
+from tests.views.fakes import SCHEMA, Segment, Snapshot, check_every_id, episode, gathered, offered
 from tests.views.strategies import snapshots
 
 REWARDS = (None, {"reward": 2.0, "bonus": -0.3}, {"bonus": 1.0})
@@ -20,15 +17,7 @@ DISCOUNTS = (None, "bonus")
 NEXT_FIELDS = ((), ("action",), ("bonus", "hidden", "reward"))
 
 
-def gathered(view: Transitions, snapshot: Snapshot, ids: Any, fields: Any = None) -> dict[tuple[str, ...], np.ndarray]:
-    reader = view.reader(snapshot.schema, fields)
-    memory = np.full(offsets(reader.leaves, len(ids))[1], 0xAB, np.uint8)
-    block = Block(reader.leaves, len(ids), memory)
-    reader.fill(snapshot, np.array(ids, np.int64), block)
-    return {leaf.path: array for leaf, array in zip(block.leaves, block.arrays, strict=True)}
-
-
-def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str, ...], Any]:
+def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[str, Any]:
     """Ask the reference loop; weighted rewards and next fields are added to what it knows."""
     deepest = view.frame_stack if isinstance(view.frame_stack, int) else max(view.frame_stack.values(), default=1)
     found = transition(episode, t, view.n_step, view.gamma, deepest, view.discount)
@@ -56,7 +45,7 @@ def expected(view: Transitions, episode: ModelEpisode, t: int) -> dict[tuple[str
             found["next_reward"] = step.reward if step else 0.0
     if view.next_fields:
         found["next_mask"] = t + k < len(episode.steps)
-    return {tuple(name.split("/")): value for name, value in found.items()}
+    return found
 
 
 @pytest.mark.slow
@@ -75,23 +64,21 @@ def test_every_field_of_every_step_equals_the_reference_loop(
     view = Transitions(n, gamma, stack, reward, next_fields, discount=discount)
     ids = sorted(snapshot.sampleable(n, bool(next_fields)))
     batch = gathered(view, snapshot, ids)
-    assert batch.pop(("index",)).tolist() == ids
-    batch.pop(("weight",))
+    assert batch.pop("index").tolist() == ids
+    batch.pop("weight")
     for i, step_id in enumerate(ids):
         want = expected(view, *snapshot.model[step_id])
         assert want.keys() == batch.keys()
-        for path, value in want.items():
-            exact = path not in (("reward",), ("discount",))
-            np.testing.assert_allclose(batch[path][i], value, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+        for name, value in want.items():
+            exact = name not in ("reward", "discount")
+            np.testing.assert_allclose(batch[name][i], value, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
 
 
 @pytest.mark.slow
 @given(snapshots(), st.integers(1, 20) | st.none(), st.sampled_from(NEXT_FIELDS))
 def test_the_runs_are_exactly_the_steps_that_can_be_gathered(snapshot: Snapshot, n: Any, next_fields: Any) -> None:
     view = Transitions(n, next_fields=next_fields)
-    runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
-    ids = [first + stride * j for run in runs for first, stride, count in zip(*run, strict=True) for j in range(count)]
-    assert sorted(ids) == sorted(snapshot.sampleable(n, bool(next_fields)))
+    assert sorted(offered(view, snapshot)) == sorted(snapshot.sampleable(n, bool(next_fields)))
 
 
 @pytest.mark.slow
@@ -101,39 +88,28 @@ def test_dropped_are_windows_that_bootstrap_without_next_fields(snapshot: Snapsh
     everything, dropping = (
         Transitions(n, next_fields=("action",), relabel=relabel, next_missing=missing) for missing in ("mask", "drop")
     )
-    offered: list[list[int]] = []
-    for view in (everything, dropping):
-        runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
-        offered.append([i + s * j for run in runs for i, s, count in zip(*run, strict=True) for j in range(count)])
-    batch = gathered(Transitions(n, next_fields=("action",)), snapshot, offered[0], ("next_mask", "discount"))
-    bootstraps = (batch["discount",] > 0) & ~batch["next_mask",]
-    assert offered[1] == [i for i, missing in zip(offered[0], bootstraps, strict=True) if not missing]
-    reader = Transitions(n, next_fields=("action",), next_missing="drop").reader(SCHEMA)
-    for step_id, missing in zip(offered[0], bootstraps, strict=True):
-        if missing:
-            with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} cannot be sampled as .*without next fields$"):
-                reader.check(snapshot, np.array([step_id]))
-        else:
-            reader.check(snapshot, np.array([step_id]))
+    every = offered(everything, snapshot)
+    batch = gathered(Transitions(n, next_fields=("action",)), snapshot, every, ("next_mask", "discount"))
+    bootstraps = (batch["discount"] > 0) & ~batch["next_mask"]
+    kept = [i for i, missing in zip(every, bootstraps, strict=True) if not missing]
+    assert offered(dropping, snapshot) == kept
+    view = Transitions(n, next_fields=("action",), next_missing="drop")
+    check_every_id(view, snapshot, kept, every, "cannot be sampled as .*without next fields$")
 
 
 def test_a_return_over_an_episode_longer_than_one_tile_is_summed_whole() -> None:
-    from tests.views.fakes import Segment, episode
-
     rng = np.random.default_rng(0)
     snapshot = Snapshot(SCHEMA, [Segment([[episode(SCHEMA, 700, "terminated", True, rng)]], chunk_rows=64)])
     view = Transitions(n_step=None, gamma=0.999, reward={"reward": 0.5, "bonus": 2.0})
     ids = sorted(snapshot.model)
     batch = gathered(view, snapshot, ids)
-    want = [expected(view, *snapshot.model[i])[("reward",)] for i in ids]
-    np.testing.assert_allclose(batch[("reward",)], want, rtol=1e-5, atol=1e-5)
-    assert batch[("n_steps",)].tolist() == list(range(700, 0, -1))
-    assert not batch[("discount",)].any()
+    want = [expected(view, *snapshot.model[i])["reward"] for i in ids]
+    np.testing.assert_allclose(batch["reward"], want, rtol=1e-5, atol=1e-5)
+    assert batch["n_steps"].tolist() == list(range(700, 0, -1))
+    assert not batch["discount"].any()
 
 
 def test_5424_returns_with_the_discounts_of_the_environment_equal_the_loop() -> None:
-    from tests.views.fakes import Segment, episode
-
     rng = np.random.default_rng(1)
     lanes = [
         [episode(SCHEMA, int(rng.integers(1, 60)), end, True, rng) for _ in range(20)]
@@ -148,6 +124,6 @@ def test_5424_returns_with_the_discounts_of_the_environment_equal_the_loop() -> 
         batch = gathered(view, snapshot, ids, ("reward", "discount"))
         want = [expected(view, *snapshot.model[i]) for i in ids]
         for name in ("reward", "discount"):
-            np.testing.assert_array_equal(batch[(name,)], np.float32([w[(name,)] for w in want]))
+            np.testing.assert_array_equal(batch[name], np.float32([w[name] for w in want]))
         compared += len(ids)
     assert compared == 5_424

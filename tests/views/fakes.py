@@ -9,12 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 import diskreplay as dr
+from diskreplay.distributions.population import Population
 from diskreplay.ids import OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable
 from diskreplay.kernels import following, frozen
 from diskreplay.kernels.gathering import table_line
-from diskreplay.kernels.runs import IdRuns, Visible, open_episodes
+from diskreplay.kernels.runs import ALL_VISIBLE, IdRuns, Visible, open_episodes
 from diskreplay.reading.chunk_budget import MAPPED
 from diskreplay.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
@@ -59,9 +62,14 @@ def without(frontier: int, origin: int, lanes: np.ndarray) -> Visible:
     return Visible(frontier, origin, lanes, lane_base, np.maximum(-((lane - positions) // width), 0))
 
 
-def runs_of(view: Any, episodes: EpisodeTable, visible: Visible) -> IdRuns:
+def runs_of(view: Any, episodes: EpisodeTable, visible: Visible = ALL_VISIBLE) -> IdRuns:
     """Return the ids at which the view's samples of these episodes start."""
     return IdRuns(*starting_runs(view.starts, episodes, visible)[:3])
+
+
+def ids_in(runs: IdRuns) -> list[int]:
+    """List the ids of runs."""
+    return [int(i + stride * j) for i, stride, count in zip(*runs, strict=True) for j in range(count)]
 
 
 def lane_starts(lanes: int, room: int) -> list[int]:
@@ -335,12 +343,56 @@ class Snapshot:
         return found
 
 
-def block_of(reader: Any, snapshot: Snapshot, ids: Any) -> Block:
+def offered(view: Any, snapshot: Snapshot) -> list[int]:
+    """List the ids that the view's runs offer."""
+    return [i for episodes in (snapshot.log, snapshot.open) for i in ids_in(runs_of(view, episodes, snapshot.visible))]
+
+
+def followed(view: Any, snapshot: Snapshot) -> list[int]:
+    """List the ids that a population offers."""
+    population = Population(view)
+    population.refresh(snapshot)
+    return population.take(np.arange(population.size)).tolist()
+
+
+def fill(reader: Any, snapshot: Snapshot, ids: Any) -> Block:
     """Gather ids into memory that is full of rubbish."""
-    leaves = reader.leaves
+    wanted = np.asarray(ids, np.int64)
+    leaves = reader.leaves_for(snapshot, wanted)
     block = Block(leaves, len(ids), np.full(offsets(leaves, len(ids))[1], 0xAB, np.uint8))
-    reader.fill(snapshot, np.asarray(ids, np.int64), block)
+    reader.fill(snapshot, wanted, block)
     return block
+
+
+def fields_of(reader: Any, snapshot: Snapshot, ids: Any) -> dict[str, np.ndarray]:
+    """Gather ids, and return the fields of the batch by their paths."""
+    fields = reader.present([torch.from_numpy(array) for array in fill(reader, snapshot, ids).arrays])
+    return {"/".join(path): field.numpy() for path, field in zip(reader.paths, fields, strict=True)}
+
+
+def gathered(
+    view: Any, snapshot: Snapshot, ids: Any, fields: Any = None, *, threads: Any = None, entropy: int | None = None
+) -> dict[str, np.ndarray]:
+    """Gather ids by a reader of the view, and return the fields of the batch by their paths."""
+    reader = view.reader(snapshot.schema, fields)
+    reader.threads = threads
+    reader.seed(entropy)
+    return fields_of(reader, snapshot, ids)
+
+
+def check_every_id(
+    view: Any, snapshot: Snapshot, good: Iterable[int], others: Iterable[int] | None = None, reason: str = ""
+) -> None:
+    """See that a reader takes these ids and refuses all others: those of other steps, and such as are no step's."""
+    reader, good = view.reader(snapshot.schema), set(good)
+    if others is None:
+        first = [(slot + snapshot.origin) << POSITION_BITS for slot in range(-1, len(snapshot.segments) + 1)]
+        others = {start + i for start in first for i in range(12)} | set(snapshot.model) | {-1, -(1 << 40), 1 << 62}
+    for step_id in good:
+        reader.check(snapshot, np.array([step_id]))
+    for step_id in set(others) - good:
+        with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} {reason}"):
+            reader.check(snapshot, np.array([step_id]))
 
 
 class Store(dr.Store):

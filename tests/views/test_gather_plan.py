@@ -9,25 +9,22 @@ from hypothesis import given, strategies as st
 import diskreplay as dr
 from diskreplay.kernels.table import chosen
 from diskreplay.views import gather_plan, parallel_copy
-from diskreplay.views.base import Block, offsets
 from diskreplay.views.parallel_copy import CopyThreads
 from tests.kernels.pairs import KERNELS
-from tests.views.fakes import Snapshot
+from tests.parity.test_sequences import views
+from tests.views.fakes import Snapshot, gathered, offered
 from tests.views.strategies import snapshots
 
-RUBBISH = 0xAB
 REWARDS = (None, {"reward": 2.0, "bonus": -0.3}, {"bonus": 1.0})
 FIELDS = (None, ("obs", "terminated"), ("reward",), ("action", "n_steps", "discount"))
 WAYS = ("compiled", "plain", "in parts")
 
 
-def gathered(
+def calls_of(
     view: dr.Transitions, snapshot: Snapshot, ids: np.ndarray, fields: Any, way: str
-) -> tuple[list[int], Block]:
-    """Gather in one of the ways; return what each call of the kernel returned."""
-    reader = view.reader(snapshot.schema, fields)
-    block = Block(reader.leaves, len(ids), np.full(offsets(reader.leaves, len(ids))[1], RUBBISH, np.uint8))
-    at_once = []
+) -> tuple[list[int], dict[str, np.ndarray]]:
+    """Gather in one of the ways; return what each call of the kernel returned, and the batch."""
+    at_once, threads = [], None
 
     def kernel(*arguments: Any) -> int:
         at_once.append(KERNELS["gather"][int(way == "plain")](*arguments))
@@ -37,12 +34,11 @@ def gathered(
         patch.setattr(gather_plan, "chosen", lambda name: kernel if name == "gather" else chosen(name))
         if way == "in parts":
             patch.setattr(parallel_copy, "PART", 1)
-            reader.threads = CopyThreads(2)
-        reader.seed(7)  # of those that draw something
-        reader.fill(snapshot, ids, block)
-    if reader.threads is not None:
-        reader.threads.close()
-    return at_once, block
+            threads = CopyThreads(2)
+        batch = gathered(view, snapshot, ids, fields, threads=threads, entropy=7)  # of those that draw something
+    if threads is not None:
+        threads.close()
+    return at_once, batch
 
 
 @pytest.mark.slow
@@ -64,10 +60,10 @@ def test_all_ways_gather_the_same_bytes(
     if not there:
         return
     ids = np.random.default_rng(seed).choice(np.array(there, np.int64), 20)
-    gathered(view, snapshot, ids, fields, "plain")  # which maps what is needed
-    found = [gathered(view, snapshot, ids, fields, way) for way in WAYS]
+    calls_of(view, snapshot, ids, fields, "plain")  # which maps what is needed
+    found = [calls_of(view, snapshot, ids, fields, way) for way in WAYS]
     assert [at_once for at_once, _ in found] == [[-1], [-1], [-1, -1, -1]]
-    for arrays in zip(*(block.arrays for _, block in found), strict=True):
+    for arrays in zip(*(batch.values() for _, batch in found), strict=True):
         assert len({array.tobytes() for array in arrays}) == 1
 
 
@@ -79,10 +75,24 @@ def test_what_is_not_mapped_is_mapped_first_and_what_is_not_sampleable_refused(s
     if not there:
         return
     ids = np.array(there, np.int64)
-    at_once, _ = gathered(view, snapshot, ids, None, "compiled")
+    at_once, _ = calls_of(view, snapshot, ids, None, "compiled")
     assert at_once[0] >= 0
     assert at_once[1:] == [-1]
-    reader = view.reader(snapshot.schema)
-    block = Block(reader.leaves, 1, np.zeros(offsets(reader.leaves, 1)[1], np.uint8))
     with pytest.raises(IndexError):
-        reader.fill(snapshot, np.array([ids[-1] + (1 << 34)]), block)
+        gathered(view, snapshot, [ids[-1] + (1 << 34)])
+
+
+@pytest.mark.slow
+@given(snapshots(), views())
+def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: dr.Sequences) -> None:
+    ids = offered(view, snapshot) * 2
+    alone = gathered(view, snapshot, ids)
+    calls, copy = [], CopyThreads.copy
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel_copy, "PART", 1)
+        threads = CopyThreads(2)
+        patch.setattr(CopyThreads, "copy", lambda *given: calls.append(given[0]) or copy(*given))
+        for name, array in gathered(view, snapshot, ids, threads=threads).items():
+            np.testing.assert_array_equal(array, alone[name])
+    threads.close()
+    assert threads in calls or not ids

@@ -18,7 +18,7 @@ from scipy.stats import chi2_contingency, chisquare
 
 import diskreplay as dr
 from diskreplay.testing.model import ModelEpisode
-from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, block_of, episode, runs_of
+from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, check_every_id, episode, fill, offered
 from tests.views.strategies import snapshots
 
 GOAL = dr.Field((2,), "float32")
@@ -52,7 +52,7 @@ def filled(
 
 
 def by_path(reader: Any, snapshot: Snapshot, ids: Any) -> dict[tuple[str, ...], np.ndarray]:
-    arrays = block_of(reader, snapshot, ids).arrays
+    arrays = fill(reader, snapshot, ids).arrays
     return {leaf.path: array for leaf, array in zip(reader.leaves, arrays, strict=True) if leaf.path != WEIGHT}
 
 
@@ -149,20 +149,8 @@ def test_without_a_seed_and_with_ratio_0_a_batch_is_what_is_stored(
 def test_the_steps_of_ended_episodes_are_offered_and_no_others(snapshot: Snapshot, n: Any, whole: bool) -> None:
     view = dr.Transitions(n, next_fields=("action",) if whole else (), relabel=dr.Hindsight(reward_fn=distance))
     want = snapshot.sampleable(None)
-    offered = [
-        run
-        for table in (snapshot.log, snapshot.open)
-        for run in zip(*runs_of(view, table, snapshot.visible), strict=True)
-    ]
-    ids = [int(first + j * stride) for first, stride, count in offered for j in range(count)]
-    assert sorted(ids) == sorted(want)
-    reader = view.reader(SCHEMA)
-    for step_id in snapshot.model:
-        if step_id in want:
-            reader.check(snapshot, np.array([step_id]))
-        else:
-            with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} "):
-                reader.check(snapshot, np.array([step_id]))
+    assert sorted(offered(view, snapshot)) == sorted(want)
+    check_every_id(view, snapshot, want, snapshot.model)
 
 
 def ended(steps: int = 6, end: str = "terminated", final: bool = True, **kwargs: Any) -> Snapshot:

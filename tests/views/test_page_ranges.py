@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.distributions.population import Population
 from diskreplay.kernels.huge_pages import whole_pages
 from diskreplay.kernels.table import chosen
 from diskreplay.views import gather_plan
-from diskreplay.views.base import NO_PAGES, Block, offsets
+from diskreplay.views.base import NO_PAGES
 from tests.kernels.plain import gather as module
-from tests.views.fakes import SCHEMA, Snapshot
+from tests.views.fakes import SCHEMA, Snapshot, followed, gathered
 from tests.views.strategies import snapshots
 
 VIEWS = (
@@ -56,9 +55,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, id
     with monkeypatch.context() as patch:
         patch.setattr(gather_plan, "chosen", lambda name: plain if name == "gather" else chosen(name))
         patch.setattr(module, "row_address", recorded)
-        reader = view.reader(SCHEMA)
-        leaves = reader.leaves_for(snapshot, ids)
-        reader.fill(snapshot, ids, Block(leaves, len(ids), np.empty(offsets(leaves, len(ids))[1], np.uint8)))
+        gathered(view, snapshot, ids)
     return found - {0}
 
 
@@ -72,10 +69,7 @@ def of_leaf(snapshot: Snapshot, leaf: str, addresses: set[int]) -> list[int]:
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 @given(drawn=snapshots(), data=st.data())
 def test_a_views_pages_are_those_of_the_rows_it_copies(view: Any, drawn: Snapshot, data: Any) -> None:
-    snapshot = drawn
-    population = Population(view)
-    population.refresh(snapshot)
-    offered = population.take(np.arange(population.size)).tolist()
+    snapshot, offered = drawn, followed(view, drawn)
     if not offered:
         return
     ids = np.array(data.draw(st.lists(st.sampled_from(offered), min_size=1, max_size=6)), np.int64)

@@ -14,31 +14,26 @@ from hypothesis import given, strategies as st
 from scipy.stats import chisquare
 
 import diskreplay as dr
-from diskreplay.views.transitions import DeviceFrameStack
-from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, block_of, episode, runs_of
+from tests.views.fakes import (
+    FLAT_SCHEMA,
+    SCHEMA,
+    Segment,
+    Snapshot,
+    check_every_id,
+    episode,
+    fields_of,
+    gathered,
+    offered,
+)
 from tests.views.strategies import snapshots
 from tests.views.test_hindsight import SCHEMA as GOAL_SCHEMA, distance
 
 ranges = st.tuples(st.integers(1, 6), st.integers(1, 9)).filter(lambda pair: pair[0] < pair[1])
 
 
-def filled(view: Any, snapshot: Snapshot, ids: Any, entropy: int | None) -> dict[str, np.ndarray]:
-    """Gather, as a device would be sent it where that differs, and show every field but the weights."""
-    reader = view.reader(snapshot.schema)
-    return shown(reader, snapshot, ids, entropy)
-
-
-def shown(reader: Any, snapshot: Snapshot, ids: Any, entropy: int | None) -> dict[str, np.ndarray]:
-    if entropy is not None:
-        reader.seed(entropy)
-    block = block_of(reader, snapshot, ids)
-    fields = reader.present([torch.from_numpy(array) for array in block.arrays])
-    return {"/".join(p): x.numpy() for p, x in zip(reader.paths, fields, strict=True) if p != ("weight",)}
-
-
 def same(found: dict[str, np.ndarray], views: list[Any], snapshot: Snapshot, ids: Any) -> int:
     """Compare each item with that of the view of its number of steps, to the bit; return how many there are."""
-    fixed = [filled(view, snapshot, ids, None) for view in views]
+    fixed = [gathered(view, snapshot, ids) for view in views]
     for i in range(len(ids)):
         alike = [batch for batch in fixed if batch["n_steps"][i] == found["n_steps"][i]]
         assert alike, found["n_steps"][i]
@@ -64,14 +59,14 @@ def test_each_item_is_that_of_the_number_drawn_for_it(
     view = dr.Transitions(n, 0.9, stack, next_fields=next_fields, discount=discount)
     ids = sorted(snapshot.sampleable(n[1], bool(next_fields)))
     views = [replace(view, n_step=number) for number in range(n[0], n[1] + 1)]
-    found = filled(view, snapshot, ids, entropy)
+    found = gathered(view, snapshot, ids, entropy=entropy)
     same(found, views, snapshot, ids)
     later = view.reader(snapshot.schema).for_device()
-    if isinstance(later, DeviceFrameStack):
-        for name, array in shown(later, snapshot, ids, entropy).items():
-            assert array.tobytes() == found[name].tobytes(), name
-    most = filled(view, snapshot, ids, None)
-    for name, array in filled(views[-1], snapshot, ids, None).items():
+    later.seed(entropy)
+    for name, array in fields_of(later, snapshot, ids).items():
+        assert array.tobytes() == found[name].tobytes(), name
+    most = gathered(view, snapshot, ids)
+    for name, array in gathered(views[-1], snapshot, ids).items():
         assert array.tobytes() == most[name].tobytes(), name
 
 
@@ -79,14 +74,9 @@ def test_each_item_is_that_of_the_number_drawn_for_it(
 @given(snapshots(FLAT_SCHEMA), ranges)
 def test_the_steps_that_can_be_sampled_are_those_of_the_largest_number(snapshot: Snapshot, n: Any) -> None:
     view = dr.Transitions(n)
-    runs = [runs_of(view, episodes, snapshot.visible) for episodes in (snapshot.log, snapshot.open)]
-    ids = [first + stride * j for run in runs for first, stride, count in zip(*run, strict=True) for j in range(count)]
+    ids = offered(view, snapshot)
     assert sorted(ids) == sorted(snapshot.sampleable(n[1]))
-    reader = view.reader(FLAT_SCHEMA)
-    reader.check(snapshot, np.array(sorted(ids), np.int64))
-    for step_id in snapshot.model.keys() - set(ids):
-        with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} "):
-            reader.check(snapshot, np.array([step_id]))
+    check_every_id(view, snapshot, ids, snapshot.model)
 
 
 def long_episodes(schema: dr.Schema, rng: np.random.Generator, *lengths: int) -> Snapshot:
@@ -99,13 +89,13 @@ def test_5000_items_equal_the_views_of_their_numbers_which_are_drawn_evenly() ->
     snapshot = long_episodes(SCHEMA, np.random.default_rng(0), 300, 200, 7)
     view = dr.Transitions((2, 6), 0.97, frame_stack=3)
     ids = np.random.default_rng(1).choice(sorted(snapshot.model), 5_000)
-    found = filled(view, snapshot, ids, 11)
+    found = gathered(view, snapshot, ids, entropy=11)
     assert same(found, [replace(view, n_step=n) for n in range(2, 7)], snapshot, ids) == 5_000
     inside = [i for i, step_id in enumerate(ids) if _left(snapshot, step_id) >= 6]
     counts = Counter(found["n_steps"][inside].tolist())
     assert sorted(counts) == [2, 3, 4, 5, 6]
     assert chisquare(list(counts.values())).pvalue > 0.01
-    again, other = (filled(view, snapshot, ids, entropy)["n_steps"] for entropy in (11, 12))
+    again, other = (gathered(view, snapshot, ids, entropy=entropy)["n_steps"] for entropy in (11, 12))
     assert np.array_equal(again, found["n_steps"])
     assert not np.array_equal(other, found["n_steps"])
 
@@ -123,16 +113,22 @@ def test_what_lies_behind_a_short_window_is_mapped_too() -> None:
         snapshot = Snapshot(SCHEMA, [Segment([[steps]], chunk_rows=2)])
         ids = sorted(snapshot.model)[:1]
         view = dr.Transitions((1, 9))
-        drawn.add(int(filled(view, snapshot, ids, entropy)["n_steps"][0]))
-        same(filled(view, snapshot, ids, entropy), [replace(view, n_step=n) for n in range(1, 10)], snapshot, ids)
+        drawn.add(int(gathered(view, snapshot, ids, entropy=entropy)["n_steps"][0]))
+        same(
+            gathered(view, snapshot, ids, entropy=entropy),
+            [replace(view, n_step=n) for n in range(1, 10)],
+            snapshot,
+            ids,
+        )
     assert len(drawn) > 4
 
 
 def test_a_seed_is_for_one_batch() -> None:
     snapshot = long_episodes(FLAT_SCHEMA, np.random.default_rng(0), 40, 40, 40)
     reader, ids = dr.Transitions((1, 5)).reader(FLAT_SCHEMA), sorted(snapshot.model)[:20]
-    assert len(set(shown(reader, snapshot, ids, 3)["n_steps"])) > 1
-    assert shown(reader, snapshot, ids, None)["n_steps"].tolist() == [5] * 20
+    reader.seed(3)
+    assert len(set(fields_of(reader, snapshot, ids)["n_steps"])) > 1
+    assert fields_of(reader, snapshot, ids)["n_steps"].tolist() == [5] * 20
 
 
 @pytest.mark.slow
@@ -143,9 +139,9 @@ def test_relabelled_items_have_the_returns_of_their_numbers(
     # With the final goal nothing depends on chance but the numbers of steps.
     view = dr.Transitions(n, 0.9, relabel=dr.Hindsight("final", 1.0, distance), discount=discount)
     ids = sorted(snapshot.sampleable(None))
-    found = filled(view, snapshot, ids, entropy)
+    found = gathered(view, snapshot, ids, entropy=entropy)
     for number in range(n[0], n[1] + 1):
-        fixed = filled(replace(view, n_step=number), snapshot, ids, entropy)
+        fixed = gathered(replace(view, n_step=number), snapshot, ids, entropy=entropy)
         alike = fixed["n_steps"] == found["n_steps"]
         for name, array in fixed.items():
             assert array[alike].tobytes() == found[name][alike].tobytes(), name

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.ids import POSITION_BITS
-from diskreplay.sampling import prefetcher
 from diskreplay.testing.reference import window
-from diskreplay.views import ages, episode_finder, requested
 from tests.testing.collected import SCHEMA, Collected
-from tests.views.test_device_frame_stack import shown
+from tests.testing.on_disk import POSITION_BITS
+from tests.views.fakes import fields_of
+from tests.views.inner import few_at_once, times_read
 
 GAMMA = 0.9
 STEP_FIELDS = ("step", "return_to_go", "discounted_return_to_go", "priority")
@@ -32,10 +31,9 @@ VIEWS = (
 
 
 @pytest.fixture(autouse=True)
-def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode_finder, "_FEW", 3)
-    monkeypatch.setattr(requested, "_AT_ONCE", 4)
-    monkeypatch.setattr(ages, "_AT_ONCE", 50)
+def _few_at_once() -> Iterator[None]:
+    with few_at_once():
+        yield
 
 
 @pytest.fixture(params=[None, 250], ids=["unbounded", "capacity 250"])
@@ -90,7 +88,7 @@ def compare(batch: dr.Batch, facts: Any, width: Any) -> Counter[str]:
 
 def widths(store: dr.Store) -> Any:
     snapshot = store.snapshot
-    return lambda step_id: int(snapshot.lanes[(step_id >> 35) - snapshot.origin])
+    return lambda step_id: int(snapshot.lanes[(step_id >> POSITION_BITS) - snapshot.origin])
 
 
 @pytest.mark.slow
@@ -165,11 +163,9 @@ def test_rollouts_have_them_for_each_step(collected: Collected) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("threads_make_all")
 @pytest.mark.parametrize("view", [VIEWS[1], VIEWS[3], VIEWS[5]], ids=str)
-def test_batches_that_are_drawn_ahead_tell_what_was_when_they_were_drawn(
-    collected: Collected, view: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
+def test_batches_that_are_drawn_ahead_tell_what_was_when_they_were_drawn(collected: Collected, view: Any) -> None:
     collected.append(30)
     with sampler_of(collected.store, view, prefetch=2) as sampler:
         sampler.sample()
@@ -202,30 +198,20 @@ def test_a_sampler_that_goes_on_from_a_state_gives_the_same(collected: Collected
 
 
 @pytest.mark.slow
-def test_when_episodes_go_the_times_of_the_others_are_not_read_again(
-    collected: Collected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_episodes_go_the_times_of_the_others_are_not_read_again(collected: Collected) -> None:
     collected.append(60)
     collected.close()
     collected.trim(250)
-    counter, read = ages.Ages(), []
-    times_of = ages.Ages._times_of
-
-    def noted(self: Any, snapshot: Any, ids: np.ndarray) -> np.ndarray:
-        read.append(len(ids))
-        return times_of(self, snapshot, ids)
-
-    monkeypatch.setattr(ages.Ages, "_times_of", noted)
-    none = np.zeros(0, np.int64)
     before = collected.store.snapshot
-    counter.of(before, none)
-    assert sum(read) == 2 * len(before.log) > 30
-    evict(collected)
-    after = collected.store.snapshot
-    assert after.generation != before.generation
-    read.clear()
-    counter.of(after, none)
-    assert sum(read) == 0
+    with sampler_of(collected.store, VIEWS[0]) as sampler, times_read() as read:
+        sampler.gather([])
+        assert sum(read) == 2 * len(before.log) > 30
+        evict(collected)
+        assert collected.store.snapshot.generation != before.generation
+        read.clear()
+        sampler.gather([])
+        assert read
+        assert sum(read) == 0
 
 
 def test_a_new_sampler_counts_ages_where_segments_of_old_episodes_have_gone(tmp_store: Path) -> None:
@@ -274,10 +260,10 @@ def test_what_stacks_frames_on_a_device_has_them(collected: Collected) -> None:
     later = plain.for_device()
     assert later is not plain
     ids = np.array(collected.ids(lambda episode: episode.sampleable(1)))
-    want, found = (shown(reader, collected.store.snapshot, ids) for reader in (plain, later))
+    want, found = (fields_of(reader, collected.store.snapshot, ids) for reader in (plain, later))
     assert list(want) == list(found)
-    for path, tensor in want.items():
-        np.testing.assert_array_equal(tensor, found[path], err_msg=str(path))  # NaN are alike
+    for path, array in want.items():
+        np.testing.assert_array_equal(array, found[path], err_msg=path)  # NaN are alike
 
 
 def test_fields_on_request_are_there_where_they_are_named(collected: Collected) -> None:

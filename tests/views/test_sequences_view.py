@@ -11,12 +11,21 @@ import torch
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.ids import OPEN
-from diskreplay.kernels.runs import ALL_VISIBLE
-from diskreplay.views import parallel_copy
-from diskreplay.views.parallel_copy import CopyThreads
-from tests.parity.test_sequences import gathered, offered, views, windows_of
-from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Columns, Segment, Snapshot, episode, runs_of
+from tests.parity.test_sequences import views, windows_of
+from tests.views.fakes import (
+    FLAT_SCHEMA,
+    OPEN,
+    SCHEMA,
+    Columns,
+    Segment,
+    Snapshot,
+    check_every_id,
+    episode,
+    gathered,
+    ids_in,
+    offered,
+    runs_of,
+)
 from tests.views.strategies import snapshots
 
 SERIAL_SCHEMA = dr.Schema(
@@ -153,37 +162,6 @@ def test_chosen_fields_hold_what_the_whole_batch_holds(snapshot: Snapshot, view:
 
 
 @pytest.mark.slow
-@given(snapshots(), views())
-def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: dr.Sequences) -> None:
-    ids = offered(view, snapshot) * 2
-    alone = gathered(view, snapshot, ids)
-    calls, copy = [], CopyThreads.copy
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel_copy, "PART", 1)
-        threads = CopyThreads(2)
-        patch.setattr(CopyThreads, "copy", lambda *given: calls.append(given[0]) or copy(*given))
-        for name, array in gathered(view, snapshot, ids, threads=threads).items():
-            np.testing.assert_array_equal(array, alone[name])
-    threads.close()
-    assert threads in calls or not ids
-
-
-def candidates(snapshot: Snapshot) -> set[int]:
-    base = [(slot + snapshot.origin) << 35 for slot in range(-1, len(snapshot.segments) + 1)]
-    return {start + i for start in base for i in range(12)} | set(snapshot.model) | {-1, -(1 << 40), 1 << 62}
-
-
-def check_every_id(view: Any, snapshot: Snapshot, good: set[int]) -> None:
-    reader = view.reader(snapshot.schema)
-    for step_id in candidates(snapshot):
-        if step_id in good:
-            reader.check(snapshot, np.array([step_id]))
-        else:
-            with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} "):
-                reader.check(snapshot, np.array([step_id]))
-
-
-@pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), views())
 def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapshot, view: dr.Sequences) -> None:
     view = replace(view, frame_stack=1, start_only=())
@@ -219,8 +197,7 @@ def test_filling_refuses_an_id_that_is_no_step() -> None:
 
 def starts(view: Any, steps: int, obs_rows: int, end: int) -> list[int]:
     first, count, stride = 1 << 35, 3, 5
-    runs = runs_of(view, Columns.of([(first + count, stride, steps, obs_rows, end)]), ALL_VISIBLE)
-    ids = [i + s * j for i, s, n in zip(*runs, strict=True) for j in range(n)]
+    ids = ids_in(runs_of(view, Columns.of([(first + count, stride, steps, obs_rows, end)])))
     assert all((i - first - count) % stride == 0 for i in ids)
     return [(i - first - count) // stride for i in ids]
 

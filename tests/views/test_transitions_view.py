@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Table, block_of, episode
+from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Table, check_every_id, episode, gathered
 from tests.views.strategies import snapshots
 
 N_STEP = "n_step must be an int of at least 1, or None for the return to the end, or (least, most), not"
@@ -19,10 +19,6 @@ def one_episode(
     schema: dr.Schema = FLAT_SCHEMA, steps: int = 6, end: str = "terminated", final: bool = True, **kwargs: Any
 ):
     return Snapshot(schema, [Segment([[episode(schema, steps, end, final, np.random.default_rng(1))]])], **kwargs)
-
-
-def fill(view: dr.Transitions, snapshot: Any, ids: Any, fields: Any = None) -> Any:
-    return block_of(view.reader(snapshot.schema, fields), snapshot, ids)
 
 
 @pytest.mark.parametrize(
@@ -154,29 +150,17 @@ def test_fields_choose_leaves_and_keep_index_and_weight() -> None:
 def test_chosen_fields_hold_what_the_whole_batch_holds() -> None:
     snapshot = one_episode(SCHEMA)
     ids = sorted(snapshot.sampleable(2))
-    whole = fill(dr.Transitions(2, frame_stack=3), snapshot, ids)
-    everything = dict(zip((leaf.path for leaf in whole.leaves), whole.arrays, strict=True))
+    whole = gathered(dr.Transitions(2, frame_stack=3), snapshot, ids)
     for name in ("obs/image", "reward", "discount", "terminated", "n_steps", "next_obs"):
-        part = fill(dr.Transitions(2, frame_stack=3), snapshot, ids, (name,))
-        for leaf, array in zip(part.leaves, part.arrays, strict=True):
-            if leaf.path != ("weight",):
-                np.testing.assert_array_equal(array, everything[leaf.path])
+        for path, array in gathered(dr.Transitions(2, frame_stack=3), snapshot, ids, (name,)).items():
+            np.testing.assert_array_equal(array, whole[path])
 
 
 @pytest.mark.slow
 @given(snapshots(FLAT_SCHEMA), st.integers(1, 9) | st.none(), st.booleans())
 def test_every_id_that_is_not_sampleable_is_an_invalid_index(snapshot: Snapshot, n: Any, whole: bool) -> None:
     view = dr.Transitions(n, next_fields=("action",) if whole else ())
-    reader = view.reader(FLAT_SCHEMA)
-    good = snapshot.sampleable(n, whole)
-    base = [(slot + snapshot.origin) << 35 for slot in range(-1, len(snapshot.segments) + 1)]
-    candidates = {start + i for start in base for i in range(12)} | set(snapshot.model) | {-1, -(1 << 40), 1 << 62}
-    for step_id in candidates:
-        if step_id in good:
-            reader.check(snapshot, np.array([step_id]))
-        else:
-            with pytest.raises(dr.InvalidIndex, match=f"^id {step_id} "):
-                reader.check(snapshot, np.array([step_id]))
+    check_every_id(view, snapshot, snapshot.sampleable(n, whole))
 
 
 def test_a_refused_id_says_why() -> None:
@@ -204,7 +188,7 @@ def test_chunks_are_mapped_once_and_then_no_more() -> None:
     snapshot = one_episode(steps=30)
     ids = sorted(snapshot.sampleable(3))
     for _ in range(3):
-        fill(dr.Transitions(3), snapshot, ids)
+        gathered(dr.Transitions(3), snapshot, ids)
     assert {leaf: snapshot.leaf(leaf).ensured for leaf in ("done", "action", "reward")} == {
         "done": 1,
         "action": 1,
@@ -218,10 +202,10 @@ def test_chunks_that_another_thread_forgets_meanwhile_are_mapped_again() -> None
     forgetful = Forgetful(snapshot.leaf("obs"))
     snapshot.tables.leaves["obs"] = forgetful
     ids = sorted(snapshot.sampleable(1))
-    block = fill(dr.Transitions(1), snapshot, ids)
+    batch = gathered(dr.Transitions(1), snapshot, ids)
     assert forgetful.forgot == 3
     want = [snapshot.model[i][0].steps[snapshot.model[i][1]].obs["obs"] for i in ids]
-    np.testing.assert_array_equal(block.arrays[0], want)
+    np.testing.assert_array_equal(batch["obs"], want)
 
 
 class Forgetful(Table):
@@ -244,7 +228,7 @@ def test_a_table_without_the_chunk_is_a_format_error() -> None:
     with pytest.raises(
         dr.FormatError, match=r"^segment 2 has no chunk of action for row 0 of lane 0; run `diskreplay verify`"
     ):
-        fill(dr.Transitions(), snapshot, sorted(snapshot.model))
+        gathered(dr.Transitions(), snapshot, sorted(snapshot.model))
 
 
 def test_rewards_of_every_dtype_are_weighed_in_float64() -> None:
@@ -255,11 +239,10 @@ def test_rewards_of_every_dtype_are_weighed_in_float64() -> None:
     snapshot = one_episode(schema, steps=4)
     weights = {"reward": 0.1, "big": 1e-9, "flag": 1.0}
     ids = sorted(snapshot.model)
-    block = fill(dr.Transitions(1, reward=weights), snapshot, ids)
+    batch = gathered(dr.Transitions(1, reward=weights), snapshot, ids)
     steps = snapshot.model[ids[0]][0].steps
     want = [0.1 * float(np.float16(s.reward)) + 1e-9 * int(s.extra["big"]) + float(s.extra["flag"]) for s in steps]
-    reward = next(a for leaf, a in zip(block.leaves, block.arrays, strict=True) if leaf.path == ("reward",))
-    np.testing.assert_array_equal(reward, np.float32(want))
+    np.testing.assert_array_equal(batch["reward"], np.float32(want))
 
 
 def test_views_are_equal_by_their_arguments_and_print_as_a_call() -> None:

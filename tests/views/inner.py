@@ -1,0 +1,32 @@
+"""The inner names that tests of views patch; the others go by public names, or by `tests.views.fakes`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from diskreplay.views import ages, episode_finder, requested
+
+
+@contextmanager
+def few_at_once() -> Iterator[None]:
+    """Have fields on request take few steps at once, and sort episodes that came before there are many."""
+    with (
+        mock.patch.object(episode_finder, "_FEW", 3),
+        mock.patch.object(requested, "_AT_ONCE", 4),
+        mock.patch.object(ages, "_AT_ONCE", 50),
+    ):
+        yield
+
+
+@contextmanager
+def times_read() -> Iterator[list[int]]:
+    """Note of how many steps the times are read, call by call, to tell ages."""
+    read, times_of = list[int](), ages.Ages._times_of
+
+    def noted(self: ages.Ages, snapshot: Any, ids: Any) -> Any:
+        read.append(len(ids))
+        return times_of(self, snapshot, ids)
+
+    with mock.patch.object(ages.Ages, "_times_of", noted):
+        yield read
