@@ -3,7 +3,8 @@
 It is built beside the counters as ``new-NNNNNNNN``, which any holder of the store lock may delete. Complete and
 fsynced, it becomes ``rebuilt-NNNNNNNN``; then the damaged one is moved to quarantine, and this one into its place.
 While the empty folder ``replaced-NNNNNNNN`` exists, readers have not been notified yet. The next holder of the store
-lock that finds either of these continues from there.
+lock that finds either of these continues from there. A segment that is brought back from quarantine while a rebuilt
+one is in its place becomes ``rebuilt-NNNNNNNN``, too, and takes the same way.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from diskreplay.folders import is_folder
 from diskreplay.segments.blocks import BlockSums, Chunk, Sums, known_sums, parse, sealed_chunks
 from diskreplay.segments.damage.damage import Damage, Range
 from diskreplay.segments.damage.damaged_copies import prove_by_blocks
-from diskreplay.segments.damage.quarantine import move_aside, quarantined_numbers
+from diskreplay.segments.damage.quarantine import Quarantined, forget, include_number, move_aside, quarantined_numbers
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.episode_table import write_table
@@ -235,6 +236,19 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
     return _replace(root, number, reason, steps)
 
 
+def exchange(root: Root, entry: Quarantined, reason: str) -> str | None:
+    """Bring a segment back from quarantine, and set aside the one in its place; return where that one is now.
+
+    The caller holds the store lock, and has verified the segment. ``reason`` goes into the record of the one that gives
+    way: each of its steps is in the other one.
+    """
+    number = entry.segment or 0
+    move(root.folder / entry.where, _beside(root, _REBUILT, number))
+    forget(root.folder, entry)
+    include_number(root.counters(writable=True), number)
+    return _replace(root, number, reason)
+
+
 def rebuild_copy(info: SegmentInfo) -> bool:
     """Replace a copy of a sealed segment by its blocks that fit their checksums, where these prove more than marks.
 
@@ -261,7 +275,7 @@ def finish_replacements(root: Root) -> list[int]:
     return sorted({*found, *replaced})
 
 
-def _replace(root: Root, number: int, reason: str = "was damaged", steps: int = 0) -> str | None:
+def _replace(root: Root, number: int, reason: str = "was replaced by another one of it", steps: int = 0) -> str | None:
     rebuilt, path = _beside(root, _REBUILT, number), root.segment_path(number)
     aside = None
     if os.path.lexists(path):

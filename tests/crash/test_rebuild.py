@@ -1,7 +1,8 @@
-"""A repair that is killed while it replaces a damaged segment leaves one or the other, or the next one ends it."""
+"""A repair that is killed while it exchanges two of a segment leaves one or the other, or the next one ends it."""
 
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.testing import check_account
 from tests.crash.injection import die_at, points_of
-from tests.testing.commands import repair
+from tests.testing.commands import Refused, repair
 from tests.testing.support import append_numbered, serial_schema
 from tests.tiers import SHARES, each_share, whole_or_part
 
@@ -124,3 +125,62 @@ def test_a_process_that_is_killed_while_it_rebuilds_a_copy_costs_no_more_than_th
         assert check_killed(killed, before, before)
         shutil.rmtree(killed)
     assert died
+
+
+def check_restoring(path: Path, rebuilt: dict, whole: dict) -> bool:
+    """Check what `--restore` that was killed left, and what the next users make of it; return whether it was done."""
+    without_it = {ids: episode for ids, episode in whole.items() if ids[0] >> 35 != 1}
+    assert shown(path) in (rebuilt, whole, without_it)
+    with dr.open(path) as store:
+        check_account(store)
+    twin = path.with_name("twin")
+    shutil.copytree(path, twin)
+    if is_over := not any("rebuilt-" in name or "replaced-" in name for name in os.listdir(path / "counters")):
+        assert shown(path) != without_it
+    for killed, is_finished in ((path, True), (twin, is_over)):
+        if killed == path:
+            dr.open(killed, "a").close()
+            assert shown(killed) in (rebuilt, whole)
+        is_done = shown(killed) == whole
+        with pytest.raises(Refused, match="has more steps") if is_finished and is_done else nullcontext():
+            assert [action.what for action in repair(killed, restore=1).actions] == ["restored"]
+        assert shown(killed) == whole
+        dr.open(killed, "a").close()
+        with dr.open(killed) as store:
+            check_account(store)
+            (entry,) = store.quarantine
+        assert (entry.segment, entry.steps, entry.rebuilt) == (1, 0, True)
+        assert repair(killed).actions == []
+        assert sorted(os.listdir(killed / "counters")) == ["c.0", "lock", "quarantine", "zarr.json"]
+    shutil.rmtree(twin)
+    return is_done
+
+
+@pytest.mark.slow(turns=2)
+@pytest.mark.timeout(3600)
+@each_share
+def test_an_original_that_is_brought_back_by_a_process_that_is_killed_is_lost_nowhere(
+    damaged: Path, tmp_path: Path, share: int
+) -> None:
+    repair(damaged)
+    rebuilt = shown(damaged)
+    file = damaged / "counters/quarantine" / DAMAGED
+    data = bytearray(file.read_bytes())
+    data[0] ^= 0xFF
+    file.chmod(0o644)
+    file.write_bytes(data)
+    counted, killed = tmp_path / "counted", tmp_path / "killed"
+    shutil.copytree(damaged, counted)
+    names = [point.name for point in points_of(lambda: repair(counted, restore=1))]
+    whole = shown(counted)
+    assert len(whole) - len(rebuilt) == 2
+    first = names.index("rename")
+    assert names.count("rename") == 3  # out of quarantine, the rebuilt one into it, the original into its place
+    points = [*range(0, first, whole_or_part(7, 31)), *range(first, len(names), whole_or_part(1, 3)), len(names)]
+    found = set()
+    for point in [points[0], *points[share::SHARES], points[-1]]:
+        shutil.copytree(damaged, killed)
+        die_at(lambda tell: repair(killed, restore=1), point)
+        found.add(check_restoring(killed, rebuilt, whole))
+        shutil.rmtree(killed)
+    assert found == {False, True}

@@ -2,12 +2,12 @@
 
 import os
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.folders import OpenFolder, is_folder, shown, shown_paths
-from diskreplay.integrity.repair.repaired import Action, Repaired, without
+from diskreplay.integrity.repair.remedies import Remedies
+from diskreplay.integrity.repair.repaired import Repaired, without
 from diskreplay.integrity.verify.check_root import read_plan
 from diskreplay.integrity.verify.check_segment import verify_segment
 from diskreplay.integrity.verify.documents import Plan
@@ -15,51 +15,79 @@ from diskreplay.integrity.verify.files import Files
 from diskreplay.integrity.verify.verify import verify
 from diskreplay.segments.damage.quarantine import QUARANTINE, Quarantined, bring_back, read_quarantine, take_out
 from diskreplay.segments.documents import layout
-from diskreplay.segments.documents.root import Root, open_home, read_root
+from diskreplay.segments.documents.root import Root, open_home
 from diskreplay.segments.files.locks import held_lock
+from diskreplay.segments.marks import proven_rows
 from diskreplay.segments.packs import read_packs, read_tables
-from diskreplay.segments.segment import read_segment
+from diskreplay.segments.rebuild import exchange, finish_replacements
+from diskreplay.segments.sealing import count_steps_in
+from diskreplay.segments.segment import SegmentInfo, read_segment
 
 
-def find_segment(root: Path, number: int) -> Quarantined:
-    """Return a segment in quarantine, of several with this number the one that was set aside last.
+def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
+    """Bring a segment back from quarantine, if it is whole; the one that replaced it goes to quarantine.
+
+    Of several with the number, it is the last one set aside of those that can be brought back. Readers see it with
+    their next refresh. Raises ReplayError where none is there, or the last one is still damaged, lies where retention
+    would delete it at once, has fewer steps than the one in its place, or its rows are in other segments; FormatError
+    where the store's own document is damaged.
+    """
+    remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
+    store, plan = remedies.store, read_plan(remedies.files)
+    if plan is None:
+        raise FormatError(f"{home.name}: its zarr.json is damaged; restore that first")
+    remedies.plan = plan
+    with remedies.store_lock(), remedies.segment_lock(place) as is_free:
+        if not dry_run and number in finish_replacements(store):
+            remedies.note("restored", place, "a process died in the middle of it")
+        elif not is_free:
+            raise ReplayError(f"{place} has a living writer; close that before another one takes its place")
+        else:
+            remedies.note("restored", place, _bring_back(remedies, number))
+    left = [] if dry_run else without(verify(home), "quarantine")
+    return Repaired(remedies.actions, left, read_quarantine(home.path))
+
+
+def _bring_back(remedies: Remedies, number: int) -> str:
+    """Bring a segment back, and return what was done; errors as for `restore_segment`. The caller holds the locks."""
+    entry, info = _find_whole(remedies, number)
+    root, place = remedies.root, layout.segment_folder(number)
+    detail = f"from {entry.where}" + ("" if entry.steps is None else f", {entry.steps} steps")
+    now, is_taken = None, os.path.lexists(root / place)
+    if not remedies.dry_run and is_taken:
+        now = exchange(remedies.store, entry, "another one of it was brought back from quarantine")
+    elif not remedies.dry_run:
+        bring_back(root, entry, _members(info))
+    if is_taken:
+        detail += f"; the one in its place is now {now}" if now else "; the one in its place would go to quarantine"
+    return detail
+
+
+def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
+    """Return the segment in quarantine that may be brought back; errors as for `restore_segment`."""
+    refused: list[ReplayError] = []
+    for entry in _find_segments(remedies.root, number):
+        try:
+            return entry, _check_whole(remedies.store, remedies.plan, entry)
+        except ReplayError as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _find_segments(root: Path, number: int) -> list[Quarantined]:
+    """Return the segments in quarantine with a number, those first that were set aside last.
 
     Raises ReplayError where there is none.
     """
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
         raise ReplayError(f"segment {number} is not in {shown(root / QUARANTINE)}; diskreplay inspect lists what is")
-    return max(found, key=lambda entry: entry.since)
+    return sorted(found, key=lambda entry: entry.since, reverse=True)
 
 
-def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
-    """Bring a segment back from quarantine, if it is whole and has a place.
-
-    Readers see it with their next refresh. Raises ReplayError where it is not there, is still damaged, lies where
-    retention would delete it at once, or its rows, or another one with its number, are among the segments; FormatError
-    where the store's own document is damaged.
-    """
-    root = home.path
-    store, plan = read_root(home.name, home), read_plan(Files(str(root)))
-    if plan is None:
-        raise FormatError(f"{home.name}: its zarr.json is damaged; restore that first")
-    with nullcontext() if dry_run else held_lock(store.lock_path):
-        entry = find_segment(root, number)
-        _check_whole(store, plan, entry)
-        members = _check_not_packed(store, entry)
-        if not dry_run:
-            bring_back(root, entry, members)
-    steps = "" if entry.steps is None else f", {entry.steps} steps"
-    action = Action("restored", layout.segment_folder(number), f"from {entry.where}{steps}")
-    return Repaired([action], [] if dry_run else without(verify(home), "quarantine"), read_quarantine(root))
-
-
-def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
-    """Check that a segment may be brought back; errors as for `restore_segment`."""
+def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
+    """Check that a segment may be brought back, and return its attributes; errors as for `restore_segment`."""
     root, number = store.folder, entry.segment or 0
-    place = layout.segment_folder(number)
-    if os.path.lexists(root / place):
-        raise ReplayError(f"{place} is there; set it aside before {entry.where} is brought back")
     found, _ = verify_segment(str(root), number, plan, deep=True, evicted={}, where=entry.where)
     if problems := without(found, "unproven"):
         where = problems[0].where.removeprefix(f"{QUARANTINE}/")
@@ -67,27 +95,50 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> None:
             f"segment {number} is still damaged: {where} {problems[0].detail}; put a good copy of that file in its "
             f"place below {QUARANTINE}, then restore it"
         )
-    words = store.counters().read()
-    if store.has_horizon and read_segment(store, number, root / entry.where).came_before(int(words[layout.HORIZON])):
+    info, words = read_segment(store, number, root / entry.where), store.counters().read()
+    if store.has_horizon and info.came_before(int(words[layout.HORIZON])):
         raise ReplayError(
             f"segment {number} has nothing newer than what retention has deleted already: it would be evicted at once; "
             f"copy what is wanted from {entry.where}"
         )
+    _check_place(store, entry, info)
+    return info
 
 
-def _check_not_packed(store: Root, entry: Quarantined) -> list[int]:
-    """Check that the rows of a segment in quarantine are not there already; return which segments it is a pack of."""
-    number = entry.segment or 0
-    info = read_segment(store, number, store.folder / entry.where)
-    members = [] if info.packed is None else read_tables(info).numbers.tolist()
-    packed = {one: pack.number for pack, tables in read_packs(store) for one in tables.numbers.tolist()}
-    there = next((one for one in (number, *members) if one in packed), None)
+def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
+    """Check that no step would be there twice, and that none is lost if what is in its place gives way to a segment."""
+    place, members = layout.segment_folder(info.number), _members(info)
+    packs = ((pack.number, tables) for pack, tables in read_packs(store) if pack.number != info.number)
+    packed = {one: pack for pack, tables in packs for one in tables.numbers.tolist()}
+    there = next((one for one in (info.number, *members) if one in packed), None)
     if there is not None:
-        raise ReplayError(f"segment {there} is in {layout.segment_folder(packed[there])} by now; drop {entry.where}")
-    there = next((one for one in members if os.path.lexists(store.segment_path(one))), None)
-    if there is not None:
-        raise ReplayError(f"{layout.segment_folder(there)} is there, and in {entry.where} too; drop that")
-    return members
+        folder = layout.segment_folder(packed[there])
+        raise ReplayError(f"segment {there} was merged into {folder}; {entry.where} stays as it is")
+    if not os.path.lexists(store.folder / place):
+        there = next((one for one in members if os.path.lexists(store.segment_path(one))), None)
+        if there is not None:
+            raise ReplayError(f"{layout.segment_folder(there)} is there, and in {entry.where}, which stays as it is")
+        return
+    try:
+        present = read_segment(store, info.number)
+    except (OSError, FormatError):
+        return  # it is damaged
+    if present.uuid != info.uuid:
+        raise ReplayError(f"{place} is another segment than {entry.where}; move it out of the store first")
+    if _steps_of(present) > _steps_of(info):
+        raise ReplayError(f"{place} has more steps than {entry.where}; diskreplay repair replaces it if it is damaged")
+
+
+def _members(info: SegmentInfo) -> list[int]:
+    """Return which segments a pack has; none for a segment that is no pack."""
+    return [] if info.packed is None else read_tables(info).numbers.tolist()
+
+
+def _steps_of(info: SegmentInfo) -> int:
+    """Return how many steps of a segment count."""
+    if info.sealed:
+        return (info.steps or 0) - info.lost.steps
+    return count_steps_in(info, proven_rows(info))
 
 
 @shown_paths()
@@ -103,11 +154,11 @@ def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantin
     read_plan(Files(str(root)))  # raises where there is no store
     if not is_folder(root / layout.COUNTERS):
         raise FormatError(f"{shown(root / layout.COUNTERS)} is not a folder; diskreplay repair makes a new one")
-    entry = find_segment(root, number)
+    entry = _find_segments(root, number)[0]
     if dry_run:
         return entry
     with held_lock(root / layout.COUNTERS / layout.LOCK):
-        entry = find_segment(root, number)
+        entry = _find_segments(root, number)[0]
         gone = take_out(root, entry)
     shutil.rmtree(gone, ignore_errors=True)
     return entry

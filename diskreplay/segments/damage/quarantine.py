@@ -292,8 +292,14 @@ def bring_back(root: Path, entry: Quarantined, members: Sequence[int] = ()) -> N
     for number in (entry.segment, *members[:1]):
         include_number(counters, number)
     note_change(root)
-    _record_path(source).unlink(missing_ok=True)
-    sync_folder(source.parent)
+    forget(root, entry)
+
+
+def forget(root: Path, entry: Quarantined) -> None:
+    """Remove the record of an entry that has left the quarantine. The caller holds the store lock."""
+    record = _record_path(root / entry.where)
+    record.unlink(missing_ok=True)
+    sync_folder(record.parent)
 
 
 def include_number(counters: StoreCounters, number: int) -> None:

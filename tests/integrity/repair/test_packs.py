@@ -253,8 +253,23 @@ def test_segments_that_are_still_there_serve_again_when_their_pack_is_damaged(tm
         pass
     assert packed.shown(tmp_store) == episodes  # nothing has deleted them
     flip(tmp_store / done.quarantine[0].where / "action/c.0.0", 0)
-    with pytest.raises(Refused, match=r"segments/0000000. is there"):
+    with pytest.raises(Refused, match=r"segments/0000000. is there, and in .*, which stays as it is$"):
         repair(tmp_store, restore=number)
+
+
+def test_a_mended_pack_takes_the_place_of_the_rebuilt_one(damaged):
+    path, folder, episodes = damaged
+    before = account(path)
+    flip(folder / "action/c.0.0", 0)
+    assert [action.what for action in repair(path).actions] == ["rebuilt"]
+    assert set(packed.shown(path)) < set(episodes)
+    flip(path / "counters/quarantine/segments" / folder.name / "action/c.0.0", 0)
+    assert repair(path, restore=int(folder.name)).left == []
+    assert packed.shown(path) == episodes
+    assert account(path) == before
+    with dr.open(path, "a"):
+        pass
+    assert packed.shown(path) == episodes
 
 
 def test_a_segment_whose_rows_are_in_a_pack_is_not_restored_beside_it(tmp_store):
@@ -265,7 +280,7 @@ def test_a_segment_whose_rows_are_in_a_pack_is_not_restored_beside_it(tmp_store)
     with dr.open(tmp_store, "a") as store:
         store.compact()
     flip(aside, 0)
-    with pytest.raises(Refused, match="segment 0 is in segments/"):
+    with pytest.raises(Refused, match="^segment 0 was merged into segments/.*/00000000 stays as it is$"):
         repair(tmp_store, restore=0)
 
 

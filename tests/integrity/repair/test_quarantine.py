@@ -317,16 +317,94 @@ def test_a_segment_is_brought_back_only_where_that_is_safe(store_path, tmp_path)
     before = digest(store_path)
     with pytest.raises(Refused, match=f"^segment 1 is still damaged: {SEGMENT}/durable/c.0 does not fit"):
         repair(store_path, restore=1)
-    flip_counters(store_path / ASIDE)
-    (store_path / SEGMENT).mkdir()
-    with pytest.raises(Refused, match=f"^{SEGMENT} is there; set it aside before"):
-        repair(store_path, restore=1)
-    (store_path / SEGMENT).rmdir()
-    flip_counters(store_path / ASIDE)
     assert digest(store_path) == before
     flip_counters(store_path / ASIDE)
     assert [action.what for action in repair(store_path, restore=1, dry_run=True).actions] == ["restored"]
     assert (store_path / ASIDE).exists()
+
+
+def damage_a_row(path):
+    """Damage a block of rewards of a segment, or make it whole again."""
+    flip(path / "reward/c.0.0", 0)
+
+
+def rebuilt(path):
+    """Have repair rebuild a segment, and make the damaged one whole again in quarantine; return what the store has."""
+    damage_a_row(path / SEGMENT)
+    assert [action.what for action in repair(path).actions] == ["rebuilt"]
+    damage_a_row(path / ASIDE)
+    return read(path)
+
+
+def inserted(path):
+    """The steps in all classes."""
+    with dr.open(path) as store:
+        info = store.info()
+    aside = sum(entry["steps"] or 0 for entry in info["quarantine"]["entries"] if not entry["rebuilt"])
+    return info["steps"] + info["steps_evicted"] + info["steps_lost"] + aside
+
+
+def test_an_original_takes_the_place_of_the_rebuilt_segment(store_path):
+    assert set(rebuilt(store_path)) < set(range(30))
+    before = digest(store_path)
+    (planned,) = repair(store_path, restore=1, dry_run=True).actions
+    assert planned.detail == f"from {ASIDE}, 5 steps; the one in its place would go to quarantine"
+    assert digest(store_path) == before
+    with dr.open(store_path) as reader, dr.open(store_path, "a") as store, store.writer() as writer:
+        append_numbered(writer, range(30, 33), end="open")
+        (action,) = store.repair(restore=1)
+        assert (action.what, action.where) == ("restored", SEGMENT)
+        assert action.detail == f"from {ASIDE}, 5 steps; the one in its place is now {ASIDE}"
+        append_numbered(writer, range(33, 35))
+        for opened in (reader, store):
+            opened.refresh()
+            assert serials(opened) == list(range(35))
+        (entry,) = store.quarantine
+        assert (entry.segment, entry.steps, entry.rebuilt, entry.where) == (1, 0, True, ASIDE)
+    assert inserted(store_path) == 35
+    assert verify(store_path, deep=True) == []
+    with pytest.raises(Refused, match=f"^{SEGMENT} has more steps than {ASIDE}; "):
+        repair(store_path, restore=1)
+    assert read(store_path, "a") == list(range(35))
+    drop(store_path, 1)
+    assert inserted(store_path) == 35
+    assert verify(store_path, deep=True) == []
+
+
+def test_an_original_that_is_still_damaged_leaves_the_rebuilt_segment(store_path):
+    left = rebuilt(store_path)
+    damage_a_row(store_path / ASIDE)
+    before = digest(store_path)
+    with pytest.raises(Refused, match=f"^segment 1 is still damaged: {SEGMENT}/reward/c.0.0 .*put a good copy"):
+        repair(store_path, restore=1)
+    assert digest(store_path) == before
+    assert read(store_path) == left
+
+
+def test_of_several_originals_the_last_one_that_is_whole_is_brought_back(store_path):
+    rebuilt(store_path)
+    flip(store_path / SEGMENT / "obs/c.0.0.0", -1)
+    assert [action.what for action in repair(store_path).actions] in (["rebuilt"], ["quarantined"])
+    assert len(quarantine(store_path)) == 2
+    repair(store_path, restore=1)
+    assert read(store_path, "a") == list(range(30))
+    assert inserted(store_path) == 30
+
+
+def test_what_is_no_segment_makes_room_for_one(store_path):
+    set_aside(store_path)
+    (store_path / SEGMENT).mkdir()
+    repair(store_path, restore=1)
+    assert read(store_path, "a") == list(range(30))
+    assert inserted(store_path) == 30
+    assert [entry.steps for entry in quarantine(store_path)] == [0]
+
+
+def test_another_segment_with_its_number_keeps_its_place(store_path):
+    set_aside(store_path)
+    shutil.copytree(store_path / "segments/00000000", store_path / SEGMENT)
+    with pytest.raises(Refused, match=f"^{SEGMENT} is another segment than {ASIDE}; move it out of the store first$"):
+        repair(store_path, restore=1)
 
 
 def test_a_segment_that_retention_would_delete_at_once_is_not_brought_back(tmp_store):
