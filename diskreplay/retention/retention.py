@@ -287,15 +287,18 @@ class Retention:
                 with held_lock(self._root.lock_path):
                     reserve(self._root, int(self._counters.read()[layout.EVICTION_ENTRIES]))
 
-    def dead_segments(self) -> list[tuple[SegmentInfo, Lock]]:
+    def dead_segments(self, *, evicts: bool = True) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.
 
-        Those of an earlier boot without a durable row are set aside: they may have empty files.
+        Those of an earlier boot without a durable row are set aside: they may have empty files. ``evicts``: what is due
+        by the limits is evicted where a segment has returned, which takes room from others.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
         with self._locked() as gone:
             self._clean_up(gone)
+            if self._find_returned(gone) and evicts and not self._policy.is_idle:
+                self._remove_old(gone, again=True)
             for info in self._live():
                 if len(dead) == _AT_ONCE:
                     break
@@ -377,13 +380,13 @@ class Retention:
                 if name.startswith(beginning):
                     gone += _take_dead_draft(path, lock)
         gone += state_files.take_stale(self._root)
-        self._find_returned(gone)
 
-    def _find_returned(self, gone: list[str]) -> None:
-        """Count the segments that are there and that the counters leave out; the caller holds the store lock.
+    def _find_returned(self, gone: list[str]) -> bool:
+        """Count the segments that are there and that the counters leave out; return whether any had been counted once.
 
         Somebody moved one back by hand, or its maker died before it was counted, or power was lost before its name
-        was gone from the disk. Those that retention had taken out stay out: what it went by still holds for them.
+        was gone from the disk. Those that retention had taken out stay out: what it went by still holds for them. The
+        caller holds the store lock.
         """
         from_quarantine = remove_stale_records(self._root.folder)
         for number, steps in from_quarantine.items():
@@ -410,8 +413,7 @@ class Retention:
             include_number(self._counters, least)
         if returned:
             note_change(self._root.folder)
-            if not self._policy.is_idle:
-                self._remove_old(gone, again=True)
+        return returned
 
     def _is_in_place(self, number: int) -> bool:
         """Whether a folder is a segment by its name, and no process is writing to it."""

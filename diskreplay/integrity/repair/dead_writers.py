@@ -84,7 +84,7 @@ class DeadWriters:
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
         with suppress(FormatError):  # what a living writer holds may be damaged; that is reported in the end
-            while dead := retention.dead_segments():
+            while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)
         if self._foreign:

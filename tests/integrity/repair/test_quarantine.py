@@ -391,6 +391,27 @@ def test_of_several_originals_the_last_one_that_is_whole_is_brought_back(store_p
     assert inserted(store_path) == 30
 
 
+@pytest.mark.parametrize("salvage", [False, True])
+def test_a_repair_evicts_nothing(tmp_store, salvage):
+    """Segments that were moved back by hand are more than the capacity: the next writer evicts, and no repair."""
+    path = limited(tmp_store, capacity=50)
+    for number in (2, 3):
+        set_aside(path, number)
+    with dr.open(path, "a") as store:
+        write(store, 50, 70)
+    for number in (2, 3):
+        (path / f"counters/quarantine/segments/0000000{number}").rename(path / f"segments/0000000{number}")
+    damage_a_row(path / "segments/00000004")
+    there = sorted(os.listdir(path / "segments"))
+    assert "rebuilt" in [action.what for action in repair(path, salvage=salvage).actions]
+    assert sorted(os.listdir(path / "segments")) == there
+    assert words(path)["evicted"] == 0
+    dr.open(path, "a").close()
+    with dr.open(path, "a") as store:
+        write(store, 70, 75)
+    assert len(os.listdir(path / "segments")) < len(there)
+
+
 def test_what_is_no_segment_makes_room_for_one(store_path):
     set_aside(store_path)
     (store_path / SEGMENT).mkdir()
