@@ -1,6 +1,5 @@
 """Builds packs: copies the rows of sealed segments behind each other, checked, into one new segment."""
 
-import dataclasses
 import os
 import uuid as uuids
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,27 +14,19 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.ids import NO_STEP
-from diskreplay.segments.blocks import BlockSums, block_bytes, known_sums
+from diskreplay.segments.blocks import block_bytes, known_sums
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.metadata import RowArray
 from diskreplay.segments.documents.root import Root
-from diskreplay.segments.episode_table import write_table
 from diskreplay.segments.files.commit import read_lane_counter
-from diskreplay.segments.files.copies import protect
-from diskreplay.segments.files.durable import (
-    check_written,
-    descriptor,
-    storage_errors,
-    sync_file_system,
-    write_at,
-    write_file,
-)
+from diskreplay.segments.files.durable import check_written, storage_errors, sync_file_system, write_at
 from diskreplay.segments.files.extents import sealed_extent
 from diskreplay.segments.files.machine import volume_of
 from diskreplay.segments.files.mapping import opened, read_part
+from diskreplay.segments.group_writer import GroupWriter
 from diskreplay.segments.packs import PackTables, open_shard, read_tables
 from diskreplay.segments.segment import Lost, PackSize, SegmentInfo, counter_inode
-from diskreplay.segments.shards import Compressed, Shard, ShardWriter, codec, index_bytes, inner_rows, is_wide
+from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is_wide
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
@@ -220,7 +211,7 @@ class _Build:
         level: int | None,
         pace: Callable[[], None],
     ) -> None:
-        self._pace = pace
+        self._pace, self._group = pace, GroupWriter(folder)
         self._root, self._folder, self._sources, self._evicted = root, folder, sources, evicted
         order = sorted(
             ((source, member) for source in sources for member in range(len(source.tables.members))),
@@ -244,9 +235,6 @@ class _Build:
         self._rows, self._values = int(first[-1] + rows[-1]), int(values.sum())
         self._between = [(int(a), int(b)) for a, b in zip(first + rows, first[1:], strict=False) if a < b]
         self._clock = min((source.info.clock for source in sources), key=lambda clock: clock.wall)
-        self._sums: dict[str, int] = {}
-        self._compressed: dict[str, Compressed] = {}
-        self._indexes: dict[str, bytes] = {}
         # Of episodes that were evicted by hand: rows of the pack, and of its episode fields.
         self._skipped: list[tuple[int, int]] = []
         self._skipped_values: list[tuple[int, int]] = []
@@ -263,65 +251,46 @@ class _Build:
         for path, document in documents:
             if path != layout.COMMITTED:  # that one is there, with its lock
                 os.mkdir(f"{folder}/{path}")
-            self._write(f"{path}/{layout.METADATA}", document)
+            self._group.small(f"{path}/{layout.METADATA}", document)
         for name, table in zip(layout.PACK_TABLES, self.tables.contents, strict=True):
-            self._write(f"{name}/c.0.0", table)
-        self._write(layout.TABLES_COPY, b"".join(self.tables.contents))
+            self._group.small(f"{name}/c.0.0", table)
+        self._group.small(layout.TABLES_COPY, b"".join(self.tables.contents))
         for name in layout.LANE_COUNTERS:
-            self._write(f"{name}/c.0", np.array([self._rows], "<i8").tobytes())
-        blocks = BlockSums()
+            self._group.small(f"{name}/c.0", np.array([self._rows], "<i8").tobytes())
         without = {layout.DONE, *([] if self._values else blueprint.values)}
         for leaf in (layout.DONE, *sorted(blueprint.arrays.keys() - without)):
-            self._build_array(blueprint.arrays[leaf], rows[leaf], blocks)
-        self._sums[layout.BLOCKS] = blocks.write(folder)
-        if self._compressed:
-            self._write(layout.INDEXES_COPY, b"".join(self._indexes[leaf] for leaf in sorted(self._indexes)))
-        info = self._described(rows, size)
-        episodes, sums = write_table(info, np.array([self._rows]), f"{folder}/{layout.EPISODES}")
-        info = dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
-        for name in (layout.DOCUMENT_COPY, layout.METADATA):
-            write_file(f"{folder}/{name}", info.own_document())
-        return info
-
-    def _write(self, name: str, data: bytes) -> None:
-        write_file(f"{self._folder}/{name}", data)
-        self._sums[name] = crc32c(data)
+            self._build_array(blueprint.arrays[leaf], rows[leaf])
+        return self._group.finish(self._described(rows, size), np.array([self._rows]))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def _build_array(self, array: RowArray, rows: int, blocks: BlockSums) -> None:
-        name = f"{array.path}/{array.chunk_key(0)}"
-        is_known = array.path in (layout.DONE, layout.TIME)
-        with descriptor(f"{self._folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-            out = self._output(array, rows, fd)
-            skipped = self._skipped_values if array.is_of_episodes else self._skipped
-            first_rows = self.tables.of(array.path).first_rows.tolist()
-            for run, first in zip(self._runs, first_rows, strict=True):
-                count = run.of(array.path)[1]
-                for begin, stop in [(0, count)] if is_known else _parts(first, count, skipped):
-                    for row, data in run.source.read(array.path, run, begin, stop):
-                        out.write(first + row, self._converted(data, run) if array.path == layout.TIME else data)
-                self._pace()
-            nbytes = out.finish()
+    def _build_array(self, array: RowArray, rows: int) -> None:
+        if array.path in self._inner_rows:
+            with self._group.shard(array, rows, self._inner_rows[array.path], self._level) as shard:
+                self._copy_rows(array, shard)
+            return
+        with self._group.chunk(array) as fd:
+            os.ftruncate(fd, rows * array.row_bytes)
+            out = _Output(fd, array.row_bytes)
+            self._copy_rows(array, out)
+            out.flush()
             if array.path == layout.DONE:
                 self._write_flags_between(fd)
                 self._skipped = self._find_skipped(fd)
                 self._skipped_values = list(self._find_skipped_values(fd))
             elif array.path == layout.TIME:
                 self._write_times_between(fd)
-            if array.path in self._inner_rows:
-                self._compressed[array.path] = Compressed(self._inner_rows[array.path], self._level, nbytes)
-                index = index_bytes(rows, self._inner_rows[array.path])
-                self._indexes[array.path] = os.pread(fd, index, nbytes - index)
-            block = layout.BLOCK_BYTES if array.path in self._inner_rows else None
-            self._sums[name] = blocks.add(array, 0, fd, block)
-            protect(fd)
 
-    def _output(self, array: RowArray, rows: int, fd: int) -> "_Output | ShardWriter":
-        if array.path in self._inner_rows:
-            return ShardWriter(fd, rows, array.row_bytes, self._inner_rows[array.path], self._level)
-        os.ftruncate(fd, rows * array.row_bytes)
-        return _Output(fd, array.row_bytes)
+    def _copy_rows(self, array: RowArray, out: "_Output | ShardWriter") -> None:
+        is_known = array.path in (layout.DONE, layout.TIME)
+        skipped = self._skipped_values if array.is_of_episodes else self._skipped
+        first_rows = self.tables.of(array.path).first_rows.tolist()
+        for run, first in zip(self._runs, first_rows, strict=True):
+            count = run.of(array.path)[1]
+            for begin, stop in [(0, count)] if is_known else _parts(first, count, skipped):
+                for row, data in run.source.read(array.path, run, begin, stop):
+                    out.write(first + row, self._converted(data, run) if array.path == layout.TIME else data)
+            self._pace()
 
     def _write_flags_between(self, fd: int) -> None:
         """Make rows between lanes lost ones, of no steps: readers of flags alone find an episode there."""
@@ -393,13 +362,11 @@ class _Build:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             sealed=True,
             steps=sum(info.steps or 0 for info in infos),
-            checksums=self._sums,
             sealed_at=newest.sealed_at,
             sealed_clock=newest.sealed_clock,
             times=(min(bounds), max(bounds)) if bounds else None,
             lost=self._lost(),
             packed=size,
-            compressed=self._compressed,
         )
 
     def _lost(self) -> Lost:
@@ -415,9 +382,7 @@ class _Build:
                 else:
                     ids = np.array([info.number << layout.POSITION_BITS | position])
                 ranges.append((int(self.tables.rows_of(ids)[0]), rows, values))
-        ranges.sort()
-        steps = sum(source.info.lost.steps for source in self._sources)
-        return Lost(tuple((row, rows) for row, rows, _ in ranges), steps, tuple(values for *_, values in ranges))
+        return Lost.of(ranges, sum(source.info.lost.steps for source in self._sources))
 
 
 def _parts(first: int, rows: int, skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -444,11 +409,6 @@ class _Output:
         if self._size >= _AT_ONCE:
             # Up to a multiple: a page of the page cache is as large as what is written at once and aligned.
             self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
-
-    def finish(self) -> int:
-        """Write what was kept back, and return the size of the file."""
-        self.flush()
-        return os.fstat(self._fd).st_size
 
     def flush(self) -> None:
         """Write what was kept back."""

@@ -16,26 +16,25 @@ from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
-from diskreplay.segments.blocks import BlockSums, Chunk, Sums, known_sums, parse, sealed_chunks
+from diskreplay.ids import Ints
+from diskreplay.segments.blocks import Chunk, Sums, known_sums, parse, sealed_chunks
 from diskreplay.segments.damage.damage import Damage, Range
 from diskreplay.segments.damage.damaged_copies import prove_by_blocks
 from diskreplay.segments.damage.quarantine import Quarantined, forget, include_number, move_aside, quarantined_numbers
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root
-from diskreplay.segments.episode_table import write_table
 from diskreplay.segments.files.commit import read_lane_counter
-from diskreplay.segments.files.copies import WRITE_BITS
-from diskreplay.segments.files.durable import descriptor, drafted, move, sync_folder, sync_tree, write_file
+from diskreplay.segments.files.durable import drafted, move, sync_folder, sync_tree, write_file
 from diskreplay.segments.files.mapping import data_ranges, opened, read_regular
 from diskreplay.segments.files.times import repeat_times, time_bounds
+from diskreplay.segments.group_writer import GroupWriter
 from diskreplay.segments.inner_chunks import InnerChunks
 from diskreplay.segments.packs import read_tables
-from diskreplay.segments.segment import Lost, SegmentInfo
-from diskreplay.segments.shards import Compressed, ShardWriter, index_bytes, zstd
+from diskreplay.segments.segment import Lost, SegmentInfo, counter_inode
+from diskreplay.segments.shards import Compressed, zstd
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
@@ -62,7 +61,7 @@ def build_copy(info: SegmentInfo, damage: Damage) -> str:
 class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
-        self._sums: dict[str, int] = {}
+        self._group = GroupWriter(folder)
         # Times are repeated within a lane; in a pack, one begins at each of these rows.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
@@ -77,46 +76,34 @@ class _Build:
                 self._copy_small(name)
         write_file(f"{self._folder}/{layout.COMMITTED}/{layout.LOCK}")
         rows = read_lane_counter(f"{self._folder}/{layout.COMMITTED}", lanes)
-        blocks, known = BlockSums(), known_sums(info)
-        compressed, indexes = {}, []
+        known = known_sums(info)
         for chunk in chunks:
             if chunk.array.path in info.compressed:
-                compressed[chunk.array.path], index = self._build_compressed(chunk, blocks)
-                indexes.append(index)
+                self._build_compressed(chunk)
                 continue
             skipped = self._skipped(chunk)
-            self._build_chunk(chunk, skipped, rows, blocks)
-            self._check(chunk, blocks.chunks[chunk.array.path, chunk.number], known.get(chunk.name), skipped)
-        self._sums[layout.BLOCKS] = blocks.write(self._folder)
-        if indexes:
-            write_file(f"{self._folder}/{layout.INDEXES_COPY}", b"".join(indexes))
-            self._sums[layout.INDEXES_COPY] = crc32c(b"".join(indexes))
-        ranges = sorted(
-            (first * lanes + lane, stop - first, end - begin)
-            for lane, some in self._damage.lost.items()
-            for (first, stop), (begin, end) in zip(some, self._damage.lost_values[lane], strict=True)
-        )
-        lost = Lost(
-            tuple((position, count) for position, count, _ in ranges),
+            self._build_chunk(chunk, skipped, rows)
+            self._check(chunk, known.get(chunk.name), skipped)
+        lost = Lost.of(
+            (
+                (first * lanes + lane, stop - first, end - begin)
+                for lane, some in self._damage.lost.items()
+                for (first, stop), (begin, end) in zip(some, self._damage.lost_values[lane], strict=True)
+            ),
             self._damage.steps_lost,
-            tuple(values for *_, values in ranges),
         )
         rebuilt = dataclasses.replace(
             info,
             path=Path(self._folder),
-            inode=os.stat(f"{self._folder}/{layout.COMMITTED}/c.0").st_ino,
+            inode=counter_inode(self._folder),
             lost=lost,
-            compressed=compressed,
             times=time_bounds(self._folder, info.chunk_rows[layout.TIME], rows, lost, self._begins.tolist()),
         )
-        episodes, sums = write_table(rebuilt, rows, f"{self._folder}/{layout.EPISODES}")
-        rebuilt = dataclasses.replace(rebuilt, episodes=episodes, checksums={**self._sums, **sums})
-        for name in (layout.METADATA, layout.DOCUMENT_COPY):
-            write_file(f"{self._folder}/{name}", rebuilt.own_document())
+        self._group.finish(rebuilt, rows)
 
-    def _build_chunk(self, chunk: Chunk, skipped: list[Range], rows: NDArray[np.int64], blocks: BlockSums) -> None:
+    def _build_chunk(self, chunk: Chunk, skipped: list[Range], rows: Ints) -> None:
         info, leaf = self._info, chunk.array.path
-        with descriptor(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+        with self._group.chunk(chunk.array, chunk.number) as fd:
             os.ftruncate(fd, chunk.nbytes)
             self._copy(chunk.name, fd, layout.subtract_ranges([(0, chunk.nbytes)], skipped))
             if leaf == layout.DONE:
@@ -124,36 +111,27 @@ class _Build:
             elif leaf == layout.TIME:
                 least = 0 if info.times is None else info.times[0]
                 repeat_times(self._folder, chunk.number, info.chunk_rows[leaf], rows, skipped, least, self._begins)
-            self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd)
-            os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)  # as sealed chunks are
 
-    def _build_compressed(self, chunk: Chunk, blocks: BlockSums) -> tuple[Compressed, bytes]:
-        """Build the file of a compressed array; return how it is compressed, and its index.
+    def _build_compressed(self, chunk: Chunk) -> None:
+        """Build the file of a compressed array.
 
         Inner chunks without a row that is lost are copied as they are, and those that are damaged left out.
         """
         leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
-        how, per_chunk = self._info.compressed[leaf], self._info.chunk_rows[leaf]
-        inner, lost = InnerChunks(self._info, leaf), self._damage.more.get(0, [])
-        with descriptor(f"{self._folder}/{chunk.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-            writer = ShardWriter(fd, per_chunk, row_bytes, how.rows, how.level)
+        how, inner, lost = self._info.compressed[leaf], InnerChunks(self._info, leaf), self._damage.more.get(0, [])
+        with self._group.shard(chunk.array, self._info.chunk_rows[leaf], how.rows, how.level) as shard:
             for number in range(inner.count):
                 first, stop = number * how.rows, (number + 1) * how.rows
                 if frame := inner.frame(number):
                     cleared = [(max(a, first) - first, min(b, stop) - first) for a, b in lost if a < stop and first < b]
-                    writer.put(number, _without_rows(frame, cleared, how, row_bytes) if cleared else frame)
-            nbytes, index = writer.finish(), index_bytes(per_chunk, how.rows)
-            self._sums[chunk.name] = blocks.add(chunk.array, chunk.number, fd, chunk.block)
-            os.fchmod(fd, os.fstat(fd).st_mode & ~WRITE_BITS)
-            return how._replace(nbytes=nbytes), os.pread(fd, index, nbytes - index)
+                    shard.put(number, _without_rows(frame, cleared, how, row_bytes) if cleared else frame)
 
     def _copy_small(self, name: str) -> None:
         """Copy a document, a counter, or what else is small and has a checksum."""
         data = read_regular(f"{self._info.path}/{name}", None, _MOST_BYTES)
         if crc32c(data) != self._info.checksums[name]:
             raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
-        write_file(f"{self._folder}/{name}", data)
-        self._sums[name] = self._info.checksums[name]
+        self._group.small(name, data)
 
     def _skipped(self, chunk: Chunk) -> list[Range]:
         """Return the bytes of a chunk file that stay zeros: what is damaged, and rows that are lost."""
@@ -186,11 +164,11 @@ class _Build:
             if row // per_chunk == chunk:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
-    def _check(self, chunk: Chunk, found: bytes, known: Sums | None, skipped: list[Range]) -> None:
+    def _check(self, chunk: Chunk, known: Sums | None, skipped: list[Range]) -> None:
         """See that every block that was copied as a whole has the checksum it had."""
         if known is None:
             return
-        block = chunk.block
+        found, block = self._group.block_sums(chunk.array, chunk.number), chunk.block
         for at in (np.flatnonzero(parse(found, chunk.nbytes, block) != known) * block).tolist():
             if not any(first < at + block and at < stop for first, stop in skipped):
                 raise FormatError(f"{self._info.path}/{chunk.name} changed while it was copied")

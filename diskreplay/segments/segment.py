@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import uuid as uuids
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -65,6 +65,12 @@ class Lost:
     ranges: tuple[tuple[int, int], ...] = ()
     steps: int = 0
     values: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[int, int, int]], steps: int) -> "Lost":
+        """Return ranges of which the position, the rows and the values are given, in any order."""
+        ordered = sorted(entries)
+        return cls(tuple(entry[:2] for entry in ordered), steps, tuple(values for *_, values in ordered))
 
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
