@@ -16,8 +16,7 @@ from diskreplay.sampling.readahead import Readahead
 from diskreplay.sampling.sampler_states import Told
 from diskreplay.sampling.transforms import Arrays, Pipeline
 from diskreplay.schema.schema import Schema
-from diskreplay.views.base import Pages, Reader, View, nested, tuple_fields
-from diskreplay.views.parallel_copy import CopyThreads
+from diskreplay.views.base import CopyThreads, Pages, Reader, View, nested, tuple_fields
 from diskreplay.views.requested import OF_DRAWS
 
 NOTHING = Pipeline()

@@ -51,8 +51,7 @@ from diskreplay.sampling.transforms import (
     transforms_state,
 )
 from diskreplay.store.store import Store
-from diskreplay.views.base import View
-from diskreplay.views.parallel_copy import copy_threads
+from diskreplay.views.base import View, copy_threads
 from diskreplay.workers import told_of_forks
 from diskreplay.writing.limiter import RateLimiter
 

@@ -27,13 +27,10 @@ from diskreplay.reading.snapshot import Snapshot
 from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import reward_leaves
 from diskreplay.views.base import NO_PAGES, Block, Leaf, Pages, Reader, View
-from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import GatherPlan
-from diskreplay.views.page_ranges import merged_pages, wide_pages
-from diskreplay.views.requested import Requested
-from diskreplay.views.successors import NONE, Bools, Successors, ids_of
-from diskreplay.views.window_layout import ShownField, WindowLeaf
-from diskreplay.views.windows import Copy, Windows, refuse, refuse_evicted
+from diskreplay.views.requested import Requested, ShownField, WindowLeaf
+from diskreplay.views.successors import NONE, Bools, EpisodeFinder, Successors, ids_of
+from diskreplay.views.windows import Copy, Windows, merged_pages, refuse, refuse_evicted, wide_pages
 
 Bytes = NDArray[np.uint8]
 

@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import FormatError
-from diskreplay.ids import Ints
+from diskreplay.errors import FormatError, SegmentGone
+from diskreplay.ids import CUT, FIRST, NO_STEP, POSITION_BITS, TERMINATED, TRUNCATED, Ints
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.reading import chunk_budget
 from diskreplay.reading.chunk_table import Held, TableLine, unseen
+from diskreplay.reading.lanes import LaneMap
 from diskreplay.reading.snapshot import Snapshot
-from diskreplay.views.base import NO_PAGES, Block, Leaf, Pages, offsets
-from diskreplay.views.earlier_parts import EarlierParts
-from diskreplay.views.page_ranges import wide_pages
-from diskreplay.views.parallel_copy import CopyThreads, copying
+from diskreplay.views.base import NO_PAGES, Block, CopyThreads, Leaf, Pages, copying, offsets
 from diskreplay.views.windows import (
     ATTEMPTS,
     TIME_SOURCE,
@@ -28,12 +26,87 @@ from diskreplay.views.windows import (
     map_rows,
     missing_chunk,
     refuse,
+    wide_pages,
 )
 
 LONGEST = 1 << 40
 """More steps than a window can have."""
 
 _NO_IDS = np.zeros(0, np.int64)
+
+
+class EarlierParts:
+    """Puts frames of the parts before an episode into stacks at its start. Not thread-safe.
+
+    The kernel that copies rows knows one segment: it repeats the first frame of the part. `copies` read rows of
+    observations before a window.
+    """
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = copies
+        self._depth = -min(copy.offset for copy in copies)
+        self._lanes = LaneMap()
+
+    def fill(self, snapshot: Snapshot, windows: Windows, block: Block) -> None:
+        """Replace the repeated frames of windows that were copied to a block, where the real ones are there."""
+        # A part that continues another one begins in the first row of its lane.
+        for item in np.flatnonzero((windows.floor == 0) & (windows.row < self._depth)).tolist():
+            slot, lane, row = windows.table[:3, item].tolist()
+            try:
+                places = self._rows_before(snapshot, slot, lane, self._depth - row)
+                if places.shape[1]:
+                    self._copy(snapshot, places, windows.table[:, item], item, block)
+            except SegmentGone:  # it was deleted since the snapshot
+                continue
+
+    def _copy(self, snapshot: Snapshot, places: Ints, window: Ints, item: int, block: Block) -> None:
+        for copy in self._copies:
+            missing = -int(window[copy.begin] + copy.offset)
+            table, stacks = snapshot.leaf(copy.leaf), block.arrays[copy.target][item]
+            if missing > 0 and window[copy.stop] and stacks.size:
+                frames = stacks.reshape(-1, *table.shape)
+                back = np.arange(missing, max(missing - len(frames), 0), -1)
+                frames[: len(back)] = table.values(*places[:, np.minimum(back, places.shape[1]) - 1])
+
+    def _rows_before(self, snapshot: Snapshot, slot: int, lane: int, count: int) -> Ints:
+        """Return slot, lane and row of up to `count` steps before the first row of a lane, the newest first."""
+        found = [np.zeros((3, 0), np.int64)]
+        done = snapshot.leaf("done")
+        while count > 0 and done.rows(slot, lane, 0, 1)[0] & (FIRST | CUT) == FIRST | CUT:
+            place = self._place_before(snapshot, slot, lane)
+            if place < 0:
+                break
+            slot = int(self._lanes.slot[place])
+            lane, stop = place - int(snapshot.lane_base[slot]), int(snapshot.committed[place])
+            first = max(stop - 1 - count, 0)
+            flags = done.rows(slot, lane, first, stop)
+            # The last step is followed by its next observation if the writer knew that.
+            is_cut = flags[-1] & (CUT if flags[-1] & NO_STEP else TERMINATED | TRUNCATED) in (CUT, 0)
+            last = stop - 1 - int(flags[-1] & NO_STEP != 0)
+            last_id = (slot + snapshot.origin) << POSITION_BITS | last * int(snapshot.lanes[slot]) + lane
+            if not is_cut or snapshot.evicted(np.array([last_id]))[0]:
+                break
+            first += int(np.flatnonzero(flags[: last + 1 - first] & FIRST).max(initial=0))
+            rows = np.arange(last, first - 1, -1)
+            found.append(np.stack([np.full_like(rows, slot), np.full_like(rows, lane), rows]))
+            count -= len(rows)
+            if first > 0:
+                break
+        return np.concatenate(found, axis=1)
+
+    def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
+        """Return the place of the lane that this one continues, -1 if a segment that may have it is not there."""
+        self._lanes.update(snapshot)
+        place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
+        while place >= 0 and not snapshot.committed[place]:
+            place = int(self._lanes.previous[place])
+        if place < 0:
+            return -1
+        first = int(self._lanes.slot[place])
+        missing = first + np.flatnonzero(snapshot.lanes[first:slot] == 0)
+        # A pack has a number of its own, between those of segments.
+        packs = [pack.info.number - snapshot.origin for pack in list(snapshot.tables.packs.values())]
+        return place if np.isin(missing, packs).all() else -1
 
 
 class GatherPlan:
@@ -216,3 +289,51 @@ class GatherPlan:
 def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTER) -> GatherPlan:
     """Return the plan that copies one row of each leaf of windows that are given; see `Copy`."""
     return GatherPlan([Copy(leaf, begin, stop, 0, 1, target) for target, leaf in enumerate(leaves)])
+
+
+class RandomSteps(GatherPlan):
+    """A gather plan of windows of `least` to `bounds.n` steps, each number with the same probability.
+
+    All are found with the most steps, and then end earlier. `gather` draws only when `seed` came before it; else they
+    have the most steps. For the other arguments see `GatherPlan`.
+    """
+
+    def __init__(
+        self,
+        least: int,
+        copies: Sequence[Copy],
+        view: Any,
+        bounds: Bounds,
+        summands: Sequence[tuple[str, np.dtype[Any], Any]],
+        gamma: float,
+        discount: tuple[str, np.dtype[Any]] | None,
+        computed: Mapping[str, int],
+    ) -> None:
+        super().__init__(copies, view, bounds, summands, gamma, discount, computed)
+        self._least, self._most = least, bounds.n
+        self._entropy: int | None = None
+        self._limits = np.zeros(0, np.int64)
+
+    def seed(self, entropy: int | None) -> None:
+        """Say what the next `gather`, and no later one, draws from; None: it draws nothing."""
+        self._entropy = entropy
+
+    def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
+        """Draw the steps of the windows of these ids, and copy and sum them into the arrays of a block."""
+        entropy, self._entropy = self._entropy, None
+        self._record[cols.LIMITS] = 0
+        if entropy is not None:
+            generator = np.random.Generator(np.random.PCG64(entropy))
+            limits = generator.integers(self._least, self._most, len(ids), endpoint=True)
+            self._record[cols.LIMITS], self._limits = limits.ctypes.data, limits
+        super().gather(snapshot, ids, block, threads)
+
+    def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
+        """Return copies of the rows behind a window wherever it may end: from 1 to the most steps from its first."""
+        found = []
+        for copy in copies:
+            if copy.begin == cols.AFTER:
+                length = copy.length + self._most - 1
+                copy = Copy(copy.leaf, cols.ROW, cols.FRAMES_STOP, copy.offset + 1, length, copy.target)
+            found.append(copy)
+        return found

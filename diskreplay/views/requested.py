@@ -1,24 +1,23 @@
-"""Fields that a batch has on request, beside the times of its steps: which there are, and how they are made.
+"""The fields of batches that are no rows of the store: fields on request, and the fields of windows of steps.
 
-A field of the store with the name of one of these is that which is meant.
+If the store has a field with the name of a field on request, that name means the store's field.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import EPISODE_VALUES, EpisodeTable, Floats, Ints, is_end_with_values
+from diskreplay.ids import EPISODE_VALUES, EpisodeTable, Floats, Ints, is_end_with_values, locate, places_of
 from diskreplay.kernels import gathering as cols
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.schema.schema import Schema
-from diskreplay.views.ages import Ages
-from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Leaf, Path
-from diskreplay.views.episode_finder import EpisodeFinder
+from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Leaf, Path, select
 from diskreplay.views.gather_plan import row_plan
-from diskreplay.views.successors import place
-from diskreplay.views.windows import TIME, Windows
+from diskreplay.views.successors import EpisodeFinder, EpisodeTables, place
+from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step_fields
 
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
@@ -55,6 +54,99 @@ def each_item(schema: Schema, drawn: bool = True) -> list[Leaf]:
 
 def _leaves(schema: Schema, dtypes: _Dtypes) -> list[Leaf]:
     return [Leaf((name,), dtype) for name, dtype in dtypes.items() if name not in schema.extra]
+
+
+# Pairs of a step and an episode that are looked at together.
+_PAIRS_AT_ONCE = 1 << 18
+
+
+class _ByTime(NamedTuple):
+    """Episodes in the order in which they began: first id, stride and steps of each, and when it began and ended.
+
+    `latest` is the latest end of an episode and all before it, `from_here` the steps of it and all behind it, and 0.
+    """
+
+    first: Ints
+    stride: Ints
+    steps: Ints
+    begin: Ints
+    end: Ints
+    latest: Ints
+    from_here: Ints
+
+
+class Ages:
+    """Counts the steps that are newer than others. Not thread-safe: it keeps what it has sorted.
+
+    Steps are ordered by the times at which they were published and then by their ids. The steps of an episode are in
+    that order. So all steps of an episode that began later than a step are newer, and none of an episode that ended
+    before it. The other episodes, no more than there are lanes, are searched by the times of their steps.
+    """
+
+    def __init__(self) -> None:
+        self._times = row_plan([TIME_SOURCE])
+        self._tables = EpisodeTables(self._by_time)
+
+    def of(self, snapshot: Snapshot, ids: Ints) -> Ints:
+        """Return how many steps of the snapshot are newer than each of these."""
+        times, found = self._times_of(snapshot, ids), np.zeros(len(ids), np.int64)
+        for table in self._tables.of(snapshot):
+            stop = np.searchsorted(table.begin, times, "right")
+            found += table.from_here[stop]
+            start = np.minimum(np.searchsorted(table.latest, times), stop)
+            pairs = np.cumsum(stop - start)
+            bounds = np.searchsorted(pairs, np.arange(_PAIRS_AT_ONCE, pairs[-1] if len(pairs) else 0, _PAIRS_AT_ONCE))
+            for items in np.split(np.arange(len(ids)), bounds):
+                found[items] += self._inside(snapshot, table, ids[items], times[items], start[items], stop[items])
+        return found
+
+    def _inside(self, snapshot: Snapshot, table: _ByTime, ids: Ints, times: Ints, start: Ints, stop: Ints) -> Ints:
+        """Return how many steps of the episodes from `start` to `stop` are newer than each step."""
+        item = np.repeat(np.arange(len(ids)), stop - start)
+        number = places_of(start, stop - start)
+        going_on = table.end[number] >= times[item]
+        item, number = item[going_on], number[going_on]
+        first, stride, steps = table.first[number], table.stride[number], table.steps[number]
+        # Of the first `low` steps none is newer, and all from `high` on are.
+        low, high = np.zeros(len(item), np.int64), steps.copy()
+        while len(left := np.flatnonzero(low < high)):
+            middle = (low[left] + high[left]) // 2
+            probe, of = first[left] + middle * stride[left], item[left]
+            at = self._times_of(snapshot, probe)
+            is_newer = (at > times[of]) | ((at == times[of]) & (probe > ids[of]))
+            high[left] = np.where(is_newer, middle, high[left])
+            low[left] = np.where(is_newer, low[left], middle + 1)
+        newer = np.zeros(len(ids), np.int64)
+        np.add.at(newer, item, steps - low)
+        return newer
+
+    def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
+        """Make a table; what `before` has of its episodes is not read again: their segments may be gone."""
+        episodes = episodes.without_discarded()
+        # Of evicted segments the log may still have episodes. All that is visible is newer.
+        episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
+        first, stride, steps = episodes.first, episodes.stride, episodes.steps
+        begin, end = np.zeros((2, len(first)), np.int64)
+        new = np.ones(len(first), np.bool_)
+        if before is not None and len(before.first):
+            by_id = np.argsort(before.first)
+            at = by_id[np.minimum(np.searchsorted(before.first, first, sorter=by_id), len(by_id) - 1)]
+            new = before.first[at] != first
+            begin, end = before.begin[at], before.end[at]
+        begin[new] = self._times_of(snapshot, first[new])
+        end[new] = self._times_of(snapshot, (first + (steps - 1) * stride)[new])
+        order = np.argsort(begin, kind="stable")
+        first, stride, steps, begin, end = (column[order] for column in (first, stride, steps, begin, end))
+        from_here = np.append(np.cumsum(steps[::-1])[::-1], 0)
+        return _ByTime(first, stride, steps, begin, end, np.maximum.accumulate(end), from_here)
+
+    def _times_of(self, snapshot: Snapshot, ids: Ints) -> Ints:
+        """Return when each step was published, in nanoseconds since the epoch; `Snapshot.times` in one call."""
+        if not len(ids):
+            return np.zeros(0, np.int64)
+        windows = place(snapshot, ids)
+        times: Ints = self._times.rows(snapshot, windows)[0][:, 0] + snapshot.clocks[windows.slot]
+        return times
 
 
 class Requested:
@@ -170,3 +262,114 @@ class Requested:
 def _of_windows(array: NDArray[Any]) -> NDArray[Any]:
     """Return a field of steps as that of windows, (items, steps)."""
     return array if array.ndim == 2 else array[:, None]
+
+
+FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
+
+
+class ShownField(NamedTuple):
+    """A field of a batch: a leaf as it is (`stack` 0), or the steps of an observation leaf from `offset` on."""
+
+    path: Path
+    leaf: int
+    stack: int = 0
+    offset: int = 0
+
+    def of(self, tensor: Any) -> Any:
+        """Return the field as a view of the leaf's tensor."""
+        if self.stack == 0:
+            return tensor
+        length = tensor.shape[1] - self.stack
+        frames = tensor[:, self.offset : self.offset + length + self.stack - 1]
+        if self.stack == 1:
+            return frames
+        return frames.unfold(1, self.stack, 1).movedim(-1, 2)
+
+
+class WindowLeaf(NamedTuple):
+    """A leaf: a value of it, what it is copied from, whether it has one for each step, and the depth of its stacks.
+
+    `source` is None where nothing is copied, `stack` 0 where stacks do not share frames. A value is made of `frames`.
+    """
+
+    value: Leaf
+    source: str | None = None
+    each_step: bool = True
+    stack: int = 0
+    frames: int = 1
+
+    def leaf(self, length: int) -> Leaf:
+        """Return the leaf of windows of this length."""
+        value = self.value
+        return replace(value, shape=(length + self.stack, *value.shape)) if self.each_step else value
+
+
+def window_layout(
+    schema: Schema,
+    fields: Sequence[str] | None,
+    frame_stack: int | Mapping[str, int],
+    start_only: Sequence[str],
+    shares_frames: bool = True,
+) -> tuple[list[WindowLeaf], list[ShownField]]:
+    """Return the leaves of a batch of windows, and its fields in order.
+
+    With `shares_frames` all observations of a window are one leaf. Without, each step has its own, and `next_obs` is
+    there on request. Raises ValueError where an argument names something that the schema has not.
+    """
+    steps = step_fields(schema, frame_stack)
+    _check_start_only(start_only, steps)
+    every = [Leaf(path, BOOL) for path in _paths(steps)]
+    of_steps, of_items = each_step(schema), each_item(schema)
+    asked = [] if shares_frames else [leaf for leaf in every if leaf.path[0] == "next_obs"]
+    given = [leaf for leaf in every if leaf not in asked]
+    wanted = {leaf.path for leaf in select(given, fields, on_request=[*asked, *of_steps, *of_items])}
+    kinds: list[WindowLeaf] = []
+    shown: dict[Path, ShownField] = {}
+
+    def add(kind: WindowLeaf) -> None:
+        shown[kind.value.path] = ShownField(kind.value.path, len(kinds), kind.stack)
+        kinds.append(kind)
+
+    for field in steps["obs"]:
+        following = ("next_obs", *field.path[1:])
+        if not shares_frames:
+            for path in (field.path, following):
+                if path in wanted:
+                    add(WindowLeaf(replace(field.leaf, path=path), field.source, frames=field.stack))
+        elif {field.path, following} & wanted:
+            add(WindowLeaf(field._replace(stack=1).leaf, field.source, stack=field.stack))
+            shown[following] = shown[field.path]._replace(path=following, offset=1)
+    for name in steps:
+        for field in steps[name] if name != "obs" else ():
+            if field.path in wanted:
+                add(WindowLeaf(field.leaf, field.source, name not in start_only))
+    for name in FLAGS:
+        if (name,) in wanted:
+            add(WindowLeaf(Leaf((name,), BOOL)))
+    for leaf in of_steps:
+        if leaf.path in wanted:
+            add(WindowLeaf(leaf, TIME_SOURCE if leaf is TIME else None))
+    for leaf in of_items:
+        if leaf.path in wanted:
+            add(WindowLeaf(leaf, each_step=False))
+    for name, dtype in (("index", INT64), ("weight", FLOAT32)):
+        add(WindowLeaf(Leaf((name,), dtype), each_step=False))
+    order = [*_paths(steps), *(leaf.path for leaf in (*of_steps, *of_items))]
+    return kinds, [shown[path] for path in order if path in wanted]
+
+
+def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:
+    """Return all fields of a batch in their order."""
+    paths = {name: [field.path for field in below] for name, below in steps.items()}
+    obs, action, reward = (paths.pop(name) for name in ("obs", "action", "reward"))
+    following = [("next_obs", *path[1:]) for path in obs]
+    own = [(name,) for name in (*FLAGS, "index", "weight")]
+    return [*obs, *following, *action, *reward, *own, *(path for below in paths.values() for path in below)]
+
+
+def _check_start_only(names: Sequence[str], steps: Mapping[str, Any]) -> None:
+    extra = [name for name in steps if name not in ("obs", "action", "reward")]
+    for name in names:
+        if name not in extra:
+            known = f"are {', '.join(extra)}" if extra else "are none"
+            raise ValueError(f"start_only names {name!r}, which is no extra field; those of this store {known}")

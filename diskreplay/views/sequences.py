@@ -18,10 +18,9 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import check_fields, described, names, reward_leaves, stack_depths, switch
 from diskreplay.views.base import Block, Leaf, Pages, Reader, View
 from diskreplay.views.crossing import CrossingReader, CrossingStarts
-from diskreplay.views.episode_finder import EpisodeFinder
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
-from diskreplay.views.requested import Requested
-from diskreplay.views.window_layout import FLAGS, window_layout
+from diskreplay.views.requested import FLAGS, Requested, window_layout
+from diskreplay.views.successors import EpisodeFinder
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_evicted, windows_of
 
 # Steps that windows share where nothing else is said (Kapturowski et al. 2019, section 2.3).

@@ -25,9 +25,8 @@ from diskreplay.views.arguments import (
     weights_or_none,
 )
 from diskreplay.views.base import BOOL, FLOAT32, INT64, Block, Leaf, Pages, Path, Reader, View, select
-from diskreplay.views.gather_plan import LONGEST, GatherPlan
+from diskreplay.views.gather_plan import LONGEST, GatherPlan, RandomSteps
 from diskreplay.views.hindsight import Hindsight, HindsightReader, ReturnsReader
-from diskreplay.views.random_steps import RandomSteps
 from diskreplay.views.requested import Requested, each_item, each_step
 from diskreplay.views.windows import (
     TIME,

@@ -26,7 +26,7 @@ SCHEMA = dr.Schema(
 @pytest.fixture(autouse=True)
 def threads_do_all(threads_make_all: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches are made ahead, copied in parts, and decompressed by several threads, as large ones are."""
-    monkeypatch.setattr("diskreplay.views.parallel_copy.PART", 1)
+    monkeypatch.setattr("diskreplay.views.base.PART", 1)
     monkeypatch.setattr("diskreplay.reading.decompression._LEAST", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
 

@@ -207,7 +207,7 @@ def test_a_mixed_sampler_skips_what_is_of_another_kind(store: Any, tmp_path: Pat
 
 
 def test_no_thread_that_copies_outlives_its_sampler(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diskreplay.views.parallel_copy.PART", 1)
+    monkeypatch.setattr("diskreplay.views.base.PART", 1)
     with dr.create(tmp_store, SCHEMA) as store:
         with store.writer() as writer:
             obs, ones = np.zeros((51, 2)), np.ones(50)

@@ -6,8 +6,8 @@ from hypothesis import given, strategies as st
 
 from diskreplay.ids import EpisodeTable
 from diskreplay.kernels.runs import Visible
-from diskreplay.views import episode_finder
-from diskreplay.views.episode_finder import EpisodeFinder
+from diskreplay.views import successors
+from diskreplay.views.successors import EpisodeFinder
 from tests.views.fakes import FLAT_SCHEMA, Snapshot
 from tests.views.strategies import snapshots
 
@@ -25,7 +25,7 @@ class Older:
 @pytest.fixture(autouse=True, scope="module")
 def few_at_once() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(episode_finder, "_FEW", 1)
+        patch.setattr(successors, "_FEW", 1)
         yield
 
 

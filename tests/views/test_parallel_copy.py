@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from diskreplay import workers
-from diskreplay.views.parallel_copy import PART, CopyThreads, copy_threads
+from diskreplay.views.base import PART, CopyThreads, copy_threads
 
 
 @pytest.fixture

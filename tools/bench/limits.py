@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import cache
-from diskreplay.views.parallel_copy import copy_threads
+from diskreplay.views.base import copy_threads
 from diskreplay.views.windows import Windows
 from tests.kernels.plain.find_windows import row_address
 
