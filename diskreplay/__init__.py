@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     )
     from diskreplay.reading.episodes import Episode as Episode
     from diskreplay.sampling.batch import Batch as Batch
-    from diskreplay.sampling.frames import RandomShift as RandomShift, ToFloat as ToFloat
     from diskreplay.sampling.mixed import MixedSampler as MixedSampler
     from diskreplay.sampling.normalize import Normalize as Normalize
     from diskreplay.sampling.sampler import Sampler as Sampler
@@ -52,10 +51,12 @@ if TYPE_CHECKING:
         lambda_returns as lambda_returns,
         nstep_targets as nstep_targets,
         q_lambda_targets as q_lambda_targets,
+        rescale_value as rescale_value,
         retrace_targets as retrace_targets,
+        unscale_value as unscale_value,
         vtrace_targets as vtrace_targets,
     )
-    from diskreplay.sampling.value_rescaling import rescale_value as rescale_value, unscale_value as unscale_value
+    from diskreplay.sampling.transforms import RandomShift as RandomShift, ToFloat as ToFloat
     from diskreplay.sampling.warmup import warmup as warmup
     from diskreplay.schema.schema import Schema as Schema
     from diskreplay.schema.spaces import Field as Field
@@ -94,7 +95,7 @@ _MODULES = {
     "NotEnoughData": "diskreplay.errors",
     "Prioritized": "diskreplay.distributions.prioritized",
     "Problem": "diskreplay.integrity.verify.files",
-    "RandomShift": "diskreplay.sampling.frames",
+    "RandomShift": "diskreplay.sampling.transforms",
     "RateLimited": "diskreplay.errors",
     "RateLimiter": "diskreplay.writing.limiter",
     "ReadOnlyError": "diskreplay.errors",
@@ -117,7 +118,7 @@ _MODULES = {
     "StoreNotFound": "diskreplay.errors",
     "Stratified": "diskreplay.distributions.stratified",
     "Sweep": "diskreplay.distributions.sweep",
-    "ToFloat": "diskreplay.sampling.frames",
+    "ToFloat": "diskreplay.sampling.transforms",
     "Transitions": "diskreplay.views.transitions",
     "Uniform": "diskreplay.distributions.base",
     "VectorWriter": "diskreplay.writing.vector_writer",
@@ -129,9 +130,9 @@ _MODULES = {
     "nstep_targets": "diskreplay.sampling.targets",
     "open": "diskreplay.store.opening",
     "q_lambda_targets": "diskreplay.sampling.targets",
-    "rescale_value": "diskreplay.sampling.value_rescaling",
+    "rescale_value": "diskreplay.sampling.targets",
     "retrace_targets": "diskreplay.sampling.targets",
-    "unscale_value": "diskreplay.sampling.value_rescaling",
+    "unscale_value": "diskreplay.sampling.targets",
     "vtrace_targets": "diskreplay.sampling.targets",
     "warmup": "diskreplay.sampling.warmup",
 }

@@ -1,8 +1,8 @@
-"""A batch: torch tensors by name."""
+"""A batch: torch tensors by name; its sequences, and the batch as a TensorDict."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +11,8 @@ from torch.utils import _pytree as pytree
 
 from diskreplay import markup
 from diskreplay.distributions.number_arguments import int_argument, int_or_none
+from diskreplay.errors import MissingExtra
 from diskreplay.sampling.arguments import device_argument
-from diskreplay.sampling.rollout_sequences import Bools, Windows, shuffled_sequences
-from diskreplay.sampling.tensordicts import to_tensordict
 from diskreplay.schema.schema import TupleRecord
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleRecord of trees
 Kind = tuple[Any, ...]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 class Batch(Mapping[str, Tree]):
@@ -293,6 +294,48 @@ def kind_of(index: Any) -> Kind | None:
     return index.__dict__.get("kind") if isinstance(index, torch.Tensor) else None
 
 
+class Windows(NamedTuple):
+    """Sequences, padded to one length: `rows`, (B, L), are their steps in the flat rollout where `mask` is true."""
+
+    rows: Ints
+    mask: Bools
+
+
+def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
+    """Return where the sequences of columns of steps begin, (n,), and how many steps they have, (n,).
+
+    `ends`, (steps, columns), tells which steps nothing follows; no sequence goes on behind one of them, or has more
+    than `length` steps. Places count column by column: column * steps + step.
+    """
+    first = np.ones(ends.shape, np.bool_)
+    first[1:] = ends[:-1]
+    if length is not None:
+        step = np.arange(len(ends))[:, None]
+        begun = np.maximum.accumulate(np.where(first, step, 0))
+        first |= (step - begun) % length == 0
+    places = np.flatnonzero(first.T)
+    return places, np.diff(places, append=first.size)
+
+
+def shuffled_sequences(
+    ends: Bools, size: int, epochs: int, rng: np.random.Generator, length: int | None
+) -> Iterator[Windows]:
+    """Yield the sequences of columns of steps in random order, `size` at a time, in another order each epoch.
+
+    They are padded to `length`, or where that is None, to the longest of each minibatch.
+    """
+    steps, columns = ends.shape
+    places, counts = find_sequences(ends, length)
+    for _ in range(epochs):
+        order = rng.permutation(len(places))
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            column, first = np.divmod(places[chosen, None], steps)
+            offset = np.arange(counts[chosen].max() if length is None else length)
+            mask = offset < counts[chosen, None]
+            yield Windows((first + np.where(mask, offset, 0)) * columns + column, mask)
+
+
 def sequences_of(
     batch: Batch,
     ends: Bools,
@@ -387,6 +430,57 @@ def _parts(batch: Batch) -> tuple[list[Tree], tuple[list[str], Kind | None]]:
 def _of_parts(values: Iterable[Tree], context: tuple[list[str], Kind | None]) -> Batch:
     names, kind = context
     return Batch(dict(zip(names, values, strict=True)), kind)
+
+
+# Of our names: where TorchRL has them. What is not here keeps its name at the root.
+KEYS: Mapping[str, str | tuple[str, str]] = {
+    "reward": ("next", "reward"),
+    "terminated": ("next", "terminated"),
+    "truncated": ("next", "truncated"),
+    "n_steps": "steps_to_next_obs",
+    "is_first": "is_init",
+    "weight": "priority_weight",
+}
+# Numbers that TorchRL gives an axis of their own.
+COLUMNS = frozenset({"reward", "terminated", "truncated", "n_steps", "is_first"})
+
+
+def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
+    """Return the fields of a batch, trees of tensors, as a TensorDict; see `Batch.to_tensordict`."""
+    with MissingExtra.raised_for("a TensorDict", "torchrl"):
+        from tensordict import TensorDict
+
+    shape = batch["reward"].shape if "reward" in batch else batch["index"].shape
+    found: dict[Any, Any] = {}
+    for name, value in batch.items():
+        if name in ("obs", "next_obs"):
+            below = {"observation": value} if isinstance(value, torch.Tensor) else value
+            found |= _leaves(below, ("next",) if name == "next_obs" else (), shape)
+        elif isinstance(value, torch.Tensor):
+            spread = _over_steps(value, shape)
+            found[KEYS.get(name, name)] = spread[..., None] if name in COLUMNS else spread
+        else:
+            found |= _leaves(value, (name,), shape)
+    if {"terminated", "truncated"} <= batch.keys():
+        found["next", "done"] = found["next", "terminated"] | found["next", "truncated"]
+    return TensorDict(found, batch_size=shape)
+
+
+def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return what an item has once, (B, ...), at each of its steps, (B, L, ...)."""
+    if value.shape[: len(shape)] == shape:
+        return value
+    return value[:, None].expand(*shape, *value.shape[1:])
+
+
+def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
+    """Return the tensors of a tree, each over all steps, by their keys from the root on.
+
+    So an extra field "next" joins what is there.
+    """
+    if isinstance(tree, torch.Tensor):
+        return {above: _over_steps(tree, shape)}
+    return {key: leaf for name, part in tree.items() for key, leaf in _leaves(part, (*above, name), shape).items()}
 
 
 # torch has no public module of pytrees; where an older name of this function is used, torch advises this one.

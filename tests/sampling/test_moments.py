@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.views import moments as module
+from diskreplay.sampling import normalize as module
+from diskreplay.sampling.normalize import RETURN, Moments, StoreMoments
 from diskreplay.views.arguments import reward_leaves
-from diskreplay.views.moments import RETURN, Moments, StoreMoments
 
 SCHEMA = dr.Schema(
     obs={"x": dr.Field((3,), "float32"), "pair": (dr.Field((), "float64"), dr.Field((2, 2), "uint8"))},
