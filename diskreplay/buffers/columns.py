@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from diskreplay.buffers.values import differ_by_ones, fitted
-from diskreplay.sampling.buffer_pool import BufferPool
+from diskreplay.sampling.gatherer import BufferPool
 from diskreplay.schema.schema import Schema
 from diskreplay.schema.spaces import Field
 from diskreplay.views.base import Leaf

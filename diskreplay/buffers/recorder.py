@@ -13,7 +13,7 @@ import torch
 from diskreplay.buffers.columns import Columns
 from diskreplay.buffers.final_observations import Behind
 from diskreplay.errors import StorageFull
-from diskreplay.sampling.cuda import HostCopy
+from diskreplay.sampling.gatherer import HostCopy
 from diskreplay.schema.schema import Schema
 from diskreplay.workers import Job, Workers
 from diskreplay.writing.vector_writer import VectorWriter

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diskreplay.sampling.buffer_pool import POISON, BufferPool, Slot, ordinary_memory
+from diskreplay.sampling.gatherer import POISON, BufferPool, Slot, ordinary_memory
 from diskreplay.views.base import Leaf
 
 LEAVES = (

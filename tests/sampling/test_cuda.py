@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import diskreplay as dr
-from diskreplay.sampling.buffer_pool import BufferPool
-from diskreplay.sampling.cuda import DeviceCopy, HostCopy
+from diskreplay.sampling.gatherer import BufferPool, DeviceCopy, HostCopy
 from diskreplay.views.base import Leaf
 from tests.testing.device import Device
 

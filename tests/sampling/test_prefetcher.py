@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.sampling import readahead
-from diskreplay.sampling.readahead import WARM_BATCHES
+from diskreplay.sampling import gatherer
+from diskreplay.sampling.gatherer import WARM_BATCHES
 from tests.conftest import own_threads
 from tests.testing.support import resident_pages, run_python
 
@@ -349,9 +349,9 @@ def test_a_sampler_belongs_to_one_process(store: Any) -> None:
 def test_the_disk_is_asked_for_exactly_the_pages_until_all_is_in_memory(store: Any, monkeypatch: Any) -> None:
     asked: list[int] = []
     blocks = [0]
-    monkeypatch.setattr(readahead, "blocks_read", lambda: blocks[0])
-    ask = readahead.Pages.ask
-    monkeypatch.setattr(readahead.Pages, "ask", lambda pages: (asked.append(int(pages.sizes.sum())), ask(pages)))
+    monkeypatch.setattr(gatherer, "blocks_read", lambda: blocks[0])
+    ask = gatherer.Pages.ask
+    monkeypatch.setattr(gatherer.Pages, "ask", lambda pages: (asked.append(int(pages.sizes.sum())), ask(pages)))
     with dr.Sampler(store, dr.Transitions(), batch_size=2, seed=0) as sampler:
         for _ in range(WARM_BATCHES + 10):
             sampler.sample()
