@@ -261,7 +261,7 @@ class Sampler(IterableDataset[Batch]):
         self._gatherer.close()
 
     def __repr__(self) -> str:
-        return f"{self._planner.active} over {self.view}"
+        return f"{self._planner.target.active} over {self.view}"
 
     @property
     def view(self) -> View:
@@ -285,7 +285,7 @@ class Sampler(IterableDataset[Batch]):
             return
         view, gatherer, prefetcher = self._change
         try:
-            self._planner.set_target(view, self._planner.distribution)
+            self._planner.set_target(view, self._planner.target.distribution)
         except Exception:
             self._change = None
             raise
@@ -303,7 +303,7 @@ class Sampler(IterableDataset[Batch]):
         Priorities stay: those of a `Prioritized` that is set aside are kept up to date by `update_priorities`, and a
         new one goes on with them.
         """
-        return self._planner.distribution
+        return self._planner.target.distribution
 
     @distribution.setter
     def distribution(self, distribution: Distribution) -> None:
@@ -359,9 +359,9 @@ class Sampler(IterableDataset[Batch]):
             self._check_open()
             planner = self._planner
             if batch_size is not None or beta is not None:
-                check_meaning(planner.active, self._view, batch_size, beta)
+                check_meaning(planner.target.active, self._view, batch_size, beta)
             started = perf_counter()
-            if self._limiter is not None and planner.active.sized and self._item_steps is not None:
+            if self._limiter is not None and planner.target.active.sized and self._item_steps is not None:
                 self._pay(size * self._item_steps)
             if size == self._sizes[0]:
                 return self._deliver(planner.next(self._sizes, self._refresh), size, None, beta, started)
@@ -369,7 +369,7 @@ class Sampler(IterableDataset[Batch]):
 
     def _deliver(self, plan: Plan, size: int, apart: int | None, beta: float | None, started: float) -> Batch:
         """Pay for the batch of a plan and gather it, another one if its segments have gone."""
-        planner, active = self._planner, self._planner.active
+        planner, active = self._planner, self._planner.target.active
         is_refused = False
         for attempt in range(ATTEMPTS):
             try:
@@ -485,14 +485,14 @@ class Sampler(IterableDataset[Batch]):
 
     def _pay_for(self, plan: Plan, steps: int) -> None:
         """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
-        if self._planner.active.sized and self._item_steps is not None:
+        if self._planner.target.active.sized and self._item_steps is not None:
             return  # it was paid for before
         limiter, due = self._limiter, steps - self._paid
         try:
             self._pay(steps)
         except Exception as error:
             # Those very types: what a damaged store raises is a ValueError, too.
-            is_refusal = type(error) in (RateLimited, ValueError) and self._planner.active.sized
+            is_refusal = type(error) in (RateLimited, ValueError) and self._planner.target.active.sized
             if is_refusal and limiter is not None and not limiter.limiter.fits(due):
                 self._planner.drop(plan)
                 raise type(error)(
@@ -610,7 +610,7 @@ class Sampler(IterableDataset[Batch]):
             self._check_open()
             state = as_arrays(state)
             counts = own_state(state, self._batch_size, self._store.uuid)
-            self._before = self._planner.distribution.place(), transforms_state(self._transforms)
+            self._before = self._planner.target.distribution.place(), transforms_state(self._transforms)
             try:
                 load_transforms(self._transforms, state.get("transforms") or [])
                 planner = self._planner.loaded(state["planner"], self._refresh)
@@ -625,7 +625,7 @@ class Sampler(IterableDataset[Batch]):
         if self._before is None:
             return
         place, transforms = self._before
-        self._planner.distribution.go_back(place)
+        self._planner.target.distribution.go_back(place)
         load_transforms(self._transforms, transforms)
         self._before = None
 
@@ -672,7 +672,11 @@ class Sampler(IterableDataset[Batch]):
             found = self._statistics.report(steps, self._seconds())
             for one in self._transforms:
                 found |= one.stats()
-            return {**found, "population": self._planner.drawable(), "priority_sum": self._planner.priority_sum()}
+            return {
+                **found,
+                "population": self._planner.target.drawable(),
+                "priority_sum": self._planner.target.priority_sum(),
+            }
 
     def close(self) -> None:
         """End the threads and release memory. Batches stay valid; the store stays open, unless a path named it."""
@@ -680,7 +684,7 @@ class Sampler(IterableDataset[Batch]):
             return  # a forked child has none of it
         with self._lock:
             self._closed = True
-            self._planner.set_target(self._view, self._planner.distribution)
+            self._planner.set_target(self._view, self._planner.target.distribution)
             self._end_threads()
             self._destination.pool.clear()
             if self._own_store is not None:

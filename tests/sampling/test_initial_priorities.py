@@ -25,9 +25,9 @@ def chances(sampler: Any) -> dict[int, float]:
     planner = sampler._planner
     planner._store.refresh()
     planner._refresh_population()
-    ids = np.sort(planner.population.take(np.arange(planner.population.size)))
-    drawing: dr.Prioritized = planner.distribution
-    return dict(zip(ids.tolist(), drawing.chances(planner.population, ids).tolist(), strict=True))
+    ids = np.sort(planner.target.population.take(np.arange(planner.target.population.size)))
+    drawing: dr.Prioritized = planner.target.distribution
+    return dict(zip(ids.tolist(), drawing.chances(planner.target.population, ids).tolist(), strict=True))
 
 
 def check_chances(sampler: Any, raw: dict[int, float], alpha: float = 0.7) -> int:
@@ -306,9 +306,9 @@ def test_steps_that_were_evicted_meanwhile_have_none(tmp_store: Path) -> None:
             writer.flush()
             store.refresh()
             assert not (tmp_store / "segments/00000000").exists()
-            found = sampler._planner.population
+            found = sampler._planner.target.population
             sampler._planner._refresh_population()
-            assert set(sampler._planner.distribution.chances(found, found.take(np.arange(30)))) == {1 / 30}
+            assert set(sampler._planner.target.distribution.chances(found, found.take(np.arange(30)))) == {1 / 30}
 
 
 @pytest.mark.slow(turns=4)
