@@ -3,7 +3,7 @@
 What is kept of an id is its raw priority |td| + eps, at a place in a page of 64 successive rows of its lane; see
 `kernels.pages`. The place's leaf in the tree holds raw ** alpha while the id can be drawn, else 0. Ids that a view does
 not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an update or a writer
-gave to an id that can be drawn; see `kernels.largest`. Pages are used again when none is left and all of their steps
+gave to an id that can be drawn; see `kernels.pages`. Pages are used again when none is left and all of their steps
 are gone; which number a page has is part of the saved state: which id a random number means depends on it.
 
 It loads numba: whoever makes a distribution does not need it yet.
@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from diskreplay.distributions.population import Cursor, InitialErrors, Population, Share
 from diskreplay.distributions.saved_state import bits, columns as columns_of, masks, state_of
 from diskreplay.ids import POSITION_MASK, Floats, Ints, places_of
-from diskreplay.kernels import frozen, pages as columns, powers, sumtree
+from diskreplay.kernels import frozen, pages as columns, sumtree
 from diskreplay.kernels.huge_pages import zeros
-from diskreplay.kernels.largest import bounds_of
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
@@ -130,7 +129,7 @@ class PriorityTable:
             pages[: end * size] = old[:end].reshape(-1)
             raw[: end * width] = self._raw[: end * width]
             tree.fill(self.tree.masses[: end * width])
-        pages, bounds = pages.reshape(count, size), bounds_of(count, self._bounds)
+        pages, bounds = pages.reshape(count, size), columns.bounds_of(count, self._bounds)
         stacks, heights = np.empty((2, count), np.int64), np.zeros(4, np.int64)
         # In the order of `kernels.pages.PAGES`.
         table = pack(
@@ -163,7 +162,7 @@ class PriorityTable:
             self._alpha = alpha
             end = self._end * columns.PAGE
             powered = np.empty(end)
-            self._powers(np.abs(self._raw[:end]), alpha, powers.SMALLEST, powers.LARGEST, np.empty(end), powered)
+            self._powers(np.abs(self._raw[:end]), alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(end), powered)
             self.tree.fill(np.where(self.tree.masses[:end] > 0, powered, 0.0))
 
     # --- following a population --------------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ class PriorityTable:
     def _enter(self, ids: Ints, raw: Floats) -> None:
         """Let ids that can be drawn have these raw priorities, as not given."""
         places, masses = self.places(ids), np.empty(len(ids))
-        self._powers(raw, self._alpha, powers.SMALLEST, powers.LARGEST, np.empty(len(ids)), masses)
+        self._powers(raw, self._alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(len(ids)), masses)
         self._raw[places] = -raw
         self.tree.set(places, masses)
 

@@ -6,12 +6,34 @@ Each call from Python costs as much as following a step, hiding one, or making t
 from diskreplay.ids import Ints
 
 from . import advancing, following as live, frozen, hiding, jit, packed
-from .freeze import freeze
 
 if jit.IS_COMPILED:
-    from .follow import follow
+    from .following import follow
+    from .hiding import hide_oldest
 else:
     from .following import follow_plain as follow
+    from .hiding import hide_oldest_plain as hide_oldest
+
+
+@jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")
+def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
+    """Write the record of a snapshot: its head, and what is known of the lanes of the segments that may grow.
+
+    `growing` and `rows` are those of `follow`, `oldest` the first row of each lane that is not hidden: none of
+    an episode that began at `reached` or later.
+    """
+    for column in range(frozen.HEAD):
+        record[column] = head[column]
+    record[frozen.REACHED], record[frozen.ALL_LANES] = reached, rows.shape[1]
+    record[frozen.OLDEST], record[frozen.ROWS] = oldest.ctypes.data, rows.ctypes.data
+    record[frozen.LIVE] = record.ctypes.data + 8 * frozen.HEAD
+    at = record[frozen.LIVE]
+    for which in range(growing.shape[0]):
+        place, count = growing[which, live.PLACE], 8 * growing[which, live.LANES]
+        for row in range(live.LANE_ROWS):
+            source = record[frozen.ROWS] + 8 * (row * rows.shape[1] + place)
+            jit.copy_bytes(at + 8 * row * head[frozen.LIVE_LANES], source, count)
+        at += count
 
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
@@ -27,3 +49,42 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
         oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
         freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
     return status
+
+
+@jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
+def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
+    """Do what `advance` does, and hide what is more than hidden[CAPACITY] steps, or was published before `until`.
+
+    Where anything was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` comes in place of the first rows before.
+    """
+    head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
+    hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]
+    status = follow(tables, origin, found)
+    if status != live.DONE:
+        return status
+    kept = hidden[hiding.CAPACITY]
+    steps = found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN]
+    hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
+    hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
+    # Or it goes on with what it has begun, before the time of a step was mapped.
+    if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
+        if hidden[hiding.READY] == 0:
+            return advancing.UNREADY
+        if hide_oldest(tables, origin, found[live.ENDED], hidden) != hiding.DONE:
+            return advancing.UNMAPPED
+        hidden[hiding.PAST] = hidden[hiding.UNTIL]
+    if hidden[hiding.LAST] >= 0:
+        # Steps of one call have the same time, and some of them may be left.
+        hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
+        hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
+        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
+        hidden[hiding.LAST] = -1
+        found[live.CHANGED] |= live.HIDDEN
+        source = tables[advancing.BY_PLACE, packed.ADDRESS] + 8 * hiding.OLDEST * newer.size
+        jit.copy_bytes(newer.ctypes.data, source, 8 * newer.size)
+        hidden[hiding.OLDEST_AT] = newer.ctypes.data
+    if found[live.CHANGED] != 0:
+        growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
+        oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
+        freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+    return live.DONE

@@ -10,7 +10,7 @@ UNREADY, UNMAPPED = range(5, 7)
 of step NEEDED is not mapped."""
 
 # The record of what `advance` reads, see `packed`, and what `advance_hiding` reads as well: `growing`, `lanes`, the log
-# of ended episodes and the head of a snapshot's record; the table of flags and that of times, see `addresses`. With no
+# of ended episodes and the head of a snapshot's record; the table of flags and that of times, see `packed`. With no
 # TIMES, times are 0. FOUND are the numbers of `following`, HIDDEN those of `hiding`. Then by slot and by place, see
 # `frozen`, but for what is added to the times of each segment; and the tables of `hiding`. FOLLOWING says which line of
 # the log comes behind another in its lane.

@@ -1,4 +1,8 @@
-"""How lanes that grow are followed: the tables of `follow`, and its plain twin, which a store uses without numba."""
+"""Follow lanes that grow: from counters in memory and new flags to ended episodes and the open one of each lane.
+
+A writer stores `observed` and `committed` of a lane behind the rows that they show, and so they are read in that order
+here. All that is new of a lane is looked at once, one byte a row. A store without numba uses the plain twin.
+"""
 
 import ctypes
 from typing import Any
@@ -12,18 +16,26 @@ from diskreplay.ids import (
     DISCARD,
     DISCARD_BEFORE,
     DISCARDED,
+    END,
     EPISODE_VALUES,
     FIRST,
+    FIRST_ID,
     NO_STEP,
+    OBS_ROWS,
     OBSERVATION_ONLY,
     OPEN,
     POSITION_BITS,
+    STEPS,
+    STRIDE,
     TERMINATED,
+    TIME,
     TRUNCATED,
     Ints,
 )
 
-from . import advancing, packed
+from . import advancing, jit, packed
+from .frozen import OWN_FOLDER
+from .packed import number
 
 # Columns of `growing`, a line a segment that may grow: its slot, its lanes, and the place of the first of them among
 # all lanes; the addresses of the two counters of that one, behind which those of the others lie; up to which row its
@@ -59,6 +71,151 @@ ENDS = TERMINATED | TRUNCATED
 # What an episode's last step, and the row behind it that is none, say of its end.
 LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
+
+
+AHEAD = 32  # lanes
+
+_at = np.uint64
+
+
+WORD = 8  # flags read at once
+
+
+@jit.inner
+def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
+    """Write an ended episode; one that nothing ended was cut by its writer."""
+    if end & ENDS == 0:
+        end |= TRUNCATED | CUT
+    if end & DISCARDED:
+        found[SPLITS] = 1
+    at = found[ENDED]
+    ended[at, FIRST_ID] = first
+    ended[at, STRIDE] = width
+    ended[at, STEPS] = steps
+    ended[at, OBS_ROWS] = steps + final
+    ended[at, END] = end
+    ended[at, TIME] = time
+    found[ENDED] = at + 1
+    found[ENDED_STEPS] += steps
+
+
+@jit.inner
+def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
+    """Tell whether the chunks of two rows of a segment, and those between them, have packed."""
+    bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
+    count = number(tables, table + packed.CHUNKS, folder)
+    for chunk in range(first >> bits, (last >> bits) + 1):
+        if chunk >= count or number(tables, table + packed.BASES, start + chunk) == 0:
+            return False
+    return True
+
+
+@jit.kernel("int", "ints2", "int", "out_ints")
+def follow(tables: Ints, origin: int, found: Ints) -> int:
+    """Take in what lanes have published, unless that was done before (FOLLOWED); see `DONE` for the result.
+
+    The last segments come first: where a lane has moved on to a newer segment, what it left is read after it left.
+    Ended episodes go to line found[ENDED] of the log and those behind it. For the record of `tables` see
+    `advancing.GROWING`; if there are no TIMES, no time is read.
+    """
+    if found[FOLLOWED] != 0:
+        return DONE
+    growing, lanes = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
+    ended, is_timed = packed.ints2(tables, advancing.ENDED), tables[advancing.TIMES, packed.LINES] > 0
+    before_all = found[ENDED]
+    for which in range(growing.shape[0] - 1, -1, -1):
+        found[LEFT] = which
+        # Unsigned indices, because numba tests a signed one for being negative.
+        line = _at(which)
+        slot, width, place = growing[line, SLOT], growing[line, LANES], growing[line, PLACE]
+        folder, segment = growing[line, FOLDER], (slot + origin) << POSITION_BITS
+        bits, chunks = number(tables, advancing.SHIFT, folder), number(tables, advancing.CHUNKS, folder)
+        # Where the address of the segment's first chunk of flags is.
+        bases = tables[advancing.BASES, packed.ADDRESS] + 8 * number(tables, advancing.FIRST_CHUNK, folder)
+        mask = (1 << bits) - 1
+        for lane in range(width - 1, -1, -1):
+            # Flags of lanes lie in pages of their own: those of the lane after the next ones are on their way by then.
+            ahead = lane - AHEAD
+            if ahead >= 0:
+                row = lanes[COMMITTED, _at(place + ahead)]
+                if row >> bits < chunks:
+                    jit.prefetch(jit.load_int(bases + 8 * (row >> bits)) + (ahead << bits) + (row & mask))
+            at = _at(place + lane)
+            observed = jit.load_shared(growing[line, OBSERVED_AT] + 8 * lane)
+            stop = jit.load_shared(growing[line, COMMITTED_AT] + 8 * lane)
+            row, over, steps_over = lanes[COMMITTED, at], found[ENDED], found[ENDED_STEPS]
+            splits = found[SPLITS]
+            if stop < row or observed > stop + 1:
+                return DAMAGED
+            observed = observed if observed > stop else stop
+            if stop == row:
+                if observed != lanes[OBSERVED, at]:
+                    lanes[OBSERVED, at], found[CHANGED] = observed, 1
+                continue
+            if stop > growing[line, CHECKED]:
+                return UNCHECKED
+            if over + stop - row >= ended.shape[0]:
+                return FULL
+            if not _are_mapped(tables, advancing.FIRST_CHUNK, folder, row, stop - 1):
+                return UNCHECKED
+            if is_timed and not _are_mapped(tables, advancing.FIRST_TIMES, folder, row, stop - 1):
+                return UNCHECKED
+            start, so_far = lanes[OPEN_START, at], lanes[OPEN_END, at]
+            goes_on = stop == row + 1 and start >= 0 and so_far & EPISODE_VALUES == 0
+            flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
+            if goes_on and jit.load_byte(flags_at) == 0:
+                # A step in the middle of an episode: nearly always.
+                lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
+                found[OPEN_STEPS] += 1
+                continue
+            before, time = so_far & CONTINUES, lanes[OPEN_TIME, at]
+            previous = so_far & EPISODE_VALUES  # flags of the row before
+            # Behind the last row an episode is over, too, that its last step ends.
+            while row < stop or (start >= 0 and previous & ENDS != 0):
+                flags = np.int64(FIRST)
+                if row < stop:
+                    flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
+                    inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD
+                    if inside and (row & mask) + WORD <= mask + 1 and jit.load_int(flags_at) == 0:
+                        row, previous = row + WORD, 0  # the middle of an episode
+                        continue
+                    flags = np.int64(jit.load_byte(flags_at))
+                ends = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0
+                is_damaged = flags & DISCARDED != 0 and flags != DISCARD and flags != DISCARD_BEFORE
+                if start >= 0 and (ends or flags & FIRST != 0 or previous & ENDS != 0):
+                    end = previous & LAST_STEP | before
+                    final = 1 if ends and flags & OBSERVATION_ONLY else 0
+                    end |= flags & BEHIND_LAST if ends else 0
+                    first = segment + lane + start * width
+                    _emit(ended, found, first, width, row - start, final, end, time)
+                    start = -1
+                if not ends and row < stop:
+                    if start < 0:
+                        is_start = flags & (FIRST | NO_STEP) == FIRST or flags == DISCARD_BEFORE
+                        is_damaged = is_damaged or not is_start
+                        start, before = row, CONTINUES if flags & CUT else 0
+                        if is_timed:
+                            table = advancing.FIRST_TIMES
+                            address = packed.row_address(tables, table, folder, OWN_FOLDER, lane, row)
+                            time = jit.load_int(address) + growing[line, CLOCK]
+                        if flags & DISCARDED:
+                            first = segment + lane + start * width
+                            _emit(ended, found, first, width, 0, 0, DISCARDED | before, time)
+                            start = -1
+                    previous = flags
+                if is_damaged:
+                    found[ENDED], found[ENDED_STEPS], found[SPLITS] = over, steps_over, splits
+                    return DAMAGED
+                row += 1
+            if lanes[OPEN_START, at] >= 0:
+                found[OPEN_STEPS] -= lanes[COMMITTED, at] - lanes[OPEN_START, at]
+            lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
+            if start >= 0:
+                found[OPEN_STEPS] += stop - start
+                lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
+            lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
+    found[FOLLOWED] = 1
+    return ADDED if found[ENDED] > before_all and found[SPLITS] != 0 else DONE
 
 
 def follow_plain(tables: Ints, origin: int, found: Ints) -> int:

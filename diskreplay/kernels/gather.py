@@ -19,10 +19,10 @@ import numpy as np
 from diskreplay.ids import TERMINATED, TRUNCATED, Ints
 
 from . import frozen, gathering as cols, jit
-from .find_windows import Bytes, find_windows
+from .copying import WIDE, stream
+from .gathering import Bytes, find_windows
 from .huge_pages import CACHE_LINE
 from .jit import copy_bytes, load_byte, load_int, number_of, prefetch, store_byte, store_float32
-from .stream import WIDE, stream
 
 # Of an index that may be negative for all that the compiler knows, each use costs a comparison.
 _at = np.uint64

@@ -1,4 +1,7 @@
-"""Pages of memory: huge ones for tables that are read at random, those of ranges of bytes, and those that are free."""
+"""Pages of memory: huge ones for tables that are read at random, those of ranges of bytes, and those that are free.
+
+And advice: the system is told which memory is about to be read, range by range, without Python in between.
+"""
 
 import ctypes
 import mmap
@@ -9,6 +12,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from diskreplay.ids import Ints
+
+from . import jit
 
 # Small ones are more than a TLB reaches.
 LARGE_PAGE = 2 << 20
@@ -58,3 +63,12 @@ def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
     begins = np.concatenate([[True], first[1:] > reached[:-1]]) if len(first) else np.zeros(0, bool)
     ends = np.concatenate([begins[1:], [True]]) if len(first) else begins
     return first[begins], reached[ends] - first[begins]
+
+
+@jit.kernel("int", "ints", "ints", "int")
+def advise(starts: Ints, sizes: Ints, advice: int) -> int:
+    """Give this advice for ranges of whole pages, by address and bytes; return how many were refused."""
+    refused = 0
+    for i in range(starts.size):
+        refused += jit.madvise(starts[i], sizes[i], advice) != 0
+    return refused

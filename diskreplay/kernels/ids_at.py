@@ -1,14 +1,23 @@
-"""From positions in a population, given or random, to ids: a search among the runs' cumulative counts."""
+"""Random numbers, and ids at random positions of a population: a search among the runs' cumulative counts."""
 
 import numpy as np
-from numpy.typing import NDArray
+
+from diskreplay.ids import Floats, Ints, mixed
 
 from . import jit, packed
-from .mix import fraction
 from .runs import BEFORE, BLOCK, COARSE, COARSE_BITS, FIRST, STRIDE, WANTED
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+mix = jit.inner(mixed)
+
+
+@jit.inner
+def fraction(key: int, i: int) -> float:
+    """Return random number `i` from 0 to below 1: the first 53 bits of number `i` of splitmix64 from the state `key`.
+
+    Steele et al. 2014.
+    """
+    number = mix(np.uint64(key) + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
+    return float(np.int64(number >> np.uint64(11)) * 2.0**-53)
 
 
 @jit.inner
@@ -68,7 +77,7 @@ def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> N
 
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
 def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write ids at random, each of those in the runs `low` to `high` with the same probability; see `mix.fraction`."""
+    """Write ids at random, each of those in the runs `low` to `high` with the same probability; see `fraction`."""
     block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(out.size):

@@ -1,4 +1,4 @@
-"""Pages: places for ids, which are the leaves of a sum tree.
+"""Pages: places for ids, which are the leaves of a sum tree, and the largest priority that was given.
 
 A page has a place for each of `PAGE` successive rows of a lane, from a row on that is a multiple of `PAGE`: its number
 times `PAGE`, and the rest of the row. It is a line of a table, as long as a cache line: the id of its first row; the
@@ -7,24 +7,28 @@ that will be when a call of `offer` returns (`WANTED`), that have a priority (`K
 the last call that listed the page as one with such rows (`ENTERED`).
 
 `slots` is a hash table with open addressing: the number of a page plus 1 at the hash of its first id, or behind it.
+
+`raw` has a number a place. It is positive if an update or a writer gave the id this priority, and negative if the id
+entered with it by the rule. The masks of the page say which ids can be drawn.
+
+`bounds` holds a number for each page, at least the largest priority given to its rows, and before those a number for
+each block of `BLOCK` successive pages, the largest of theirs. Updates only raise them, which takes a comparison.
+`largest_given` lowers the bounds that it finds too high: each at most once for each update that raised it.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_BITS, POSITION_MASK, mixed
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, mixed
 
 from . import jit
-from .mix import mix
-
-Ints = NDArray[np.int64]
-Ints32 = NDArray[np.int32]
+from .ids_at import mix
+from .packed import Ints32
 
 PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-# The record of a table of priorities, see `packed`: arrays of `pages`, `offer`, `largest` and `sumtree`; places and ids
+# The record of a table of priorities, see `packed`: arrays of `pages`, `offer` and `sumtree`; places and ids
 # of the last draw, for its update; and scratch memory. All from DRAWN_PLACES on have room for equally many numbers.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
@@ -107,3 +111,60 @@ def index_pages(pages: Ints, slots: Ints32) -> None:
         slots[at[is_free]] = left[is_free] + 1  # of several that come to one slot the last stays
         again = slots[at] != left + 1
         left, at = left[again], (at[again] + 1) & (len(slots) - 1)
+
+
+BLOCK_BITS = 6
+BLOCK = 1 << BLOCK_BITS
+
+
+def bounds_of(pages: int, before: Floats) -> Floats:
+    """Return the bounds of `pages` pages; `before` are the bounds of the first ones, empty for a new table."""
+    blocks, known = -(-pages // BLOCK), len(before) // (BLOCK + 1)
+    bounds = np.zeros(blocks * (BLOCK + 1))
+    bounds[:known] = before[:known]
+    bounds[blocks : blocks + known * BLOCK] = before[known:]
+    return bounds
+
+
+@jit.inner
+def raise_bound(page: int, value: float, bounds: Floats) -> None:
+    """Make the bounds of a page at least the value, one that is not positive aside."""
+    at = bounds.size // (BLOCK + 1) + page
+    if value > bounds[_at(at)]:
+        bounds[_at(at)] = value
+        block = page >> BLOCK_BITS
+        if value > bounds[_at(block)]:
+            bounds[_at(block)] = value
+
+
+@jit.kernel("float", "ints2", "floats", "out_floats")
+def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
+    """Return the largest priority given to a wanted id, 0 if no wanted id was given one; lower bounds on the way."""
+    blocks = bounds.size // (BLOCK + 1)
+    while True:
+        block, at, begin, end = -1, 0, 0, blocks
+        while block < 0 or at < blocks:  # the first block with the largest bound, and the first such page of it
+            most_bits = 0
+            for i in range(begin, end):  # positive numbers are in the order of their bits: this becomes vector code
+                bits = jit.bits_of(bounds[_at(i)])
+                most_bits = bits if bits > most_bits else most_bits
+            at = begin
+            while jit.bits_of(bounds[_at(at)]) != most_bits:
+                at += 1
+            if block < 0:
+                block, begin = at, blocks + (at << BLOCK_BITS)
+                end = begin + BLOCK
+        bound, page = bounds[_at(at)], at - blocks
+        if bounds[_at(block)] > bound:
+            bounds[_at(block)] = bound
+            continue
+        if bound == 0.0:
+            return 0.0
+        rows, most = pages[_at(page), WANTED] & pages[_at(page), KNOWN], 0.0
+        while rows != 0:
+            value = raw[_at((page << PAGE_BITS) + jit.lowest_bit(rows))]
+            most = value if value > most else most
+            rows &= rows - 1
+        if most == bound:
+            return most
+        bounds[_at(at)] = most

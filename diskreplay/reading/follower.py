@@ -9,8 +9,7 @@ import numpy as np
 
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.ids import EpisodeTable, Ints
-from diskreplay.kernels.advance import advance
-from diskreplay.kernels.advance_hiding import advance_hiding
+from diskreplay.kernels.advance import advance, advance_hiding
 from diskreplay.kernels.huge_pages import give_back_free
 from diskreplay.kernels.table import Kernel
 from diskreplay.reading.followed_rows import FollowedRows, steps_not_shown

@@ -15,7 +15,7 @@ from diskreplay.distributions.number_arguments import fraction, int_argument
 from diskreplay.distributions.snapshot import EpisodeFilter
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.ids import FIRST, NO_STEP, POSITION_BITS, TERMINATED, TRUNCATED, Floats, Ints
-from diskreplay.kernels.copy_runs import COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
+from diskreplay.kernels.copying import COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import chosen
 from diskreplay.reading.snapshot import Snapshot

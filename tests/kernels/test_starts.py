@@ -23,7 +23,7 @@ from diskreplay.kernels.runs import (
     without_hidden,
 )
 from tests.kernels.pairs import KERNELS
-from tests.kernels.plain.freeze import freeze_plain
+from tests.kernels.plain.advance import freeze_plain
 from tests.kernels.test_twins import segments_of
 from tests.views.fakes import Columns, runs_of, without
 from tests.views.strategies import snapshots

@@ -14,15 +14,14 @@ import diskreplay
 from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels import following, frozen, gathering as cols
 from diskreplay.kernels.cache import is_disabled
-from diskreplay.kernels.copy_runs import COUNT as RUN_COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
-from diskreplay.kernels.find_windows import MANY_SLOTS
+from diskreplay.kernels.copying import COUNT as RUN_COUNT, FIELD, ITEM, LANE, ROW, RUN_ROWS, SLOT
+from diskreplay.kernels.gathering import MANY_SLOTS
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, FIRST, STRIDE
 from diskreplay.kernels.table import chosen
-from diskreplay.kernels.write_lanes import FIELD
 from diskreplay.reading.snapshot import SegmentTable
 from tests.kernels.pairs import KERNELS
-from tests.kernels.plain.freeze import freeze_plain
+from tests.kernels.plain.advance import freeze_plain
 from tests.kernels.plain.frozen import Frozen
 from tests.views.fakes import Snapshot
 from tests.views.strategies import snapshots
@@ -500,7 +499,7 @@ def run_python(code: str, **environment: str) -> str:
 def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     code = (
         "import sys; from diskreplay.kernels.table import chosen; chosen('gather'); chosen('ids_at'); "
-        "print([name for name in ('draw', 'sumtree', 'gae', 'nstep') "
+        "print([name for name in ('priorities', 'sumtree', 'returns') "
         "if f'diskreplay.kernels.{name}' in sys.modules])"
     )
     assert run_python(code) == "[]"

@@ -22,8 +22,8 @@ from diskreplay.reading.chunk_budget import MAPPED
 from diskreplay.reading.snapshot import SegmentTable
 from diskreplay.testing.model import ModelEpisode, ModelStep, flat
 from diskreplay.views.base import Block, offsets
-from tests.kernels.plain.freeze import freeze_plain
-from tests.kernels.plain.starts import starting_runs
+from tests.kernels.plain.advance import freeze_plain
+from tests.kernels.plain.runs import starting_runs
 
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((2, 3), "uint8"), "state": dr.Field((3,), "float32")},

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from diskreplay.kernels import cache
 from diskreplay.views.base import copy_threads
 from diskreplay.views.windows import Windows
-from tests.kernels.plain.find_windows import row_address
+from tests.kernels.plain.gathering import row_address
 
 Ints = NDArray[np.int64]
 

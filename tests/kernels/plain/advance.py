@@ -1,9 +1,19 @@
 """Plain twins of the kernels of `kernels.advance`."""
 
-from diskreplay.ids import Ints
-from diskreplay.kernels import advancing, following as live, frozen, hiding, jit, packed
+from diskreplay.ids import Ints, places_of
+from diskreplay.kernels import advancing, following, following as live, frozen, hiding, jit, packed
 from diskreplay.kernels.following import DONE, follow_plain
-from tests.kernels.plain.freeze import freeze_plain
+from diskreplay.kernels.frozen import ALL_LANES, HEAD, LIVE, OLDEST, REACHED, ROWS
+from diskreplay.kernels.hiding import hide_oldest_plain
+
+
+def freeze_plain(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
+    """Do what `freeze` does."""
+    record[:HEAD] = head
+    record[[REACHED, ALL_LANES, OLDEST, ROWS]] = reached, rows.shape[1], oldest.ctypes.data, rows.ctypes.data
+    record[LIVE] = record.ctypes.data + 8 * HEAD
+    live = record[HEAD:].reshape(following.LANE_ROWS, -1)
+    live[:] = rows[:, places_of(growing[:, following.PLACE], growing[:, following.LANES])]
 
 
 def freeze_lanes(tables: Ints, record: Ints) -> None:
@@ -21,3 +31,33 @@ def advance_plain(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     if status == DONE and found[live.CHANGED]:
         freeze_lanes(tables, record)
     return status
+
+
+def advance_hiding_plain(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
+    """Do what `advance_hiding` does."""
+    origin = int(packed.ints(tables, advancing.HEAD)[frozen.ORIGIN])
+    found, hidden = packed.ints(tables, advancing.FOUND), packed.ints(tables, advancing.HIDDEN)
+    status = follow_plain(tables, origin, found)
+    if status != DONE:
+        return status
+    kept = hidden[hiding.CAPACITY]
+    steps = int(found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN])
+    hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
+    hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
+    # Or it goes on with what it has begun, before the time of a step was mapped.
+    if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
+        if not hidden[hiding.READY]:
+            return advancing.UNREADY
+        if hide_oldest_plain(tables, origin, int(found[live.ENDED]), hidden):
+            return advancing.UNMAPPED
+        hidden[hiding.PAST] = hidden[hiding.UNTIL]
+    if hidden[hiding.LAST] >= 0:
+        hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
+        hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
+        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
+        hidden[hiding.LAST], found[live.CHANGED] = -1, found[live.CHANGED] | live.HIDDEN
+        newer[:] = packed.ints2(tables, advancing.BY_PLACE)[hiding.OLDEST]
+        hidden[hiding.OLDEST_AT] = newer.ctypes.data
+    if found[live.CHANGED]:
+        freeze_lanes(tables, record)
+    return DONE

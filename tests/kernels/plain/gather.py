@@ -47,9 +47,9 @@ from diskreplay.kernels.gathering import (
     K,
     N,
 )
-from tests.kernels.plain.find_windows import find_windows_plain, row_address, table_at
 from tests.kernels.plain.frozen import Frozen, array_at
-from tests.kernels.plain.nstep import sum_windows
+from tests.kernels.plain.gathering import find_windows_plain, row_address, table_at
+from tests.kernels.plain.returns import sum_windows
 
 
 def gather_plain(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:

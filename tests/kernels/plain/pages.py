@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
-from diskreplay.kernels.pages import FIRST, LAST_ROW, PAGE_BITS, SHOWN, Ints, Ints32, slots_of
+from diskreplay.distributions.saved_state import bits
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints
+from diskreplay.kernels.pages import FIRST, KNOWN, LAST_ROW, PAGE, PAGE_BITS, SHOWN, WANTED, Ints32, slots_of
 
 
 def locate_plain(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
@@ -26,3 +27,8 @@ def find_pages_plain(first: Ints, pages: Ints, slots: Ints32) -> Ints:
         at[left] = (at[left] + 1) & (len(slots) - 1)
         page[left] = slots[at[left]] - 1
     return page
+
+
+def largest_given_plain(pages: Ints, raw: Floats, bounds: Floats) -> float:
+    """Do what `largest_given` does, without bounds."""
+    return float(raw.reshape(-1, PAGE)[bits(pages[:, WANTED] & pages[:, KNOWN])].max(initial=0.0))

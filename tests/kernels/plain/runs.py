@@ -1,4 +1,4 @@
-"""Plain twins of the kernels of `kernels.starts`."""
+"""Plain twins of the kernels of `kernels.runs`."""
 
 import numpy as np
 

@@ -1,26 +1,151 @@
-"""Prioritized replay: which ids can be drawn follows lists of their runs, in one call. See `pages`."""
+"""Prioritized replay in a call each: ids are drawn, given priorities, and can be drawn or no more. See `pages`."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints
 
 from . import frozen, jit, packed, pages as paging
-from .largest import largest_given, raise_bound
-from .pages import CHANGED, DRAWN, NEW, UNUSED, find_slot, slot_of, width_of
-from .powers import LARGEST, SMALLEST, powers
-from .sumtree import FAN_OUT_BITS, sumtree_set
+from .ids_at import fraction
+from .packed import Ints32, number, row_address
+from .pages import (
+    CHANGED,
+    DRAWN,
+    LAST_ROW,
+    NEW,
+    PAGE_BITS,
+    UNUSED,
+    find_slot,
+    largest_given,
+    locate,
+    raise_bound,
+    slot_of,
+    width_of,
+)
+from .sumtree import FAN_OUT, FAN_OUT_BITS, LARGEST, SMALLEST, powers, sumtree_find, sumtree_set
 
-Ints = NDArray[np.int64]
-Ints32 = NDArray[np.int32]
-Floats = NDArray[np.float64]
+# Makes an index that is not tested for being negative.
+_at = np.uint64
+_FINITE = np.finfo(np.float64).max
+
+
+LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
+"""The record of what `initial_priorities` reads, see `packed`: for the first three see `frozen`, then comes the table
+of the array of priorities, see `packed`."""
+
+
+@jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
+def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
+    """Write the initial priority of each step, |td|, NaN where none was given or its segment is gone.
+
+    `lanes` are those of the segments from `origin` on; a shift of the table below 0 says that a folder has no
+    priorities. Returns the place of the first id whose chunk is not mapped, else -1.
+    """
+    for i in range(ids.size):
+        out[i] = np.nan
+        slot, position = (ids[i] >> POSITION_BITS) - origin, ids[i] & POSITION_MASK
+        width = width_of(ids[i], origin, lanes)
+        folder = number(record, FOLDERS, slot) if width > 0 else 0
+        if width <= 0 or number(record, TABLE + packed.SHIFT, folder) < 0:
+            continue
+        row = position // width
+        lane = position - row * width
+        first = number(record, FIRST_ROWS, number(record, LANE_BASE, slot) + lane)
+        address = row_address(record, TABLE, folder, first, lane, row)
+        if address == 0:
+            return i
+        value = jit.load_float64(address)
+        if 0.0 < value <= _FINITE:  # anything else is damage
+            out[i] = value
+    return -1
+
+
+@jit.kernel("none", "int", "int", "ints2", "out_ints", "out_floats")
+def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
+    """Draw ids at random: write them, and the share that each has of the total, and keep both places and ids.
+
+    The total, which is not 0, is cut into `strata` equal parts: the first id is one of the first part, and so on, from
+    the first part again behind the last. For the random numbers see `ids_at.fraction`, for the record of the table
+    `pages.PAGES`, which has room for the draw.
+    """
+    starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
+    pages, sums = packed.ints2(table, paging.PAGES), packed.floats(table, paging.SUMS)
+    places, total = packed.ints(table, paging.DRAWN_PLACES), sums[sums.size - 1]
+    part, stratum = total / strata, 0
+    for i in range(chances.size):
+        chances[i] = (fraction(key, i) + stratum) * part
+        stratum = stratum + 1 if stratum + 1 < strata else 0
+    sumtree_find(starts, tree, sums, pages, chances, places, packed.floats(table, paging.VALUES))
+    for i in range(chances.size):
+        page = np.uint64(places[i] >> PAGE_BITS)
+        ids[i] = pages[page, paging.FIRST] + (places[i] & LAST_ROW) * pages[page, paging.STRIDE]
+        chances[i] /= total
+    jit.copy_bytes(table[paging.DRAWN_IDS, packed.ADDRESS], ids.ctypes.data, 8 * ids.size)
+    packed.ints(table, paging.HEIGHTS)[paging.DRAWN] = chances.size
+
+
+@jit.kernel("int", "ints", "floats", "float", "float", "ints2", "ints2")
+def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
+    """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
+
+    The last error counts where an id is named twice. These priorities are given: for `raw` and `bounds` see `pages`.
+    Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
+    `offered` is what can be drawn, see `pages.ENDED`. For the record of the `table` see `pages.PAGES`: its scratch
+    memory has room for n. It may have the places of these very ids, which most updates are of.
+    """
+    pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
+    raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
+    starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
+    sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
+    place, nodes = packed.ints(table, paging.PLACES), packed.ints(table, paging.NODES)
+    drawn_places, drawn = packed.ints(table, paging.DRAWN_PLACES), packed.ints(table, paging.DRAWN_IDS)
+    values, numbers = packed.floats(table, paging.VALUES), packed.floats(table, paging.NUMBERS)
+    masses = packed.floats(table, paging.MASSES)
+    wrong = np.int64(0)  # counted first: a loop that may return does not become vector code
+    for i in range(ids.size):
+        wrong += not abs(errors[i]) <= _FINITE
+    for i in range(ids.size if wrong else 0):
+        if not abs(errors[i]) <= _FINITE:
+            return -1 - i
+    others = np.int64(number(table, paging.HEIGHTS, paging.DRAWN) != ids.size)
+    for i in range(0 if others else ids.size):
+        others |= drawn[i] ^ ids[i]
+    if others:
+        locate(ids, offered[paging.ORIGIN, 0], paging.lanes_of(offered), pages, slots, place)
+    else:
+        for i in range(ids.size):
+            place[i] = drawn_places[i]
+    for i in range(ids.size):
+        values[i] = abs(errors[i]) + eps
+    found = np.int64(0)
+    for i in range(ids.size):
+        found += place[i] >= 0
+    if found < ids.size:  # those with a place are moved to the front
+        found = np.int64(0)
+        for i in range(ids.size):
+            if place[i] >= 0:
+                place[_at(found)], values[_at(found)] = place[i], values[i]
+                found += 1
+    place, values, numbers, masses = place[:found], values[:found], numbers[:found], masses[:found]
+    # What is changed, and what is added up with it, is on its way while the powers are computed.
+    leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
+    for i in range(found):
+        jit.prefetch(leaf + 8 * place[i])
+        jit.prefetch(node + (place[i] // FAN_OUT) * 8)
+    for i in range(found):
+        jit.prefetch(raw.ctypes.data + 8 * place[i])
+    powers(values, alpha, SMALLEST, LARGEST, numbers, masses)
+    sumtree_set(place, masses, starts, tree, sums, least, nodes)
+    for i in range(found):
+        raw[_at(place[i])] = values[i]
+        raise_bound(place[i] >> PAGE_BITS, values[i], bounds)
+    return ids.size - found  # type: ignore[return-value]
+
 
 AHEAD = 12  # runs
 
 # Row of runs, below first ids, strides and counts: the page of an id that came or went last, at one end, or -1.
 PAGE_ROW = 3
-
-_at = np.uint64
 
 
 @jit.inner
@@ -46,7 +171,7 @@ def _want_difference(
                     last = runs[0, _at(ahead)] + (runs[2, _at(ahead)] - 1) * runs[1, _at(ahead)]
                     width = width_of(last, origin, lanes)
                     row = np.int64(_at(last & POSITION_MASK) // _at(width if width > 0 else 1))
-                    at = slot_of(last - (row & paging.LAST_ROW) * width, slots.size)
+                    at = slot_of(last - (row & LAST_ROW) * width, slots.size)
                     if ahead > i + AHEAD:
                         jit.prefetch(slots.ctypes.data + 4 * at)
                     else:
@@ -77,8 +202,8 @@ def _want_difference(
         step = 1 if stride == width else np.int64(_at(stride) // unsigned)  # most often a division less
         row_0 = first - row * width
         while count > 0:
-            begin = row & paging.LAST_ROW
-            some = paging.PAGE - begin if step == 1 else (paging.LAST_ROW - begin) // step + 1
+            begin = row & LAST_ROW
+            some = paging.PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1
             some = some if some < count else count
             rows = ~(np.int64(-2) << (some - 1)) << begin
             if step > 1:
@@ -132,7 +257,7 @@ def offer(
     snapshot that has the runs, see `frozen`.
 
     New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any: for
-    `raw` and `bounds` see `largest`. `stacks` then lists their pages. Returns how many pages
+    `raw` and `bounds` see `pages`. `stacks` then lists their pages. Returns how many pages
     are lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more.
     For the record of the `table` see `pages.PAGES`: its scratch memory has room for a page at least.
     """
@@ -187,7 +312,7 @@ def offer(
         entering |= rows & ~pages[page, paging.KNOWN]
         rows &= pages[page, paging.KNOWN]
         while rows != 0:
-            raise_bound(page, raw[_at((page << paging.PAGE_BITS) + jit.lowest_bit(rows))], bounds)
+            raise_bound(page, raw[_at((page << PAGE_BITS) + jit.lowest_bit(rows))], bounds)
             rows &= rows - 1
     fresh = largest_given(pages, raw, bounds) if entering != 0 else 0.0
     fresh = fresh if fresh > 0.0 else 1.0
@@ -204,7 +329,7 @@ def offer(
                 ahead = stacks[CHANGED, done + AHEAD]
                 changed_rows = pages[ahead, paging.SHOWN] ^ pages[ahead, paging.WANTED]
                 if changed_rows != 0:
-                    place = (ahead << paging.PAGE_BITS) + jit.lowest_bit(changed_rows)
+                    place = (ahead << PAGE_BITS) + jit.lowest_bit(changed_rows)
                     jit.prefetch(raw.ctypes.data + 8 * place)
                     jit.prefetch(tree.ctypes.data + 8 * place)
                     jit.prefetch(tree.ctypes.data + 8 * (starts[1] + (place >> FAN_OUT_BITS)))
@@ -220,7 +345,7 @@ def offer(
             while rows != 0:
                 row = jit.lowest_bit(rows)
                 rows &= rows - 1
-                place = (page << paging.PAGE_BITS) + row
+                place = (page << PAGE_BITS) + row
                 value = 0.0
                 if (wanted_rows >> row) & 1:
                     if (known >> row) & 1:

@@ -1,4 +1,4 @@
-"""Plain twins of the kernels of `kernels.find_windows`."""
+"""Plain twins of the kernels of `kernels.gathering`."""
 
 import ctypes
 

@@ -1,28 +1,98 @@
-"""Plain twins of the kernels of `kernels.offer`."""
+"""Plain twins of the kernels of `kernels.priorities`."""
+
+import ctypes
 
 import numpy as np
+from numpy.typing import NDArray
 
-from diskreplay.ids import POSITION_BITS, POSITION_MASK
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate
 from diskreplay.kernels import frozen, packed, pages as paging
-from diskreplay.kernels.offer import PAGE_ROW, Ints, Ints32
+from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.pages import (
     CHANGED,
+    DRAWN,
+    DRAWN_IDS,
+    DRAWN_PLACES,
     ENTERED,
     FIRST,
+    HEIGHTS,
     KNOWN,
     LAST_ROW,
+    LEAST,
     NEW,
+    ORIGIN,
     PAGE_BITS,
+    PAGES,
+    RAW,
     SHOWN,
+    SLOTS,
+    STARTS,
     STRIDE,
+    SUMS,
+    TREE,
     UNUSED,
+    VALUES,
     WANTED,
+    lanes_of,
     slots_of,
 )
-from diskreplay.kernels.powers import LARGEST, SMALLEST
-from tests.kernels.plain.pages import find_pages_plain
-from tests.kernels.plain.powers import powers_plain
-from tests.kernels.plain.sumtree import sumtree_set_plain
+from diskreplay.kernels.priorities import PAGE_ROW, Ints32
+from diskreplay.kernels.sumtree import LARGEST, SMALLEST
+from tests.kernels.plain.gathering import row_address
+from tests.kernels.plain.ids_at import fractions
+from tests.kernels.plain.pages import find_pages_plain, locate_plain
+from tests.kernels.plain.sumtree import powers_plain, sumtree_find_plain, sumtree_set_plain
+
+
+def initial_priorities_plain(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
+    """Do what `initial_priorities` does."""
+    lane_base, folders, first_rows, *table = (packed.ints(record, i) for i in range(len(record)))
+    known, slot, _, lane, row = locate(ids, origin, lanes)
+    for i in range(len(ids)):
+        out[i] = np.nan
+        if not known[i] or table[2][folders[slot[i]]] < 0:
+            continue
+        first = int(first_rows[lane_base[slot[i]] + lane[i]])
+        where = int(folders[slot[i]]), int(lane[i]) if first == OWN_FOLDER else 0, max(first, 0)
+        at = row_address(where, int(row[i]), *table, 8)
+        if not at:
+            return i
+        value = ctypes.c_double.from_address(at).value
+        out[i] = value if 0 < value < np.inf else np.nan
+    return -1
+
+
+def draw_plain(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
+    """Do what `draw` does."""
+    starts, tree, sums = packed.ints(table, STARTS), packed.floats(table, TREE), packed.floats(table, SUMS)
+    pages, some = packed.ints2(table, PAGES), packed.floats(table, VALUES)
+    total, size = sums[-1], len(ids)
+    chances[:] = (fractions(key, size) + np.arange(size) % strata) * (total / strata)
+    places = np.empty(size, np.int64)
+    sumtree_find_plain(starts, tree, sums, pages, chances, places, some)
+    page = pages[places >> PAGE_BITS]
+    ids[:] = page[:, FIRST] + (places & LAST_ROW) * page[:, STRIDE]
+    chances /= total
+    packed.ints(table, DRAWN_PLACES)[:size] = places
+    packed.ints(table, DRAWN_IDS)[:size] = ids
+    packed.ints(table, HEIGHTS)[DRAWN] = size
+
+
+def update_plain(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
+    """Do what `update` does to what can be drawn, and find each id anew, drawn or not; bounds stay as they are."""
+    pages, slots, raw = packed.ints2(table, PAGES), packed.ints32(table, SLOTS), packed.floats(table, RAW)
+    tree = packed.ints(table, STARTS), *(packed.floats(table, part) for part in (TREE, SUMS, LEAST))
+    values, places = np.abs(errors), np.empty(len(ids), np.int64)
+    if not np.isfinite(values).all():
+        return -1 - int(np.flatnonzero(~np.isfinite(values))[0])
+    locate_plain(ids, int(offered[ORIGIN, 0]), lanes_of(offered), pages, slots, places)
+    found = places >= 0
+    places, values = places[found], values[found] + eps
+    raw[places] = values
+    masses = np.empty(len(places))
+    powers_plain(values, alpha, SMALLEST, LARGEST, np.empty(len(places)), masses)
+    sumtree_set_plain(places, masses, *tree, np.empty(len(places), np.int64))
+    return len(ids) - len(places)
 
 
 def offer_plain(

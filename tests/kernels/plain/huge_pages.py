@@ -1,4 +1,4 @@
-"""Plain twins of the kernels of `kernels.advice`."""
+"""Plain twins of the kernels of `kernels.huge_pages`."""
 
 import ctypes
 

@@ -1,0 +1,76 @@
+"""Sums of rewards in float64; returns and advantages are rounded once to float32.
+
+n-step returns: Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1. Discounted sums of the rewards so far:
+R_t = r_t + gamma * R_{t-1}.
+
+Generalized advantage estimation: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage
+Estimation (2016), equation 16: A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t +
+gamma * V(s_{t+1}) - V(s_t). Where the environment gives a discount d_t with each step, gamma d_t takes the place of
+gamma, step by step.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay.ids import TERMINATED, TRUNCATED, Floats, Ints
+
+from . import jit
+
+
+@jit.kernel("none", "floats", "ints", "floats", "float", "out_floats")
+def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:
+    """Write R of each step of runs that lie one behind the other: `count` steps each, with R `before` the first."""
+    t = 0
+    for run in range(count.size):
+        total = before[run]
+        for _ in range(min(count[run], r.size - t)):
+            total = r[t] + gamma * total
+            out[t] = total
+            t += 1
+
+
+@jit.kernel("none", "floats2", "ints", "float", "out_floats32")
+def nstep(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None:
+    """Write the return of the first `k` rewards of each line of `r`."""
+    for i in range(k.size):
+        total, power = 0.0, 1.0
+        for j in range(min(k[i], r.shape[1])):
+            total += power * r[i, j]
+            power *= gamma
+        reward[i] = total
+
+
+@jit.kernel(
+    "none", "floats2", "floats2", "floats2", "bytes2", "floats2", "float", "float", "out_floats", "out_floats32_2",
+    "out_floats32_2",
+)  # fmt: skip
+def gae(
+    r: Floats,
+    value: Floats,
+    next_value: Floats,
+    ends: NDArray[np.uint8],
+    discounts: Floats,
+    gamma: float,
+    gae_lambda: float,
+    carry: Floats,
+    advantage: NDArray[np.float32],
+    ret: NDArray[np.float32],
+) -> None:
+    """Write the advantages of columns of steps, and their sums with `value`; arrays are (steps, columns).
+
+    `ends` has bits: nothing follows a step that is TERMINATED; behind one that is TRUNCATED, as behind the last of a
+    column, comes a value, but no further delta. `next_value` is V of what each step led to; that of a terminated step
+    is not read. `discounts` are the environment's, or an empty array. `carry` is scratch, (columns,).
+    """
+    steps, columns = r.shape
+    discounted = discounts.size > 0
+    carry[:] = 0.0
+    for t in range(steps - 1, -1, -1):
+        for n in range(columns):
+            following = 0.0 if ends[t, n] & TERMINATED else next_value[t, n]
+            behind = 0.0 if ends[t, n] & (TERMINATED | TRUNCATED) else carry[n]
+            discount = gamma * discounts[t, n] if discounted else gamma
+            delta = r[t, n] + discount * following - value[t, n]
+            carry[n] = delta + discount * gae_lambda * behind
+            advantage[t, n] = carry[n]
+            ret[t, n] = carry[n] + value[t, n]
