@@ -36,6 +36,14 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
         at += count
 
 
+@jit.inner
+def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
+    """Write the record of what was followed, and is not hidden."""
+    growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
+    oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
+    freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+
+
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Follow lanes, and write the record of a snapshot if found[CHANGED]; see `follow` and `advancing` for the result.
@@ -45,9 +53,7 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)
     if status == live.DONE and found[live.CHANGED] != 0:
-        growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
-        oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
-        freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+        _freeze_lanes(tables, hidden, head, record)
     return status
 
 
@@ -74,17 +80,11 @@ def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
             return advancing.UNMAPPED
         hidden[hiding.PAST] = hidden[hiding.UNTIL]
     if hidden[hiding.LAST] >= 0:
-        # Steps of one call have the same time, and some of them may be left.
-        hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
-        hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
-        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
-        hidden[hiding.LAST] = -1
+        hiding.note_last(hidden)
         found[live.CHANGED] |= live.HIDDEN
         source = tables[advancing.BY_PLACE, packed.ADDRESS] + 8 * hiding.OLDEST * newer.size
         jit.copy_bytes(newer.ctypes.data, source, 8 * newer.size)
         hidden[hiding.OLDEST_AT] = newer.ctypes.data
     if found[live.CHANGED] != 0:
-        growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
-        oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
-        freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
+        _freeze_lanes(tables, hidden, head, record)
     return live.DONE

@@ -114,6 +114,15 @@ def _set_entry(
     return 1
 
 
+@jit.inner
+def note_last(found: Ints) -> None:
+    """Note before which time steps are hidden by now: steps of one call have one time, and some of them may be left."""
+    found[PAST] = max(found[PAST], found[LAST])
+    found[BEHIND] = max(found[BEHIND], found[LAST] + 1)
+    found[REACHED] = max(found[REACHED], found[PAST], found[BEHIND])
+    found[LAST] = -1
+
+
 @jit.kernel("int", "ints2", "int", "int", "out_ints")
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
     """Hide found[COUNT] more steps, the oldest, and all that were published before a time; see `DONE` for the result.

@@ -97,13 +97,9 @@ class CapacityFrontier:
 
     def _take_over(self) -> None:
         """Take over what the kernel has hidden, where it has stopped before it was done."""
-        found = self.found
-        if found[hiding.LAST] >= 0 and self._by_place is not None:
+        if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
-            found[hiding.PAST] = max(found[hiding.PAST], found[hiding.LAST])
-            found[hiding.BEHIND] = max(found[hiding.BEHIND], found[hiding.LAST] + 1)
-            found[hiding.REACHED] = max(found[hiding.REACHED], self.hidden_before)
-            found[hiding.LAST] = -1
+            hiding.note_last(self._numbers)
 
     def hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
         """Return how many steps of each episode are hidden; ``place`` is its lane's place."""

@@ -127,14 +127,20 @@ def test_thousands_of_ids_are_shown_and_hidden_at_once(kind: int) -> None:
         assert chances.max() == 3.0 / table.tree.total
 
 
-@pytest.mark.parametrize("kind", [0, 1])
-def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
+def hundred_steps() -> tuple[FakeStore, Population]:
+    """Return a store with one episode of 100 steps, and its population."""
     store = FakeStore()
     store.add_segment(1)
     store.open[0][0] = 100
     store.end(0, 0)
     population = Population(dr.Transitions(1))
     population.refresh(store.snapshot())
+    return store, population
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
+    store, population = hundred_steps()
     with kernels(kind):
         table = PriorityTable(1.0)
         table.follow(population)
@@ -149,12 +155,7 @@ def test_drawn_ids_that_are_hidden_since_are_not_updated(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_draws_and_updates_of_any_size_follow_each_other(kind: int) -> None:
-    store = FakeStore()
-    store.add_segment(1)
-    store.open[0][0] = 100
-    store.end(0, 0)
-    population = Population(dr.Transitions(1))
-    population.refresh(store.snapshot())
+    _, population = hundred_steps()
     every = everything(population)
     with kernels(kind):
         table = PriorityTable(1.0)
