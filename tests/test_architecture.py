@@ -47,7 +47,7 @@ LAYERS = {
     },
     "sampling": {
         *("arguments", "bounded_json", "device_tensors", "distributions", "errors", "folders", "ids"),
-        *("kernels.table", "markup", "reading", "schema.schema", "store", "views", "workers", "writing"),
+        *("kernels", "markup", "reading", "schema.schema", "store", "views", "workers", "writing"),
     },
     "buffers": {
         *("arguments", "closing", "device_tensors", "distributions", "errors", "ids", "sampling", "schema", "store"),

@@ -5,16 +5,16 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from diskreplay.views import ages, episode_finder, requested
+from diskreplay.views import requested, successors
 
 
 @contextmanager
 def few_at_once() -> Iterator[None]:
     """Have fields on request take few steps at once, and sort episodes that came before there are many."""
     with (
-        mock.patch.object(episode_finder, "_FEW", 3),
+        mock.patch.object(successors, "_FEW", 3),
         mock.patch.object(requested, "_AT_ONCE", 4),
-        mock.patch.object(ages, "_AT_ONCE", 50),
+        mock.patch.object(requested, "_PAIRS_AT_ONCE", 50),
     ):
         yield
 
@@ -22,11 +22,11 @@ def few_at_once() -> Iterator[None]:
 @contextmanager
 def times_read() -> Iterator[list[int]]:
     """Note of how many steps the times are read, call by call, to tell ages."""
-    read, times_of = list[int](), ages.Ages._times_of
+    read, times_of = list[int](), requested.Ages._times_of
 
-    def noted(self: ages.Ages, snapshot: Any, ids: Any) -> Any:
+    def noted(self: requested.Ages, snapshot: Any, ids: Any) -> Any:
         read.append(len(ids))
         return times_of(self, snapshot, ids)
 
-    with mock.patch.object(ages.Ages, "_times_of", noted):
+    with mock.patch.object(requested.Ages, "_times_of", noted):
         yield read

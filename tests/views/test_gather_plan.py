@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.kernels.table import chosen
-from diskreplay.views import gather_plan, parallel_copy
-from diskreplay.views.parallel_copy import CopyThreads
+from diskreplay.views import base, gather_plan
+from diskreplay.views.base import CopyThreads
 from tests.kernels.pairs import KERNELS
 from tests.parity.test_sequences import views
 from tests.views.fakes import Snapshot, gathered, offered
@@ -33,7 +33,7 @@ def calls_of(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_plan, "chosen", lambda name: kernel if name == "gather" else chosen(name))
         if way == "in parts":
-            patch.setattr(parallel_copy, "PART", 1)
+            patch.setattr(base, "PART", 1)
             threads = CopyThreads(2)
         batch = gathered(view, snapshot, ids, fields, threads=threads, entropy=7)  # of those that draw something
     if threads is not None:
@@ -89,7 +89,7 @@ def test_several_threads_gather_what_one_does(snapshot: Snapshot, view: dr.Seque
     alone = gathered(view, snapshot, ids)
     calls, copy = [], CopyThreads.copy
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel_copy, "PART", 1)
+        patch.setattr(base, "PART", 1)
         threads = CopyThreads(2)
         patch.setattr(CopyThreads, "copy", lambda *given: calls.append(given[0]) or copy(*given))
         for name, array in gathered(view, snapshot, ids, threads=threads).items():
