@@ -622,22 +622,53 @@ class Population:
         return keys, order + start
 
 
-class _Block:
-    """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` is the number of ids in the runs before run i.
+class GrowingRuns:
+    """Runs of ids, with room for more; see `kernels.runs.FIRST`. `before[i]` counts the ids in runs before run i."""
 
-    `coarse` has some of these numbers of runs that were settled; see `kernels.ids_at`. `record` is what kernels read,
-    and names these arrays and the numbers of `starts`.
-    """
-
-    def __init__(self, starts: Starts, capacity: int = 256) -> None:
-        self._rule, self._wanted = np.array(starts, np.int64), np.zeros(0, np.int64)
-        self.coarse: Ints = self._wanted
+    def __init__(self, capacity: int) -> None:
         self._replace(_block_array(capacity))
 
     def _replace(self, array: Ints) -> None:
         self.array = array
         self.room = array.shape[1]
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
+
+    def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
+        """Put runs from `start` on, over what is there, and return where they end; without times, these stay."""
+        end = start + len(runs.first)
+        self.make_room(end)
+        if end == start:
+            return end
+        for column, values in zip(self.runs, runs, strict=False):
+            column[start:end] = values
+        before = self.before[start + 1 : end + 1]
+        runs.count.cumsum(out=before)
+        before += self.before[start]
+        return end
+
+    def make_room(self, end: int) -> None:
+        """See that there is room for runs before this place."""
+        old = self.array
+        if end >= old.shape[1]:
+            self._replace(_block_array(2 * end))
+            for row, before in zip(self.array, old, strict=True):
+                if before.any():  # zeros that nobody writes take no memory
+                    row[: len(before)] = before
+
+
+class _Block(GrowingRuns):
+    """The runs of a population. `coarse` has the `before` of some that were settled; see `kernels.ids_at`.
+
+    `record` is what kernels read, and names these arrays and the numbers of `starts`.
+    """
+
+    def __init__(self, starts: Starts) -> None:
+        self._rule, self._wanted = np.array(starts, np.int64), np.zeros(0, np.int64)
+        self.coarse: Ints = self._wanted
+        super().__init__(256)
+
+    def _replace(self, array: Ints) -> None:
+        super()._replace(array)
         # As Python's own numbers, which numpy takes several times as long for.
         self.ids_before, self.time_of = self.before.data.__getitem__, self.runs.time.data.__getitem__
         self._pack()
@@ -673,19 +704,10 @@ class _Block:
             self.coarse = self.coarse[: start >> COARSE_BITS]
             self._pack()
 
-    def write(self, start: int, runs: TimedRuns) -> int:
+    def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end."""
         self._unsettle(start)
-        end = start + len(runs.first)
-        self.make_room(end)
-        if end == start:
-            return end
-        for column, values in zip(self.runs, runs, strict=True):
-            column[start:end] = values
-        before = self.before[start + 1 : end + 1]
-        runs.count.cumsum(out=before)
-        before += self.before[start]
-        return end
+        return super().write(start, runs)
 
     def sort(self, start: int, end: int) -> None:
         """Sort runs by when their episodes began, and then by id."""
@@ -704,15 +726,6 @@ class _Block:
         runs = self.array[:BEFORE, start:end]
         runs[:] = runs[:, runs[TIME].argsort(kind="stable")]
         np.add(runs[COUNT].cumsum(), self.before[start], out=self.before[start + 1 : end + 1])
-
-    def make_room(self, end: int) -> None:
-        """See that there is room for runs before this place."""
-        old = self.array
-        if end >= old.shape[1]:
-            self._replace(_block_array(2 * end))
-            for row, before in zip(self.array, old, strict=True):
-                if before.any():  # zeros that nobody writes take no memory
-                    row[: len(before)] = before
 
 
 def _block_array(capacity: int) -> Ints:

@@ -14,10 +14,12 @@ import numpy as np
 
 from diskreplay.distributions.base import Draw, Owned
 from diskreplay.distributions.number_arguments import number
-from diskreplay.distributions.population import Cursor, Population
+from diskreplay.distributions.population import Cursor, GrowingRuns, Population
 from diskreplay.distributions.saved_state import columns, state_of
 from diskreplay.ids import POSITION_BITS, Floats, Ints
 from diskreplay.kernels.runs import (
+    FIRST,
+    TIME,
     IdRuns,
     Visible,
     behind,
@@ -123,9 +125,7 @@ class Arrivals:
 
     def _clear(self) -> None:
         self._cursor = Cursor()
-        # First, stride and count of each piece, and the ids before it; with room for more of them.
-        self._room: Ints = np.zeros((3, 64), np.int64)
-        self._before: Ints = np.zeros(65, np.int64)
+        self._room = GrowingRuns(64)  # the pieces
         self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and where the last one ends
         self._ranks: Floats = np.zeros(1)  # the steps before each block, and before the one that comes next
         self._is_full = True  # the last block
@@ -133,7 +133,7 @@ class Arrivals:
 
     @property
     def _pieces(self) -> Ints:
-        return self._room[:, : self._starts[-1]]
+        return self._room.array[:TIME, : self._starts[-1]]
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
@@ -145,8 +145,9 @@ class Arrivals:
         share = (at - self._weights[block]) / (self._weights[block + 1] - self._weights[block])
         length = self._lengths[block]
         share = np.log1p(share * np.expm1(length)) / length
-        among = self._before[self._starts[block]] + (which * self._ids[block]).astype(np.int64)
-        piece = np.searchsorted(self._before[: self._starts[-1]], among, "right") - 1
+        before = self._room.before
+        among = before[self._starts[block]] + (which * self._ids[block]).astype(np.int64)
+        piece = np.searchsorted(before[: self._starts[-1]], among, "right") - 1
         first, stride, count = self._pieces[:, piece]
         drawn: Ints = first + np.minimum((share * count).astype(np.int64), count - 1) * stride
         return drawn
@@ -203,20 +204,21 @@ class Arrivals:
         if same:
             # Most segments are newer than the newest one with a hidden step.
             newest = np.searchsorted(visible.lane_base, np.flatnonzero(visible.oldest)[-1:], "right") + visible.origin
-            some = np.flatnonzero(self._room[0, :end] < (newest.max(initial=0) << POSITION_BITS))
+            some = np.flatnonzero(self._room.runs.first[:end] < (newest.max(initial=0) << POSITION_BITS))
         else:
             some = np.arange(end)
-        left = without_hidden(IdRuns(*self._room[:, some]), visible.least_ids(self._room[0, some]))
-        self._room[:, some] = np.stack(left)
-        if left.count.all():
-            np.cumsum(self._room[2, :end], out=self._before[1 : end + 1])
+        pieces, count = self._room.array[:TIME], self._room.runs.count[:end]
+        left = without_hidden(IdRuns(*pieces[:, some]), visible.least_ids(pieces[FIRST, some]))
+        pieces[:, some] = np.stack(left)
+        if count.all():
+            np.cumsum(count, out=self._room.before[1 : end + 1])
         else:
-            kept = np.flatnonzero(self._room[2, :end])
-            self._replace(self._room[:, kept], kept)
+            kept = np.flatnonzero(count)
+            self._replace(pieces[:, kept], kept)
 
     def _drop_evicted(self, population: Population) -> None:
         """Take ids away that were evicted by hand or set aside."""
-        (first, stride, count), before = self._pieces, self._before[: self._starts[-1] + 1]
+        (first, stride, count), before = self._pieces, self._room.before[: self._starts[-1] + 1]
         parts, start = [np.zeros((4, 0), np.int64)], 0
         while start < len(first):
             stop = max(start + 1, int(np.searchsorted(before, before[start] + _AT_ONCE, "right")) - 1)
@@ -240,7 +242,7 @@ class Arrivals:
         block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
         lengths = np.diff(self._ranks)[kept]
-        self._write(0, pieces)
+        self._room.write(0, IdRuns(*pieces))
         self._starts = np.append(np.searchsorted(block, kept), len(of))
         self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
 
@@ -270,7 +272,7 @@ class Arrivals:
             self._ranks = np.append(self._ranks, self._ranks[-1])
         start = int(self._starts[-2])
         pieces = _merged(np.concatenate([self._pieces[:, start:], np.stack(runs)], axis=1))
-        self._starts[-1] = self._write(start, pieces)
+        self._starts[-1] = self._room.write(start, IdRuns(*pieces))
         self._ranks[-1] += steps
         self._is_full = bool(self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES)
 
@@ -280,7 +282,7 @@ class Arrivals:
         starts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(block))
         parts = [_merged(part) for part in np.split(np.stack(runs), starts[1:-1], axis=1)]
         sizes = np.array([part.shape[1] for part in parts])
-        self._write(int(self._starts[-1]), np.concatenate(parts, axis=1))
+        self._room.write(int(self._starts[-1]), IdRuns(*np.concatenate(parts, axis=1)))
         self._starts = np.append(self._starts, self._starts[-1] + np.cumsum(sizes))
         self._ranks = np.append(self._ranks, self._ranks[-1] + np.cumsum(lengths))
         self._is_full = bool(lengths[-1] >= self._block)
@@ -290,23 +292,12 @@ class Arrivals:
         gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:
-            self._write(0, self._pieces[:, self._starts[drop] :].copy())
+            self._room.write(0, IdRuns(*self._pieces[:, self._starts[drop] :].copy()))
             self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
-
-    def _write(self, start: int, pieces: Ints) -> int:
-        """Write pieces from a place on, and return where they end."""
-        end: int = start + pieces.shape[1]
-        if end > self._room.shape[1]:
-            room, before = np.zeros((3, 2 * end), np.int64), np.zeros(2 * end + 1, np.int64)
-            room[:, :start], before[: start + 1] = self._room[:, :start], self._before[: start + 1]
-            self._room, self._before = room, before
-        self._room[:, start:end] = pieces
-        self._before[start + 1 : end + 1] = self._before[start] + np.cumsum(pieces[2])
-        return end
 
     def _weigh(self) -> None:
         """Make what draws are looked up in."""
-        self._ids = np.diff(self._before[self._starts])
+        self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
         rate = math.log(2.0) / self._half_life
         self._lengths = np.clip(steps * rate, 1e-300, 700.0)
@@ -342,7 +333,7 @@ class Arrivals:
             raise ValueError("the order of ids contradicts itself")
         if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (taken < 0).any():
             raise ValueError("the order of ids has an invalid id")
-        new._write(0, pieces)
+        new._room.write(0, IdRuns(*pieces))
         new._weigh()
         return new
 

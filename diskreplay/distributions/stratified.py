@@ -1,11 +1,9 @@
 """Equal shares of the draws for groups of steps: episodes, or all episodes with one value of a field."""
 
-from collections import deque
-
 import numpy as np
 
 from diskreplay.distributions.base import Draw, Owned
-from diskreplay.distributions.population import Changes, Cursor, Population
+from diskreplay.distributions.population import Changes, Column, Cursor, Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, LaneIndex, by_lane, lane_keys, last_ids, numbered, runs_with
@@ -129,8 +127,10 @@ class _Groups:
 
     def _clear(self) -> None:
         self._old, self._new, self._left = (_Runs.none() for _ in range(3))
-        self._came: deque[Ints] = deque()  # the groups of runs that are not hidden, in the order in which they came
-        self._partly: dict[int, int] = {}  # the groups of runs that are hidden in part, by their last ids
+        # The groups of runs in the order in which they came, with room for more; those of hidden runs come first.
+        self._group: Ints = np.zeros(64, np.int64)
+        self._first = self._end = 0
+        self._partly = Column()  # the groups of runs that are hidden in part, by their last ids
         self._hidden = np.zeros(0, np.int64)
 
     def follow(self, population: Population) -> None:
@@ -141,7 +141,7 @@ class _Groups:
             self._cursor = Cursor()
         changes = self._cursor.changes(population)
         ended = changes.runs.shape[1] - changes.loose
-        if changes.whole or ended or changes.left or self._partly or changes.reached.shape[1]:
+        if changes.whole or ended or changes.left or len(self._partly.ids) or changes.reached.shape[1]:
             self._take_in(population, changes, ended)
         self._epoch = population.epoch
         self._cursor.reach(population, changes)
@@ -149,14 +149,14 @@ class _Groups:
     def _take_in(self, population: Population, changes: Changes, ended: int) -> None:
         """Take in the runs of changes, the first of which are of ended episodes and stay as they are."""
         came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.left].copy()
-        group = self._groups_of(population, came)
+        group, last = self._groups_of(population, came), last_ids(IdRuns(*left))
         if changes.whole:
             self._clear()
             groups_left = self._groups_of(population, left)
         else:
-            self._hide(changes.reached)
-            groups_left = np.array([self._partly[last] for last in last_ids(IdRuns(*left)).tolist()], np.int64)
-        self._partly = dict(zip(last_ids(IdRuns(*left)).tolist(), groups_left.tolist(), strict=True))
+            groups_left = self._hide(changes.reached).of(last, -1)
+        order = np.argsort(last)
+        self._partly = Column(last[order], groups_left[order])
         self._add(came, group)
         self._left = _Runs(left, groups_left, len(self._numbers))
         self._count()
@@ -171,21 +171,13 @@ class _Groups:
         group[known] = [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
         return group
 
-    def _hide(self, reached: Ints) -> None:
-        """Take away the runs that came first."""
-        count, parts = reached.shape[1], [np.zeros(0, np.int64)]
-        while count:
-            first = self._came[0]
-            parts.append(first[:count])
-            if count < len(first):
-                self._came[0] = first[count:]
-            else:
-                self._came.popleft()
-            count -= len(parts[-1])
-        group = np.concatenate(parts)
-        self._partly.update(zip(last_ids(IdRuns(*reached)).tolist(), group.tolist(), strict=True))
+    def _hide(self, reached: Ints) -> Column:
+        """Take away the runs that came first; return the groups of all that are hidden in part or whole."""
+        group = self._group[self._first : self._first + reached.shape[1]]
+        self._first += len(group)
         some = group >= 0
         np.add.at(self._hidden, group[some], reached[2, some])
+        return self._partly.with_others(last_ids(IdRuns(*reached)), group)
 
     def _add(self, runs: Ints, group: Ints) -> None:
         """Put runs behind all others."""
@@ -195,11 +187,13 @@ class _Groups:
         if not len(group):
             self._new.grow(many)
             return
-        self._came.append(group)
+        end = self._end + len(group)
+        if end > len(self._group):
+            self._group = np.append(self._group, np.zeros(2 * end, np.int64))
+        self._group[self._end : end], self._end = group, end
         self._new = self._new.with_more(runs, group, many)
         if len(self._new.group) > max(_FEW, len(self._old.group) // 32):
             self._old, self._new = self._old.with_more(self._new.runs, self._new.group, many), _Runs.none(many)
-            self._came = deque([np.concatenate(self._came)])
 
     def _count(self) -> None:
         """Count what there is of each group."""
