@@ -179,6 +179,8 @@ class Column(NamedTuple):
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
         """Return these and other ids, with their numbers."""
+        if not len(ids):
+            return self
         order = np.argsort(ids)
         at = np.searchsorted(self.ids, ids[order])
         return Column(np.insert(self.ids, at, ids[order]), np.insert(self.values, at, values[order]))
