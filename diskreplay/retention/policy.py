@@ -24,7 +24,7 @@ from diskreplay.segments.files.durable import sync_folder
 from diskreplay.segments.files.machine import boot_time, is_clock_synchronized
 from diskreplay.segments.files.numbers import present_segments, segment_numbers
 from diskreplay.segments.files.times import count_until
-from diskreplay.segments.packs import read_tables
+from diskreplay.segments.packs import read_members
 from diskreplay.segments.sealing import count_steps
 from diskreplay.segments.segment import SegmentInfo, pack_draft, read_segment
 from diskreplay.segments.segment_reader import read_sealed
@@ -301,8 +301,8 @@ class RetentionPolicy:
             if info is None or info.document != identify(path / layout.METADATA):
                 info = read_segment(self._root, number)
             steps = count_steps(info) if info.steps is None else info.steps
-            if info.packed is not None and number not in self._packs:
-                self._packs[number] = read_tables(info).numbers.tolist()
+            if number not in self._packs and (members := read_members(info)[:, 0].tolist()) != [number]:
+                self._packs[number] = members
         except FileNotFoundError:
             if not os.path.lexists(path):
                 self._forget(number)  # set aside; who brings it back counts a change
@@ -314,7 +314,7 @@ class RetentionPolicy:
             return
         with self._changing(number, account):
             account.info, account.steps, account.nbytes = info, steps, nbytes
-            if info.packed is not None:
+            if number in self._packs:
                 account.evicted = sum(self._by_hand.get(member, 0) for member in self._packs[number])
         if info.sealed and number in self._unsealed:
             self._take_sealed(number, account, info)

@@ -5,11 +5,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-import numpy as np
-
 from diskreplay.errors import FormatError, SegmentGone, StorageFull, StoreLocked
 from diskreplay.folders import OpenFolder, is_folder
-from diskreplay.retention.known_packs import KnownPacks, Pack
 from diskreplay.retention.policy import RetentionPolicy
 from diskreplay.segments.damage.quarantine import (
     claimed_steps,
@@ -33,7 +30,7 @@ from diskreplay.segments.files.machine import Clock, clock_ns, this_clock
 from diskreplay.segments.files.numbers import listed_numbers, live_numbers, next_number
 from diskreplay.segments.files.times import last_time
 from diskreplay.segments.marks import proven_rows
-from diskreplay.segments.packs import PackTables, read_packs
+from diskreplay.segments.packs import KnownPack, KnownPacks, find_present
 from diskreplay.segments.rebuild import finish_replacements, rebuild_copy
 from diskreplay.segments.sealing import count_steps_in, may_seal
 from diskreplay.segments.segment import (
@@ -197,14 +194,15 @@ class Retention:
         Readers leave these out as soon as the pack is there; whoever opens the store next deletes what is left of them.
         Raises SegmentGone where one of them is not what was read any more: the pack is of no use.
         """
-        made = Pack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
-        merged = {source.number: Pack.of(source) for source in sources if source.packed}
+        made = KnownPack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
+        for source in sources:
+            self._packs.note(source)
         with self._locked():
             for source in sources:
                 if identify(source.path / layout.METADATA) != source.document:
                     raise SegmentGone(f"segment {source.number} was evicted, repaired or merged meanwhile")
             info = self._place(draft, next_number(self._root, self._counters))
-        self._packs.add({info.number: made, **merged})
+        self._packs.add(info.number, made)
         self._remove_merged(pace)
         return info
 
@@ -273,8 +271,10 @@ class Retention:
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
             known = set(entries[:, 0].tolist())
-            left = _without_gone(
-                self._root, self._counters, [episode for episode in episodes if episode[0] not in known]
+            left = find_present(
+                self._root,
+                [episode for episode in episodes if episode[0] not in known],
+                has_lost=bool(self._counters.read()[layout.CHANGES]),
             )
             if left:
                 evict(self._root, self._counters, left, find_hidden())
@@ -443,8 +443,7 @@ class Retention:
             if number not in self._sealed:
                 with suppress(OSError, FormatError):  # it is read again under the lock
                     info = read_segment(self._root, number)
-                    if info.packed is not None:
-                        self._packs.add({number: Pack.of(info)})
+                    self._packs.note(info)
                     if info.sealed:
                         self._sealed.add(number)
 
@@ -477,27 +476,6 @@ class Retention:
         for number, steps in self._policy.due(_AT_ONCE, again=again):
             gone.append(_take_out(self._root, self._counters, number, steps))
         return self._policy.has_more
-
-
-def _without_gone(root: Root, counters: StoreCounters, episodes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Leave out episodes that have left since they were chosen, or were lost to damage, and are counted as that."""
-    numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
-    where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
-    for pack in read_packs(root):
-        where |= dict.fromkeys(numbers & {*pack[1].numbers.tolist()}, pack)
-    has_lost = bool(counters.read()[layout.CHANGES])
-    for number in numbers - where.keys():
-        if os.path.exists(root.segment_path(number)):
-            where[number] = (read_segment(root, number) if has_lost else None), None
-    left = []
-    for first, steps in episodes:
-        number, position = first >> layout.POSITION_BITS, first & layout.POSITION_MASK
-        info, tables = where.get(number, (None, None))
-        if info is not None and tables is not None:
-            position = int(tables.rows_of(np.array([first]))[0])
-        if number in where and not (info is not None and info.lost.holds(position, len(info.lanes))):
-            left.append((first, steps))
-    return left
 
 
 # --- taken out of sight, in one step ----------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ A pack without its tables would be of no use. So it has a copy of them, which is
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.metadata import Identity, identify
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.mapping import MappingRefused, map_file, read_regular
 from diskreplay.segments.files.numbers import listed_numbers
@@ -156,6 +158,16 @@ def read_tables(info: SegmentInfo) -> PackTables:
     return tables
 
 
+def read_members(info: SegmentInfo) -> Ints:
+    """Return the segments whose rows a folder has, ``(n, 4)``, `layout.MEMBER_COLUMNS`: its own, or those in a pack.
+
+    Errors as for `read_tables`. Of a segment that is not sealed, no steps are known.
+    """
+    if info.packed is None:
+        return np.array([[info.number, len(info.lanes), info.writer, info.steps or 0]])
+    return read_tables(info).members
+
+
 def open_shard(info: SegmentInfo, leaf: str) -> Shard:
     """Open a compressed array of a pack; errors as for `SegmentInfo.map_chunk`."""
     return Shard(info.chunk_path(leaf, 0), info.chunk_rows[leaf], info.arrays[leaf].row_bytes, info.compressed[leaf])
@@ -271,9 +283,10 @@ def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTab
             return
 
 
-def find_superseded(root: Root) -> set[int]:
-    """Return the numbers of the segments, and of the packs, of a store whose rows are in packs that came later."""
-    return merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
+def current_numbers(root: Root) -> list[int]:
+    """Return the numbers of the segments and packs of a store in order, without those whose rows are in later packs."""
+    superseded = merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
+    return sorted({*listed_numbers(root)} - superseded)
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
@@ -288,3 +301,89 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
             older.add(number)
         merged |= members
     return merged | older
+
+
+def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
+    """Return the episodes, first ids and steps, whose rows are there and were not lost to damage.
+
+    ``has_lost``: some of the segments may have lost rows.
+    """
+    numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
+    where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
+    for pack in read_packs(root):
+        where |= dict.fromkeys(numbers & {*pack[1].numbers.tolist()}, pack)
+    for number in numbers - where.keys():
+        if os.path.exists(root.segment_path(number)):
+            where[number] = (read_segment(root, number) if has_lost else None), None
+    left = []
+    for first, steps in episodes:
+        number, position = first >> layout.POSITION_BITS, first & layout.POSITION_MASK
+        info, tables = where.get(number, (None, None))
+        if info is not None and tables is not None:
+            position = int(tables.rows_of(np.array([first]))[0])
+        if number in where and not (info is not None and info.lost.holds(position, len(info.lanes))):
+            left.append((first, steps))
+    return left
+
+
+# --- the packs that a process has read or made ------------------------------------------------------------------------
+
+
+class KnownPack(NamedTuple):
+    """A pack: its document as it was read, and the numbers of the segments that are in it."""
+
+    document: Identity
+    members: set[int]
+
+    @classmethod
+    def of(cls, info: SegmentInfo) -> "KnownPack":
+        """Read the table of a pack."""
+        return cls(info.document, {*read_members(info)[:, 0].tolist()})
+
+
+class KnownPacks:
+    """Packs by number; a pack that was set aside or replaced since it was read does not count.
+
+    Concurrency: any thread.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._packs: dict[int, KnownPack] = {}
+
+    def note(self, info: SegmentInfo) -> None:
+        """Take in what was read, if it is a pack."""
+        if info.packed is not None:
+            self.add(info.number, KnownPack.of(info))
+
+    def add(self, number: int, pack: KnownPack) -> None:
+        """Add a pack that was read or made."""
+        self._packs[number] = pack
+
+    @property
+    def least_member(self) -> int:
+        """The lowest number of a segment in a pack, `layout.MAX_SEGMENTS` without any."""
+        return min((min(pack.members) for pack in list(self._packs.values())), default=layout.MAX_SEGMENTS)
+
+    def find_merged(self, end: int) -> list[tuple[int, int]]:
+        """Return the segments and packs whose rows are in packs below number ``end``, each with the number of its pack.
+
+        Packs that are gone or were replaced are forgotten.
+        """
+        known = list(self._packs)
+        there = {*listed_numbers(self._root)} if known else set[int]()
+        for number in known:
+            if number not in there or not self.is_same(number):
+                self._packs.pop(number, None)
+        packs, merged = dict(self._packs), dict[int, int]()  # a copy: other threads add packs
+        for number, pack in sorted(packs.items()):
+            if number >= end:
+                continue  # readers do not know it yet
+            older = {n for n, other in packs.items() if n < number and other.members <= pack.members}
+            merged |= dict.fromkeys((member for member in pack.members & there | older if member < number), number)
+        return sorted(merged.items())
+
+    def is_same(self, number: int) -> bool:
+        """Whether a pack is the one that was read."""
+        known = self._packs.get(number)  # another thread may have found that it is gone
+        return known is not None and identify(self._root.segment_path(number) / layout.METADATA) == known.document

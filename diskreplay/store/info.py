@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.commit import map_lane_counter
 from diskreplay.segments.files.locks import is_held
 from diskreplay.segments.marks import map_trusted, shows_live_rows
-from diskreplay.segments.packs import read_packs
+from diskreplay.segments.packs import read_members
 from diskreplay.segments.sealing import count_steps_in, may_seal
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 
@@ -181,12 +182,10 @@ def _segments(
 
     Return also which segments are gone by now.
     """
-    packs = {info.number: tables for info, tables in read_packs(root)}
     found, members, gone = list[dict[str, Any]](), list[dict[str, Any]](), list[int]()
     for number, steps in sorted(account.segments.items()):
-        merged = packs[number].members.tolist() if number in packs else []
         try:
-            described = _segment(root, number, number in damaged)
+            described, merged = _segment(root, number, number in damaged)
         except FileNotFoundError:
             gone.append(number)
             continue
@@ -197,8 +196,8 @@ def _segments(
     return found, members, gone
 
 
-def _segment(root: Root, number: int, is_damaged: bool) -> dict[str, Any]:
-    """Describe a segment; of a damaged one, what can be known of it.
+def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any], list[list[int]]]:
+    """Describe a segment; of a damaged one, what can be known of it. Return also the segments that were merged into it.
 
     Raises FileNotFoundError where it is gone.
     """
@@ -214,7 +213,10 @@ def _segment(root: Root, number: int, is_damaged: bool) -> dict[str, Any]:
         if not os.path.lexists(path):
             raise FileNotFoundError(path) from None
         unknown = {"number": number, "writer": None, "lanes": None, "rows": None, "steps_unproven": 0}
-        return {**unknown, "state": "damaged", "bytes": disk_usage(path)[0]}
+        return {**unknown, "state": "damaged", "bytes": disk_usage(path)[0]}, []
+    members = list[list[int]]()
+    with suppress(*DAMAGE):
+        members = read_members(info).tolist()
     return {
         "number": info.number,
         "writer": info.writer,
@@ -223,7 +225,7 @@ def _segment(root: Root, number: int, is_damaged: bool) -> dict[str, Any]:
         "steps_unproven": unproven,
         "state": state,
         "bytes": disk_usage(info.path)[0],
-    }
+    }, [member for member in members if member[0] != number]
 
 
 def _unproven(info: SegmentInfo, state: str) -> int:

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 import diskreplay as dr
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import read_root
-from diskreplay.segments.packs import PackTables, _are_possible, find_superseded, read_tables
+from diskreplay.segments.packs import PackTables, _are_possible, merged_into, read_members, read_tables
 from diskreplay.segments.segment import read_segment
 from tests.crash.workloads import create
 from tests.testing.merged import folders
@@ -107,7 +107,8 @@ def test_a_pack_is_a_sealed_segment_with_one_lane_that_names_what_it_needs(pack:
     assert pack.attributes()["requires"] == ["packs"]
     assert (pack.lanes, pack.sealed, pack.steps) == ((0,), True, 12)
     assert tuple(pack.packed) == (3, 3)
-    assert find_superseded(pack.root) == {*tables.numbers.tolist()}
+    assert read_members(pack).tolist() == tables.members.tolist()
+    assert merged_into({pack.number: tables.numbers.tolist()}) == {*tables.numbers.tolist()}
     assert tables.steps.tolist() == [4, 4, 4]
     assert {*pack.checksums} >= {"members/c.0.0", "runs/c.0.0", "committed/c.0", "done/c.0.0", layout.BLOCKS}
 

@@ -40,7 +40,7 @@ from diskreplay.segments.files.durable import check_written, storage_errors, syn
 from diskreplay.segments.files.locks import held_lock
 from diskreplay.segments.files.numbers import listed_numbers
 from diskreplay.segments.marks import shows_live_rows
-from diskreplay.segments.packs import find_superseded
+from diskreplay.segments.packs import current_numbers
 from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 
@@ -82,8 +82,7 @@ class _Backup:
     def run(self) -> None:
         """Copy everything, durably."""
         self._beside.copy_ahead()
-        superseded = find_superseded(self._root)
-        for number in sorted({*listed_numbers(self._root)} - superseded):
+        for number in current_numbers(self._root):
             with suppress(SegmentVanished, *DAMAGE):  # each is looked at again under the lock
                 if (info := read_segment(self._root, number)).sealed:
                     self._copy_sealed(info)
@@ -128,9 +127,8 @@ class _Backup:
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
-        superseded = find_superseded(self._root)
         # The newest first: where a lane has rows in a segment, those that it had committed to older ones are there.
-        for number in sorted({*listed_numbers(self._root)} - superseded, reverse=True):
+        for number in reversed(current_numbers(self._root)):
             path, where = self._root.segment_path(number), layout.segment_folder(number)
             if number in self._done and identify(path / layout.METADATA) == self._done[number]:
                 moment.kept.add(number)

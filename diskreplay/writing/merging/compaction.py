@@ -15,7 +15,7 @@ from diskreplay.segments.files.commit import StoreCounters, read_lane_counter
 from diskreplay.segments.files.machine import boot_id
 from diskreplay.segments.files.numbers import live_numbers
 from diskreplay.segments.packing import EvictedBySegment, Unfit, build_pack, is_compressed, most_bytes, most_rows
-from diskreplay.segments.packs import find_superseded
+from diskreplay.segments.packs import current_numbers
 from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.merging.background import LEAST_SEGMENTS, MUCH_BYTES
 
@@ -131,11 +131,11 @@ class Compaction:
                 continue  # gone, or damaged: that is left to repair
             if info.sealed and not info.claimed and not info.came_before(int(words[layout.HORIZON])):
                 infos.append(info)
-        merged = find_superseded(self._root) if infos else set[int]()
+        current = {*current_numbers(self._root)} if infos else set[int]()
         found = []
         for info in infos:
             # What was compressed by an argument of a call would be decompressed by another without it.
-            if info.number not in merged and (self._level is not None or not info.compressed):
+            if info.number in current and (self._level is not None or not info.compressed):
                 try:
                     rows = int(read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes)).sum())
                 except DAMAGE:
