@@ -23,13 +23,24 @@ def share_argument(rank: Any, world_size: Any) -> Share:
     return Share(rank, world_size)
 
 
-def bound_arguments(max_size: Any, remover: Any) -> tuple[int | None, str]:
-    """Return how many ids a sampler draws from at the most and which are removed, or raise ValueError."""
+def limit_arguments(max_times_sampled: Any, max_size: Any, remover: Any) -> dict[str, Any]:
+    """Return by name how often a sampler draws an id, from how many, and which are removed, or raise ValueError."""
+    if max_times_sampled is not None:
+        max_times_sampled = int_argument("max_times_sampled", max_times_sampled)
     if remover not in REMOVERS:
         raise ValueError(f'remover must be "oldest", "lowest_priority" or "random", not {remover!r}')
     if max_size is None and remover != "oldest":
         raise ValueError(f"remover={remover!r} means nothing without max_size: give both, or leave it out")
-    return None if max_size is None else int_argument("max_size", max_size), str(remover)
+    if max_size is not None:
+        max_size = int_argument("max_size", max_size)
+    return {"max_times_sampled": max_times_sampled, "max_size": max_size, "remover": str(remover)}
+
+
+def where_argument(where: Any) -> Any:
+    """Return a predicate over episodes, or None, or raise ValueError."""
+    if where is not None and not callable(where):
+        raise ValueError(f"where must be a function of an episode, not {where!r}")
+    return where
 
 
 def device_argument(device: Any) -> torch.device:

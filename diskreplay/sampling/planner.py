@@ -360,10 +360,10 @@ class Planner:
             self._draw_kept(size, refresh, apart=True)
         return self._apart[size]
 
-    def draw_again(self, plan: Plan, size: int) -> Plan:
+    def draw_again(self, plan: Plan) -> Plan:
         """Draw a batch in place of one of which segments are gone."""
         self.rewind()
-        return self._draw_kept(size, True, instead=plan)
+        return self._draw_kept(plan.asked, True, instead=plan)
 
     def delivered(self, plan: Plan) -> None:
         """Take note that a batch is delivered; after an interrupt, it is once more, or is the next one again."""

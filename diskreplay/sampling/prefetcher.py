@@ -1,14 +1,22 @@
-"""Large batches made ahead by threads, while the trainer computes."""
+"""What makes the batches of a sampler: large ones ahead, by threads, while the trainer computes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from threading import Lock
 from time import perf_counter
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diskreplay.errors import SegmentGone
 from diskreplay.sampling.batch import Batch
-from diskreplay.sampling.gatherer import Gathered, Gatherer
-from diskreplay.sampling.planner import Plan
-from diskreplay.views.base import Pages, offsets
+from diskreplay.sampling.gatherer import Destination, Gathered, Gatherer
+from diskreplay.sampling.planner import ATTEMPTS, Plan, Planner
+from diskreplay.sampling.transforms import Pipeline, Transform
+from diskreplay.schema.schema import Schema
+from diskreplay.store.store import Store
+from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
 # Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.
@@ -57,14 +65,6 @@ class Prefetcher:
             threads.close()
 
 
-def is_large(gatherer: Gatherer, size: int) -> bool:
-    """Whether it is worth it to have a thread make batches of so many items."""
-    reader = gatherer.reader
-    if reader.depends_on_ids or gatherer.device_copy is not None:
-        return True
-    return offsets(reader.leaves, size)[1] >= LEAST_FOR_A_THREAD
-
-
 def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | None) -> Gathered | Batch:
     pages = None if asked is None else asked.result()
     with gathering:
@@ -73,3 +73,89 @@ def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | N
         if plan.prepared is None or gatherer.device_copy is not None:
             return gathered
         return gatherer.transformed(gathered, plan.prepared, plan.entropy)
+
+
+class Makers:
+    """What makes the batches of one view: `gatherer` when they are asked for, and `prefetcher` ahead.
+
+    `prefetcher` is None if the view or the size of its batches says that it is not worth it. `planned` batches are
+    drawn at once; for `item_steps` see `View`, for the arguments `Sampler`.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        schema: Schema,
+        fields: Sequence[str] | None,
+        destination: Destination,
+        transforms: Sequence[Transform],
+        prefetch: int,
+        size: int,
+    ) -> None:
+        arguments = view, schema, fields, destination
+        self._pipeline = Pipeline([(one, one.bind(schema, view)) for one in transforms])
+        self.gatherer = Gatherer(*arguments, threads=copy_threads(beside=0), pipeline=self._pipeline)
+        self.prefetcher: Prefetcher | None = None
+        self.planned, self.item_steps = 1, view.item_steps
+        if prefetch and view.prefetchable and _is_large(self.gatherer, size):
+            # Beside the trainer, which has use for a processor.
+            ahead = Gatherer(*arguments, threads=copy_threads(beside=1), pipeline=self._pipeline)
+            self.prefetcher, self.planned = Prefetcher(ahead), 1 + prefetch
+
+    def batch_of(self, ids: NDArray[np.int64], store: Store, planner: Planner) -> Batch:
+        """Return the batch of exactly these ids, as they are stored, once more if a segment was evicted meanwhile."""
+        reader = self.gatherer.reader
+        for _ in range(ATTEMPTS):
+            try:
+                snapshot = store.snapshot
+                if not reader.fill_checks or len(snapshot.evictions):
+                    reader.check(snapshot, ids)
+                told = planner.tell_now(ids, snapshot) if planner.tells else None
+                return self.gatherer.to_batch(self.gatherer.gather(snapshot, ids, told=told))
+            except SegmentGone:
+                store.refresh()  # which makes an evicted id an InvalidIndex
+        raise SegmentGone("segments were evicted faster than they could be read")
+
+    def prepare(self, plans: Iterable[Plan]) -> None:
+        """Have transforms note what plans depend on, in the order of the draws."""
+        for plan in plans:
+            if plan.prepared is None:
+                plan.prepared = self._pipeline.prepare(plan.snapshot)
+
+    def transformed(self, plan: Plan, gathered: Gathered | Batch, weights: NDArray[np.float32] | None) -> Batch:
+        """Return what transforms make of the batch of a plan, unless a thread did, with these weights."""
+        batch = gathered
+        if not isinstance(batch, Batch):
+            batch = self.gatherer.transformed(batch, plan.prepared, plan.entropy)
+        if weights is None or "weight" not in batch:
+            return batch
+        ones = batch["weight"]
+        return batch.replaced({"weight": ones * torch.as_tensor(weights, device=ones.device)})
+
+    def seconds(self) -> dict[str, float]:
+        """Return where the time went; see `Sampler.stats`."""
+        gatherers, waiting = [self.gatherer], 0.0
+        if self.prefetcher is not None:
+            gatherers.append(self.prefetcher.gatherer)
+            waiting = self.prefetcher.seconds_waiting
+        return {
+            "seconds_waiting": waiting,
+            "seconds_reading": sum(gatherer.disk.seconds for gatherer in gatherers),
+            "seconds_gathering": sum(gatherer.seconds_gathering for gatherer in gatherers),
+            "seconds_copying": sum(gatherer.seconds_copying for gatherer in gatherers),
+            "seconds_transforming": sum(gatherer.seconds_transforming for gatherer in gatherers),
+        }
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.prefetcher is not None:
+            self.prefetcher.close()
+        self.gatherer.close()
+
+
+def _is_large(gatherer: Gatherer, size: int) -> bool:
+    """Whether it is worth it to have a thread make batches of so many items."""
+    reader = gatherer.reader
+    if reader.depends_on_ids or gatherer.device_copy is not None:
+        return True
+    return offsets(reader.leaves, size)[1] >= LEAST_FOR_A_THREAD

@@ -3,7 +3,9 @@
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from time import perf_counter
 from typing import Any, Self
 
@@ -19,21 +21,22 @@ from diskreplay.errors import Closed, RateLimited, ReplayError, SegmentGone
 from diskreplay.kernels.table import of_sampler
 from diskreplay.reading.episodes import Episode
 from diskreplay.sampling.arguments import (
-    bound_arguments,
     check_meaning,
     device_argument,
     distribution_argument,
     errors_argument,
     ids_argument,
     kind_argument,
+    limit_arguments,
     share_argument,
     store_argument,
     view_argument,
+    where_argument,
 )
 from diskreplay.sampling.batch import Batch, Kind, kind_of
-from diskreplay.sampling.gatherer import Destination, Gathered, Gatherer
+from diskreplay.sampling.gatherer import Destination
 from diskreplay.sampling.planner import ATTEMPTS, Plan, Planner
-from diskreplay.sampling.prefetcher import Prefetcher, is_large
+from diskreplay.sampling.prefetcher import Makers
 from diskreplay.sampling.sampler_states import (
     VERSION as STATE_VERSION,
     Change,
@@ -42,21 +45,97 @@ from diskreplay.sampling.sampler_states import (
     own_state,
     replace_attributes,
 )
-from diskreplay.sampling.statistics import Statistics
 from diskreplay.sampling.transforms import (
-    Pipeline,
+    Rollback,
     TransformLike,
     load_transforms,
     transform_argument,
     transforms_state,
 )
 from diskreplay.store.store import Store
-from diskreplay.views.base import View, copy_threads
+from diskreplay.views.base import View
 from diskreplay.workers import told_of_forks
-from diskreplay.writing.limiter import RateLimiter
+from diskreplay.writing.limiter import AttachedLimiter, RateLimiter
+
+
+class Statistics:
+    """Counts of one sampler, which adds to them under its lock.
+
+    ``batches`` and ``steps`` were delivered, by the run that is resumed too; ``planning`` and ``elsewhere`` are seconds
+    in which batches were planned, and between the calls. The first batch was asked for at ``first``, the last one was
+    delivered at ``last``: readings of one clock in seconds, 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.planning = self.elsewhere = 0.0
+        self.first = self.last = 0.0
+        self.batches = self.steps = self._steps_before = 0
+        self._kept: Counter[str] = Counter()
+
+    def resumed(self, batches: int, steps: int) -> "Statistics":
+        """Return statistics that count on from the counts of another run."""
+        new = copy(self)
+        new.batches, new.steps, new._steps_before, new.first, new.last = batches, steps, steps, 0.0, 0.0
+        return new
+
+    def keep(self, seconds: Mapping[str, float]) -> None:
+        """Add to what `report` is given later."""
+        self._kept.update(seconds)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counts that a resumed run starts from."""
+        return {"batches": self.batches, "steps": self.steps}
+
+    def report(self, stored_steps: int, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Return all of it, and the `seconds` of where batches are made; see `Sampler.stats`."""
+        elapsed = self.last - self.first
+        return {
+            "batches": self.batches,
+            "steps": self.steps,
+            "steps_per_second": (self.steps - self._steps_before) / elapsed if elapsed > 0 else 0.0,
+            "replay_ratio": self.steps / stored_steps if stored_steps else 0.0,
+            "seconds_planning": self.planning,
+            "seconds_elsewhere": self.elsewhere,
+            **{name: spent + self._kept[name] for name, spent in seconds.items()},
+        }
+
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
+
+
+class Payments:
+    """What a sampler pays its `limiter`, if it has one: the steps that it draws.
+
+    ``paid`` steps were paid for by a call that failed: they count for the next batch.
+    """
+
+    def __init__(self, limiter: AttachedLimiter | None) -> None:
+        self.limiter = limiter
+        self.paid = 0
+
+    def pay(self, steps: int) -> None:
+        """Wait until the limiter lets so many steps be drawn."""
+        if self.limiter is not None and steps > self.paid:
+            self.limiter.draw(steps - self.paid)
+            self.paid = steps
+
+    def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
+        """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
+        limiter, due = self.limiter, steps - self.paid
+        try:
+            self.pay(steps)
+        except Exception as error:
+            # Those very types: what a damaged store raises is a ValueError, too.
+            is_refusal = type(error) in (RateLimited, ValueError) and planner.target.active.sized
+            if is_refusal and limiter is not None and not limiter.limiter.fits(due):
+                planner.drop(plan)
+                raise type(error)(
+                    f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "
+                    "might wait for ever and is dropped: the next call draws another one"
+                ) from error
+            planner.rewind()
+            raise
 
 
 class Sampler(IterableDataset[Batch]):
@@ -163,11 +242,7 @@ class Sampler(IterableDataset[Batch]):
         self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; those behind the first are made ahead
         self._prefetch = int_argument("prefetch", prefetch, 0)
         share = share_argument(rank, world_size)
-        if max_times_sampled is not None:
-            max_times_sampled = int_argument("max_times_sampled", max_times_sampled)
-        max_size, remover = bound_arguments(max_size, remover)
-        if where is not None and not callable(where):
-            raise ValueError(f"where must be a function of an episode, not {where!r}")
+        limits, where = limit_arguments(max_times_sampled, max_size, remover), where_argument(where)
         self._view, distribution = view_argument(view), distribution_argument(distribution)
         device = device_argument(device)
         if limiter is not None:
@@ -176,9 +251,8 @@ class Sampler(IterableDataset[Batch]):
         self._refresh = bool(refresh)
         self._statistics = Statistics()
         self._closed = False
-        self._paid = 0
-        self._change: tuple[View, Gatherer, Prefetcher | None] | None = None
-        self._before: tuple[Any, list[dict[str, Any]]] | None = None  # the states before a load that is not complete
+        self._change: tuple[View, Makers] | None = None
+        self._before: Rollback | None = None  # of a load that is not complete
         self._destination = Destination(device, 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
@@ -188,10 +262,10 @@ class Sampler(IterableDataset[Batch]):
             self._store.follow_compiled(of_sampler(distribution.weighted))
             _alive.add(self)
             self._lock: Any = threading.RLock()
-            self._limiter = None if limiter is None else limiter.attach(self._store)
+            self._payments = Payments(None if limiter is None else limiter.attach(self._store))
             for one in self._transforms:
                 one.claim(self)
-            self._set_gatherers(*self._make_gatherers(view))
+            self._set_makers(self._makers_of(view))
             self._planner = Planner(
                 self._store,
                 view,
@@ -199,11 +273,9 @@ class Sampler(IterableDataset[Batch]):
                 seed=seed,
                 where=where,
                 share=share,
-                max_times_sampled=max_times_sampled,
-                max_size=max_size,
-                remover=remover,
-                tells=list(self._gatherer.drawn),
+                tells=list(self._makers.gatherer.drawn),
                 random=any(one.random for one in self._transforms),
+                **limits,
             )
         except BaseException:
             if self._own_store is not None:
@@ -211,22 +283,14 @@ class Sampler(IterableDataset[Batch]):
             raise
         _logger.info("%s", self)
 
-    def _make_gatherers(self, view: View) -> tuple[Gatherer, Prefetcher | None]:
-        """Return what makes batches of a view, and what makes them ahead, where that is worth it."""
-        schema = self._store.schema
-        arguments = view, schema, self._fields, self._destination
-        pipeline = Pipeline([(one, one.bind(schema, view)) for one in self._transforms])
-        gatherer = Gatherer(*arguments, threads=copy_threads(beside=0), pipeline=pipeline)
-        if not self._prefetch or not view.prefetchable or not is_large(gatherer, self._sizes[0]):
-            return gatherer, None
-        # Beside the trainer, which has use for a processor.
-        return gatherer, Prefetcher(Gatherer(*arguments, threads=copy_threads(beside=1), pipeline=pipeline))
+    def _makers_of(self, view: View) -> Makers:
+        """Return what makes the batches of a view."""
+        arguments = self._fields, self._destination, self._transforms, self._prefetch, self._sizes[0]
+        return Makers(view, self._store.schema, *arguments)
 
-    def _set_gatherers(self, gatherer: Gatherer, prefetcher: Prefetcher | None) -> None:
-        self._gatherer, self._prefetcher = gatherer, prefetcher
-        self._planned = 1 if prefetcher is None else 1 + self._prefetch
-        self._sizes = self._sizes[:1] * self._planned
-        self._item_steps = self._view.item_steps
+    def _set_makers(self, makers: Makers) -> None:
+        self._makers = makers
+        self._sizes = self._sizes[:1] * makers.planned
 
     def _expect(self, size: int) -> None:
         """Make ready for batches of another size than the sampler's own, where batches are made ahead."""
@@ -238,27 +302,8 @@ class Sampler(IterableDataset[Batch]):
     def _sample_first(self, sizes: Sequence[int], beta: float | None) -> Batch:
         """Draw a batch of the first of these sizes; where batches are made ahead, those are next."""
         with self._lock:
-            self._sizes = tuple(sizes[: self._planned])
+            self._sizes = tuple(sizes[: self._makers.planned])
             return self.sample(sizes[0], beta)
-
-    def _seconds(self) -> dict[str, float]:
-        """Return where the time went of the batches of this view; see `stats`."""
-        makers, waiting = [self._gatherer], 0.0
-        if self._prefetcher is not None:
-            makers.append(self._prefetcher.gatherer)
-            waiting = self._prefetcher.seconds_waiting
-        return {
-            "seconds_waiting": waiting,
-            "seconds_reading": sum(maker.disk.seconds for maker in makers),
-            "seconds_gathering": sum(maker.seconds_gathering for maker in makers),
-            "seconds_copying": sum(maker.seconds_copying for maker in makers),
-            "seconds_transforming": sum(maker.seconds_transforming for maker in makers),
-        }
-
-    def _end_threads(self) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-        self._gatherer.close()
 
     def __repr__(self) -> str:
         return f"{self._planner.target.active} over {self.view}"
@@ -270,9 +315,9 @@ class Sampler(IterableDataset[Batch]):
 
     @view.setter
     def view(self, view: View) -> None:
-        made = self._make_gatherers(view_argument(view))
+        makers = self._makers_of(view_argument(view))
         with self._lock:
-            self._change = (view, *made)
+            self._change = view, makers
             self._complete_change()
 
     def _complete_change(self) -> None:
@@ -283,16 +328,16 @@ class Sampler(IterableDataset[Batch]):
         self._go_back()
         if self._change is None:
             return
-        view, gatherer, prefetcher = self._change
+        view, makers = self._change
         try:
             self._planner.set_target(view, self._planner.target.distribution)
         except Exception:
             self._change = None
             raise
-        self._statistics.keep(self._seconds())
-        self._end_threads()
+        self._statistics.keep(self._makers.seconds())
+        self._makers.close()
         self._view = view
-        self._set_gatherers(gatherer, prefetcher)
+        self._set_makers(makers)
         self._change = None
         _logger.info("%s", self)
 
@@ -356,52 +401,55 @@ class Sampler(IterableDataset[Batch]):
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
         with self._lock:
-            self._check_open()
+            if self._closed or self._change is not None or self._before is not None:
+                self._check_open()
             planner = self._planner
             if batch_size is not None or beta is not None:
                 check_meaning(planner.target.active, self._view, batch_size, beta)
             started = perf_counter()
-            if self._limiter is not None and planner.target.active.sized and self._item_steps is not None:
-                self._pay(size * self._item_steps)
+            payments, item_steps = self._payments, self._makers.item_steps
+            if payments.limiter is not None and planner.target.active.sized and item_steps is not None:
+                payments.pay(size * item_steps)
             if size == self._sizes[0]:
-                return self._deliver(planner.next(self._sizes, self._refresh), size, None, beta, started)
-            return self._deliver(planner.draw_apart(size, self._refresh), size, size, beta, started)
+                return self._deliver(planner.next(self._sizes, self._refresh), beta, started)
+            return self._deliver(planner.draw_apart(size, self._refresh), beta, started, apart=True)
 
-    def _deliver(self, plan: Plan, size: int, apart: int | None, beta: float | None, started: float) -> Batch:
+    def _deliver(self, plan: Plan, beta: float | None, started: float, apart: bool = False) -> Batch:
         """Pay for the batch of a plan and gather it, another one if its segments have gone."""
-        planner, active = self._planner, self._planner.target.active
+        planner, makers, payments = self._planner, self._makers, self._payments
+        active = planner.target.active
         is_refused = False
         for attempt in range(ATTEMPTS):
             try:
                 if attempt:
-                    plan = planner.draw_again(plan, size)
+                    plan = planner.draw_again(plan)
                 if not len(plan.draw.ids):
                     raise StopIteration(f"{active} has drawn every id")
                 if self._transforms:
-                    self._prepare(plan)
-                ids, item_steps = plan.draw.ids, self._item_steps
+                    makers.prepare((plan, *planner.queue))
+                ids, item_steps = plan.draw.ids, makers.item_steps
                 if item_steps is None:
-                    steps = self._gatherer.reader.count_steps(plan.snapshot, ids)
+                    steps = makers.gatherer.reader.count_steps(plan.snapshot, ids)
                 else:
                     steps = item_steps * len(ids)
-                if self._limiter is not None:
+                if payments.limiter is not None and (item_steps is None or not active.sized):  # else it was paid before
                     is_refused = True
-                    self._pay_for(plan, steps)
+                    payments.pay_for(plan, steps, planner)
                     is_refused = False
                 planned = perf_counter()
                 weights = active.weigh(plan.draw, beta, self._statistics.batches) if active.weighted else None
-                if self._prefetcher is not None and apart is None and not attempt:
-                    self._prefetcher.begin(ahead for ahead in planner.queue if ahead is not plan)
+                if makers.prefetcher is not None and not apart and not attempt:
+                    makers.prefetcher.begin(ahead for ahead in planner.queue if ahead is not plan)
                 gathered = plan.gathered
                 if gathered is None:
-                    gathered = self._gatherer.gather(plan.snapshot, ids, plan.entropy, plan.told)
-                elif self._prefetcher is not None:
-                    gathered = self._prefetcher.wait(gathered)
+                    gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.told)
+                elif makers.prefetcher is not None:
+                    gathered = makers.prefetcher.wait(gathered)
                     plan.gathered = None  # what is made of it now may change it: an interrupt has it gathered again
                 if not self._transforms:
-                    batch = self._gatherer.to_batch(gathered, weights)
+                    batch = makers.gatherer.to_batch(gathered, weights)
                 else:
-                    batch = self._transformed(gathered, plan, weights)
+                    batch = makers.transformed(plan, gathered, weights)
             except SegmentGone:
                 continue
             except Exception:
@@ -414,7 +462,7 @@ class Sampler(IterableDataset[Batch]):
                 # An interrupt: the batch was not given, and is the next one of its size.
                 plan.gathered = None
                 raise
-            self._paid = 0
+            payments.paid = 0
             counts = self._statistics
             if not counts.first:
                 counts.first = counts.last = started
@@ -427,23 +475,6 @@ class Sampler(IterableDataset[Batch]):
             return batch
         planner.rewind()
         raise SegmentGone("segments were evicted faster than they could be read")
-
-    def _prepare(self, plan: Plan) -> None:
-        """Tell transforms of this plan and those drawn ahead, in the order of the draws."""
-        pipeline = self._gatherer.pipeline
-        for drawn in (plan, *self._planner.queue):
-            if drawn.prepared is None:
-                drawn.prepared = pipeline.prepare(drawn.snapshot)
-
-    def _transformed(self, gathered: Gathered | Batch, plan: Plan, weights: NDArray[np.float32] | None) -> Batch:
-        """Return what transforms make of the batch of a plan, unless a thread did, with these weights."""
-        batch = gathered
-        if not isinstance(batch, Batch):
-            batch = self._gatherer.transformed(batch, plan.prepared, plan.entropy)
-        if weights is None or "weight" not in batch:
-            return batch
-        ones = batch["weight"]
-        return batch.replaced({"weight": ones * torch.as_tensor(weights, device=ones.device)})
 
     def gather(self, ids: Any) -> Batch:
         """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
@@ -465,42 +496,7 @@ class Sampler(IterableDataset[Batch]):
             self._check_open()
             if self._refresh:
                 self._store.refresh()
-            for _ in range(ATTEMPTS):
-                try:
-                    snapshot = self._store.snapshot
-                    reader = self._gatherer.reader
-                    if not reader.fill_checks or len(snapshot.evictions):
-                        reader.check(snapshot, wanted)
-                    told = self._planner.tell_now(wanted, snapshot) if self._planner.tells else None
-                    return self._gatherer.to_batch(self._gatherer.gather(snapshot, wanted, told=told))
-                except SegmentGone:
-                    self._store.refresh()  # which makes an evicted id an InvalidIndex
-            raise SegmentGone("segments were evicted faster than they could be read")
-
-    def _pay(self, steps: int) -> None:
-        """Wait until the limiter lets so many steps be drawn; what a failed call has paid for counts for the next."""
-        if self._limiter is not None and steps > self._paid:
-            self._limiter.draw(steps - self._paid)
-            self._paid = steps
-
-    def _pay_for(self, plan: Plan, steps: int) -> None:
-        """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
-        if self._planner.target.active.sized and self._item_steps is not None:
-            return  # it was paid for before
-        limiter, due = self._limiter, steps - self._paid
-        try:
-            self._pay(steps)
-        except Exception as error:
-            # Those very types: what a damaged store raises is a ValueError, too.
-            is_refusal = type(error) in (RateLimited, ValueError) and self._planner.target.active.sized
-            if is_refusal and limiter is not None and not limiter.limiter.fits(due):
-                self._planner.drop(plan)
-                raise type(error)(
-                    f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "
-                    "might wait for ever and is dropped: the next call draws another one"
-                ) from error
-            self._planner.rewind()
-            raise
+            return self._makers.batch_of(wanted, self._store, self._planner)
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
         """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.
@@ -599,10 +595,10 @@ class Sampler(IterableDataset[Batch]):
             self._load(self._store.load_sampler_state(name))
 
     def _state(self) -> dict[str, Any]:
-        own = {"version": STATE_VERSION, "batch_size": self._batch_size, "paid": self._paid}
+        own = {"version": STATE_VERSION, "batch_size": self._batch_size, "paid": self._payments.paid}
         transforms = transforms_state(self._transforms)
-        counts = self._statistics.state_dict()
-        return {**own, **counts, "planner": self._planner.state_dict(), "transforms": transforms}
+        own |= self._statistics.state_dict()
+        return {**own, "planner": self._planner.state_dict(), "transforms": transforms}
 
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
         """Go on from a state where `replace` replaces the attributes that it is given, else from where it was."""
@@ -610,24 +606,22 @@ class Sampler(IterableDataset[Batch]):
             self._check_open()
             state = as_arrays(state)
             counts = own_state(state, self._batch_size, self._store.uuid)
-            self._before = self._planner.target.distribution.place(), transforms_state(self._transforms)
+            self._before = Rollback(self._planner.target.distribution, self._transforms)
             try:
                 load_transforms(self._transforms, state.get("transforms") or [])
                 planner = self._planner.loaded(state["planner"], self._refresh)
                 statistics = self._statistics.resumed(counts["batches"], counts["steps"])
-                own = {"_paid": counts["paid"], "_statistics": statistics, "_before": None}
-                replace([(self._planner, vars(planner)), (self, own)])
+                own = {"_statistics": statistics, "_before": None}
+                paid = {"paid": counts["paid"]}
+                replace([(self._planner, vars(planner)), (self._payments, paid), (self, own)])
             finally:
                 self._go_back()
 
     def _go_back(self) -> None:
         """Take back a state that was not loaded wholly; an interrupt leaves it to the next call."""
-        if self._before is None:
-            return
-        place, transforms = self._before
-        self._planner.target.distribution.go_back(place)
-        load_transforms(self._transforms, transforms)
-        self._before = None
+        if self._before is not None:
+            self._before.go_back()
+            self._before = None
 
     def __reduce__(self) -> str:
         raise TypeError("a sampler cannot be sent to another process: make one there, with a seed or rank of its own")
@@ -669,7 +663,7 @@ class Sampler(IterableDataset[Batch]):
             steps = self._steps_when_closed
             if steps is None:
                 steps = len(self._store.snapshot)
-            found = self._statistics.report(steps, self._seconds())
+            found = self._statistics.report(steps, self._makers.seconds())
             for one in self._transforms:
                 found |= one.stats()
             return {
@@ -685,7 +679,7 @@ class Sampler(IterableDataset[Batch]):
         with self._lock:
             self._closed = True
             self._planner.set_target(self._view, self._planner.target.distribution)
-            self._end_threads()
+            self._makers.close()
             self._destination.pool.clear()
             if self._own_store is not None:
                 if self._steps_when_closed is None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diskreplay.distributions.base import Distribution
 from diskreplay.distributions.number_arguments import int_argument, number
 from diskreplay.distributions.saved_state import state_of
 from diskreplay.reading.snapshot import Snapshot
@@ -131,6 +132,19 @@ def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
         )
     for one, state in zip(keeping, states, strict=True):
         one.load_state_dict(state)
+
+
+class Rollback:
+    """Takes back what a load changed in a distribution and in transforms; both are as they were when this was made."""
+
+    def __init__(self, distribution: Distribution, transforms: Sequence[Transform]) -> None:
+        self._distribution, self._place = distribution, distribution.place()
+        self._transforms, self._states = transforms, transforms_state(transforms)
+
+    def go_back(self) -> None:
+        """Have them go back; it may be repeated."""
+        self._distribution.go_back(self._place)
+        load_transforms(self._transforms, self._states)
 
 
 def obs_leaves(

@@ -73,7 +73,7 @@ def chances(sampler: dr.Sampler) -> np.ndarray:
 
 def lose_batch(sampler: dr.Sampler, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Have the segments of the next batch be gone when it is gathered, and something happen before."""
-    reader: Any = sampler._gatherer.reader
+    reader: Any = sampler._makers.gatherer.reader
     fill = reader.fill
 
     def gone_at_first(*args: Any) -> None:

@@ -127,9 +127,9 @@ def test_windows_and_episodes_count_as_the_steps_they_have(store: Any, view: Any
         with pytest.raises(dr.RateLimited):
             sampler.sample(batch_size=9)
         apart = free.sample(batch_size=9).index.tolist()
-        sampler._limiter = None
+        sampler._payments.limiter = None
         assert sampler.sample(batch_size=9).index.tolist() == apart
-    sampler._limiter = None
+    sampler._payments.limiter = None
     assert sampler.sample().index.tolist() == following
 
 
@@ -172,7 +172,7 @@ def refused_sampler(store: Any, distribution: Any, **kwargs: Any) -> Any:
     """Return a sampler of episodes after its limiter has refused batches of 3 and of 9."""
     limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=50, timeout=0.0)
     sampler = dr.Sampler(store, dr.Episodes(), distribution, batch_size=3, seed=0, limiter=limiter, **kwargs)
-    sampler._limiter._slots[0] += 1000
+    sampler._payments.limiter._slots[0] += 1000
     for size in (9, None):
         with pytest.raises(dr.RateLimited):
             sampler.sample(size)
@@ -183,11 +183,11 @@ def test_a_refused_batch_of_a_sweep_that_ends_is_not_lost(store: Any) -> None:
     append_episodes(store, [5] * 7)
     limiter = dr.RateLimiter(1.0, min_size=1, error_buffer=50, timeout=0.0)
     sampler = dr.Sampler(store, dr.Episodes(), dr.Sweep(passes=1), batch_size=3, seed=0, limiter=limiter)
-    sampler._limiter._slots[0] += 1000
+    sampler._payments.limiter._slots[0] += 1000
     for _ in range(2):
         with pytest.raises(dr.RateLimited):
             sampler.sample(9)
-    sampler._limiter = None
+    sampler._payments.limiter = None
     assert sorted(sampler.sample(9).index.tolist()) == [e.ids[0] for e in store.episodes]
     with pytest.raises(StopIteration):
         sampler.sample(9)
@@ -205,7 +205,7 @@ def test_refused_batches_are_saved_and_go_on_to_the_bit(store: Any, prefetch: in
     others[1].load_state_dict(one.state_dict())
     for again in (others[0].state_dict(), others[1].state_dict()):
         assert repr(again) == repr(one.state_dict())
-    one._limiter = None
+    one._payments.limiter = None
     for size in (9, None, 9, None, None):
         expected = one.sample(size)
         for other in others:

@@ -357,16 +357,16 @@ def test_the_disk_is_asked_for_exactly_the_pages_until_all_is_in_memory(store: A
             sampler.sample()
         assert len(asked) == WARM_BATCHES
         assert 0 < min(asked) <= max(asked) <= 2 * 2 * 2 * 4096  # items; frames of 1,600 bytes, on one page or two
-        fill = sampler._gatherer.reader.fill
+        fill = sampler._makers.gatherer.reader.fill
 
         def fill_from_disk(*args: Any) -> None:
             blocks[0] += 1
             fill(*args)
 
-        monkeypatch.setattr(sampler._gatherer.reader, "fill", fill_from_disk)
+        monkeypatch.setattr(sampler._makers.gatherer.reader, "fill", fill_from_disk)
         sampler.sample()
         assert len(asked) == WARM_BATCHES
-        monkeypatch.setattr(sampler._gatherer.reader, "fill", fill)
+        monkeypatch.setattr(sampler._makers.gatherer.reader, "fill", fill)
         sampler.sample()
         assert len(asked) == WARM_BATCHES + 1
 

@@ -253,7 +253,7 @@ def test_a_batch_whose_segment_is_gone_is_drawn_again() -> None:
 def test_a_batch_that_is_drawn_again_counts_the_steps_that_it_has() -> None:
     store = Store(snapshot_of([4]), [snapshot_of([9])])
     sampler = dr.Sampler(store, dr.Episodes(), batch_size=3, refresh=False)
-    reader: Any = sampler._gatherer.reader
+    reader: Any = sampler._makers.gatherer.reader
     fill = reader.fill
 
     def gone_at_first(*args: Any) -> None:
@@ -301,7 +301,7 @@ def test_an_interrupt_loses_no_id_of_a_sweep(at: str, prefetch: int, size: int |
     snapshot = snapshot_of([3] * 11)
     view = dr.Episodes() if at == "count_steps" else dr.Transitions()
     sampler = dr.Sampler(Store(snapshot), view, dr.Sweep(passes=1), batch_size=2, prefetch=prefetch, seed=0)
-    reader, method = sampler._gatherer.reader, getattr(sampler._gatherer.reader, at)
+    reader, method = sampler._makers.gatherer.reader, getattr(sampler._makers.gatherer.reader, at)
     calls = []
 
     def interrupted(*args: Any) -> Any:

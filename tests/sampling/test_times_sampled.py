@@ -139,7 +139,7 @@ def test_an_interrupt_and_a_lost_segment_count_nothing(tmp_store: Path, monkeypa
     monkeypatch.setattr("diskreplay.distributions.restricted._OVERDRAWS", (1,))  # and then from a list of what is left
     with collected(tmp_store, 20) as (store, _):
         sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0, prefetch=0, max_times_sampled=1)
-        reader: Any = sampler._gatherer.reader
+        reader: Any = sampler._makers.gatherer.reader
         found = Counter[int]()
         fill, raised = reader.fill, [KeyboardInterrupt(), dr.SegmentGone("gone"), ValueError("damaged")]
 
