@@ -96,7 +96,8 @@ class Makers:
         self._pipeline = Pipeline([(one, one.bind(schema, view)) for one in transforms])
         self.gatherer = Gatherer(*arguments, threads=copy_threads(beside=0), pipeline=self._pipeline)
         self.prefetcher: Prefetcher | None = None
-        self.planned, self.item_steps = 1, view.item_steps
+        self.view, self.item_steps = view, view.item_steps
+        self.planned = 1
         if prefetch and view.prefetchable and _is_large(self.gatherer, size):
             # Beside the trainer, which has use for a processor.
             ahead = Gatherer(*arguments, threads=copy_threads(beside=1), pipeline=self._pipeline)

@@ -251,7 +251,7 @@ class Sampler(IterableDataset[Batch]):
         self._refresh = bool(refresh)
         self._statistics = Statistics()
         self._closed = False
-        self._change: tuple[View, Makers] | None = None
+        self._change: Makers | None = None
         self._before: Rollback | None = None  # of a load that is not complete
         self._destination = Destination(device, 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
@@ -289,7 +289,7 @@ class Sampler(IterableDataset[Batch]):
         return Makers(view, self._store.schema, *arguments)
 
     def _set_makers(self, makers: Makers) -> None:
-        self._makers = makers
+        self._view, self._makers = makers.view, makers
         self._sizes = self._sizes[:1] * makers.planned
 
     def _expect(self, size: int) -> None:
@@ -311,13 +311,13 @@ class Sampler(IterableDataset[Batch]):
     @property
     def view(self) -> View:
         """What an id means. Setting it changes what the next batch holds; batches drawn ahead are drawn again."""
-        return self._view if self._change is None else self._change[0]
+        return self._view if self._change is None else self._change.view
 
     @view.setter
     def view(self, view: View) -> None:
         makers = self._makers_of(view_argument(view))
         with self._lock:
-            self._change = view, makers
+            self._change = makers
             self._complete_change()
 
     def _complete_change(self) -> None:
@@ -328,15 +328,14 @@ class Sampler(IterableDataset[Batch]):
         self._go_back()
         if self._change is None:
             return
-        view, makers = self._change
+        makers = self._change
         try:
-            self._planner.set_target(view, self._planner.target.distribution)
+            self._planner.set_target(makers.view, self._planner.target.distribution)
         except Exception:
             self._change = None
             raise
         self._statistics.keep(self._makers.seconds())
         self._makers.close()
-        self._view = view
         self._set_makers(makers)
         self._change = None
         _logger.info("%s", self)
