@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from diskreplay.cli import console, text
+from diskreplay.integrity.repair.remedies import Action, Repaired
 from diskreplay.integrity.repair.repair import repair as repair_store
-from diskreplay.integrity.repair.repaired import Action, Repaired
 from diskreplay.integrity.repair.restore import drop_segment
 from diskreplay.integrity.verify.verify import Problem, verify as find_problems
 from diskreplay.segments.damage.quarantine import Quarantined

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import xarray
 
     from diskreplay.integrity.backup.account import Backup
-    from diskreplay.integrity.repair.repaired import Action
+    from diskreplay.integrity.repair.remedies import Action
     from diskreplay.integrity.verify.verify import Problem
 
 PathLike = str | os.PathLike[str]

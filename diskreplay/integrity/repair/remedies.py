@@ -1,23 +1,73 @@
-"""What a repair does to the files of a store, and its list of that."""
+"""What a repair may do to the files of a store, and what it returns: its actions, and what is wrong after it."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import OpenFolder, is_folder
 from diskreplay.integrity.repair.repair_documents import known_document, restore_file
-from diskreplay.integrity.repair.repaired import Action, Repaired, without
 from diskreplay.integrity.verify.check_root import read_evictions, read_words
 from diskreplay.integrity.verify.check_segment import verify_segment
 from diskreplay.integrity.verify.documents import Plan
 from diskreplay.integrity.verify.files import Files, Problem
 from diskreplay.segments.damage.damaged_copies import Proof, prove_by_blocks
-from diskreplay.segments.damage.quarantine import QUARANTINE, move_aside
+from diskreplay.segments.damage.quarantine import QUARANTINE, Quarantined, move_aside
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root, read_root
 from diskreplay.segments.files.locks import held_lock, is_locked, try_lock
 from diskreplay.segments.segment import SegmentInfo, read_segment
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that repair did, or would do.
+
+    Attributes
+    ----------
+    what : str
+        ``"sealed"``, ``"salvaged"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"recomputed"`` or
+        ``"removed"``; ``"refused"`` where more steps would have been set aside than may be.
+    where : str
+        The file or folder, relative to the store.
+    detail : str
+        Why, or what became of it.
+    steps : int
+        How many steps it set aside, or with ``"refused"`` would have.
+    """
+
+    what: str
+    where: str
+    detail: str
+    steps: int = 0
+
+
+@dataclass
+class Repaired:
+    """What a repair did, what is wrong after it, and what is in quarantine."""
+
+    actions: list[Action] = field(default_factory=list)
+    left: list[Problem] = field(default_factory=list)
+    quarantine: list[Quarantined] = field(default_factory=list)
+
+    @property
+    def steps_lost(self) -> int:
+        """How many steps were set aside, or with a dry run would be."""
+        return sum(action.steps for action in self.actions if action.what != "refused")
+
+    @property
+    def steps_refused(self) -> int:
+        """How many steps would have been set aside that were more than may be."""
+        return sum(action.steps for action in self.actions if action.what == "refused")
+
+
+def without(problems: list[Problem], kind: str) -> list[Problem]:
+    """Return the findings but those of a kind, about which there is nothing to repair."""
+    return [problem for problem in problems if problem.kind != kind]
+
+
+# --- what a repair does -----------------------------------------------------------------------------------------------
 
 
 class Remedies:

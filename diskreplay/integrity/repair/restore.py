@@ -6,8 +6,7 @@ from pathlib import Path
 
 from diskreplay.errors import FormatError, ReplayError
 from diskreplay.folders import OpenFolder, is_folder, shown, shown_paths
-from diskreplay.integrity.repair.remedies import Remedies
-from diskreplay.integrity.repair.repaired import Repaired, without
+from diskreplay.integrity.repair.remedies import Remedies, Repaired, without
 from diskreplay.integrity.verify.check_root import read_plan
 from diskreplay.integrity.verify.check_segment import verify_segment
 from diskreplay.integrity.verify.documents import Plan

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.ids import Ints
-from diskreplay.integrity.repair.repaired import Action
+from diskreplay.integrity.repair.remedies import Action
 from diskreplay.integrity.verify.row_flags import START, first_wrong
 from diskreplay.segments.damage.quarantine import note_change
 from diskreplay.segments.damage.unproven import claimed_rows
