@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.reading.chunk_budget import MOST_MAPPINGS
-from diskreplay.segments.files.file_systems import file_system_type, network_warning
+from diskreplay.segments.files.durable import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
 
 # What checksums (the first two) and compiled kernels use.

@@ -18,8 +18,8 @@ from diskreplay.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.reading.snapshot import SegmentTable, Snapshot
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root
+from diskreplay.segments.episode_table import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.segments.files.commit import StoreCounters
-from diskreplay.segments.parse_episodes import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
 

@@ -12,7 +12,6 @@ from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.kernels import following, hiding
 from diskreplay.reading.folder import Pack
 from diskreplay.retention.policy import disk_usage
-from diskreplay.segments.damage.damaged_copies import read_shown
 from diskreplay.segments.damage.quarantine import QUARANTINE, read_quarantine
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.metadata import Identity, UnknownFeature, identify
@@ -20,6 +19,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.numbers import listed_numbers
 from diskreplay.segments.packs import merged_numbers, read_tables
+from diskreplay.segments.rebuild import read_shown
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo
 
 # Store and number of the segments that this process was warned of; -1 for the quarantine.

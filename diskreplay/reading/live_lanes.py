@@ -16,11 +16,11 @@ from diskreplay.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.reading.chunk_table import ChunkTables, Held, unseen
 from diskreplay.reading.episode_log import EpisodeLog
 from diskreplay.reading.snapshot import SegmentTable
-from diskreplay.segments.damage.damaged_copies import read_shown
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.metadata import identify
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.marks import map_trusted
+from diskreplay.segments.rebuild import read_shown
 
 # New rows of a lane from which on they are read as those of a sealed segment are.
 MANY_ROWS = 4096

@@ -19,9 +19,19 @@ from diskreplay.segments.damage.quarantine import (
 )
 from diskreplay.segments.damage.unproven import WHY, Fate, fate_of
 from diskreplay.segments.documents import layout, state_files
-from diskreplay.segments.documents.eviction_list import EvictionEntries, evict, has_reserve, keep_hidden, reserve
+from diskreplay.segments.documents.eviction_list import (
+    PREFIX,
+    EvictionEntries,
+    destroy,
+    discarded_path,
+    evict,
+    evicted_by_removals,
+    has_reserve,
+    keep_hidden,
+    removed_path,
+    reserve,
+)
 from diskreplay.segments.documents.metadata import identify
-from diskreplay.segments.documents.removals import PREFIX, destroy, discarded_path, evicted_by_removals, removed_path
 from diskreplay.segments.documents.root import Limits, Root
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.durable import drafted, storage_errors, sync_folder
@@ -484,8 +494,8 @@ class Retention:
 def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
     """Move a segment beside the counters, so that it is never seen half deleted; return where it is now.
 
-    Its steps count as evicted: see `format.removals`. The caller holds the store lock. Raises StorageFull where there
-    is no room for the name.
+    Its steps count as evicted: see `eviction_list.removed_path`. The caller holds the store lock. Raises StorageFull
+    where there is no room for the name.
     """
     evicted = counters.evicted_after(steps)
     gone = removed_path(root.counters_folder, number, evicted)

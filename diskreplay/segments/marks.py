@@ -35,11 +35,11 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.commit import map_lane_counter, open_lane_counter
 from diskreplay.segments.files.copies import note_changed
 from diskreplay.segments.files.durable import storage_errors, sync_file, sync_folder, write_at
-from diskreplay.segments.files.extents import Extent, extent_of
 from diskreplay.segments.files.machine import boot_id
 from diskreplay.segments.files.mapping import Mapping, open_regular, read_regular
 from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.segment_column import MOST_DESCRIPTORS
+from diskreplay.segments.segment_reader import Extent, extent_of
 
 # Bytes of one lane's new rows in a chunk from which on they are worth a call of their own; fewer are put together.
 _LONG = 4096

@@ -20,12 +20,12 @@ from diskreplay.segments.documents.metadata import RowArray
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.commit import read_lane_counter
 from diskreplay.segments.files.durable import check_written, storage_errors, sync_file_system, write_at
-from diskreplay.segments.files.extents import sealed_extent
 from diskreplay.segments.files.machine import volume_of
 from diskreplay.segments.files.mapping import opened, read_part
-from diskreplay.segments.group_writer import GroupWriter
 from diskreplay.segments.packs import PackTables, open_shard, read_tables
+from diskreplay.segments.sealing import GroupWriter
 from diskreplay.segments.segment import Lost, PackSize, SegmentInfo, counter_inode
+from diskreplay.segments.segment_reader import sealed_extent
 from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is_wide
 
 _AT_ONCE = 4 << 20

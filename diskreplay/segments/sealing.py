@@ -3,14 +3,17 @@
 The order: rows that are no data are cut off or zeroed, shapes become exact, checksums are taken, everything is synced,
 and only then `sealed` is written. A sync is one of the whole file system: a segment is thirty files and folders, and
 waiting for each takes ten times as long. Only the background thread waits.
+
+A segment is sealed in its place. `GroupWriter` writes a sealed group, a pack or a rebuilt segment, into a folder of its
+own.
 """
 
 import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +21,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
-from diskreplay.ids import NO_STEP
+from diskreplay.ids import NO_STEP, Ints
 from diskreplay.segments.blocks import BlockSums
 from diskreplay.segments.damage.unproven import forget_claims, keep_proven_rows
 from diskreplay.segments.documents import layout
@@ -29,6 +32,8 @@ from diskreplay.segments.files.commit import read_lane_counter, write_lane_count
 from diskreplay.segments.files.copies import note_changed, open_protected, protect
 from diskreplay.segments.files.durable import (
     check_written,
+    descriptor,
+    is_shared,
     punch_hole,
     storage_errors,
     sync_file_system,
@@ -36,13 +41,13 @@ from diskreplay.segments.files.durable import (
     write_file,
     writing_back,
 )
-from diskreplay.segments.files.extents import Extent, extent_of
-from diskreplay.segments.files.file_systems import is_shared
 from diskreplay.segments.files.machine import MOST_NS, boot_id, boot_time, clock_ns, machine_id
 from diskreplay.segments.files.mapping import data_ranges, opened, read_regular, refuse_links
 from diskreplay.segments.files.times import last_time, time_bounds
 from diskreplay.segments.marks import map_trusted, shows_live_rows
 from diskreplay.segments.segment import SegmentInfo, read_segment
+from diskreplay.segments.segment_reader import Extent, extent_of
+from diskreplay.segments.shards import Compressed, ShardWriter, index_bytes
 from diskreplay.workers import Job, Workers
 
 Salvaged = Mapping[int, NDArray[np.int64]]
@@ -371,3 +376,71 @@ def may_seal(info: SegmentInfo) -> bool:
     it mounted too, a lock need not be seen from here, so only what was written here may be sealed.
     """
     return not is_shared(info.root.file_system) or info.machine == machine_id() or info.boot == boot_id()
+
+
+# --- a group in a folder of its own -----------------------------------------------------------------------------------
+
+
+class GroupWriter:
+    """Writes the files of one group: the small ones and the chunks in any order, `finish` at the end.
+
+    The folders of its arrays are there. Nothing is synced: that is for whoever puts the group in its place. Not
+    thread-safe.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._sums: dict[str, int] = {}
+        self._blocks = BlockSums()
+        self._compressed: dict[str, Compressed] = {}
+        self._indexes: dict[str, bytes] = {}
+
+    def small(self, name: str, data: bytes) -> None:
+        """Write a document, a counter, or what else is small and has a checksum."""
+        write_file(f"{self._folder}/{name}", data)
+        self._sums[name] = crc32c(data)
+
+    @contextmanager
+    def chunk(self, array: RowArray, number: int = 0) -> Iterator[int]:
+        """Have a block write a chunk file by its descriptor, from nothing."""
+        with self._made(array, number) as fd:
+            yield fd
+            self._seal(array, number, fd, None)
+
+    @contextmanager
+    def shard(self, array: RowArray, chunk_rows: int, rows: int, level: int) -> Iterator[ShardWriter]:
+        """Have a block write the one chunk file of a compressed array; arguments as for `ShardWriter`."""
+        with self._made(array, 0) as fd:
+            writer = ShardWriter(fd, chunk_rows, array.row_bytes, rows, level)
+            yield writer
+            nbytes, index = writer.finish(), index_bytes(chunk_rows, rows)
+            self._compressed[array.path] = Compressed(rows, level, nbytes)
+            self._indexes[array.path] = os.pread(fd, index, nbytes - index)
+            self._seal(array, 0, fd, layout.BLOCK_BYTES)
+
+    def _made(self, array: RowArray, number: int) -> descriptor:
+        return descriptor(f"{self._folder}/{array.path}/{array.chunk_key(number)}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def _seal(self, array: RowArray, number: int, fd: int, block: int | None) -> None:
+        self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
+        protect(fd)
+
+    def block_sums(self, array: RowArray, number: int) -> bytes:
+        """Return the checksums of the blocks of a chunk that was written, as they are stored."""
+        return self._blocks.chunks[array.path, number]
+
+    def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
+        """Write what follows from the chunks, and the group's own document last; return its attributes.
+
+        ``info`` has those of the attributes that do not follow from files, and the folder; ``rows`` are those of each
+        lane.
+        """
+        self._sums[layout.BLOCKS] = self._blocks.write(self._folder)
+        if self._indexes:
+            self.small(layout.INDEXES_COPY, b"".join(self._indexes[leaf] for leaf in sorted(self._indexes)))
+        info = dataclasses.replace(info, compressed=self._compressed)
+        episodes, sums = write_table(info, rows, f"{self._folder}/{layout.EPISODES}")
+        info = dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
+        for name in (layout.DOCUMENT_COPY, layout.METADATA):
+            write_file(f"{self._folder}/{name}", info.own_document())
+        return info

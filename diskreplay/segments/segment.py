@@ -153,7 +153,7 @@ class SegmentInfo:
     packed: PackSize | None = None  # of a pack: see `format.packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # how arrays of a pack are, by path
     # In memory only: how many rows of each lane readers show of a damaged copy. They leave out its `lost` episodes.
-    # See `format.damaged_copies`.
+    # See `rebuild.read_shown`.
     shown: tuple[int, ...] | None = None
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: it was not read
     arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # those with rows, by path

@@ -12,7 +12,7 @@ from diskreplay.errors import ReplayError
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.layout import CLOSE_LANES, WIDE_ROW_BYTES
 from diskreplay.segments.files.commit import Counters, CountersByPosition, open_lane_counter
-from diskreplay.segments.files.file_systems import keeps_reservations
+from diskreplay.segments.files.durable import keeps_reservations
 from diskreplay.segments.files.locks import Lock
 from diskreplay.segments.files.mapping import Mapping
 from diskreplay.segments.marks import DurableRows

@@ -13,11 +13,10 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, MissingExtra
+from diskreplay.ids import Ints
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.durable import write_at
 from diskreplay.segments.files.mapping import Mapping, map_file
-
-Ints = NDArray[np.int64]
 
 LEAST_ROW_BYTES = 256
 """Of narrower fields a row costs less as it is."""

@@ -16,7 +16,6 @@ from diskreplay.reading.follower import Follower
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.reading.step_account import StepAccount, read_account
 from diskreplay.retention.policy import disk_usage
-from diskreplay.segments.damage.damaged_copies import read_shown
 from diskreplay.segments.damage.quarantine import read_quarantine
 from diskreplay.segments.damage.unproven import claimed_rows
 from diskreplay.segments.documents import layout
@@ -26,6 +25,7 @@ from diskreplay.segments.files.commit import map_lane_counter
 from diskreplay.segments.files.locks import is_held
 from diskreplay.segments.marks import map_trusted, shows_live_rows
 from diskreplay.segments.packs import read_members
+from diskreplay.segments.rebuild import read_shown
 from diskreplay.segments.sealing import count_steps_in, may_seal
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 

@@ -27,10 +27,16 @@ from diskreplay.retention.retention import Retention
 from diskreplay.schema.schema import Schema
 from diskreplay.segments.damage.quarantine import Quarantined, read_quarantine
 from diskreplay.segments.documents import layout
-from diskreplay.segments.documents.notes import note_names, read_note, write_note
 from diskreplay.segments.documents.root import read_root
-from diskreplay.segments.documents.state_files import delete_state, read_state, write_state
-from diskreplay.segments.files.file_systems import warn_of
+from diskreplay.segments.documents.state_files import (
+    delete_state,
+    note_names,
+    read_note,
+    read_state,
+    write_note,
+    write_state,
+)
+from diskreplay.segments.files.durable import warn_of
 from diskreplay.store import tables
 from diskreplay.store.eviction import evict, hidden_before
 from diskreplay.store.info import episode_table, store_info

@@ -213,7 +213,7 @@ def test_each_problem_of_a_machine_is_a_line(
     run: Callable, installed: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed()
-    monkeypatch.setattr("diskreplay.segments.files.file_systems._type_number", lambda path: 0x6969)
+    monkeypatch.setattr("diskreplay.segments.files.durable._type_number", lambda path: 0x6969)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     few = 1 << 20
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((few, 1, few, 64, 64, few, few, few, 0, 255, 0)))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from diskreplay.errors import FormatError
-from diskreplay.segments.files import cloning
-from diskreplay.segments.files.cloning import FileCopier, Unreadable
+from diskreplay.segments.files import copies
+from diskreplay.segments.files.copies import FileCopier, Unreadable
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_no_space_is_raised_and_no_reason_to_copy(
 
 
 def test_what_cannot_be_read_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloning.os, "pread", refusing(errno.EIO, []))
+    monkeypatch.setattr(copies.os, "pread", refusing(errno.EIO, []))
     with pytest.raises(Unreadable, match="Input/output error"):
         FileCopier(share=False).copy(str(source), str(tmp_path / "target"))
     assert not (tmp_path / "target").exists()
@@ -118,7 +118,7 @@ def test_what_cannot_be_read_leaves_nothing(source: Path, tmp_path: Path, monkey
 def test_what_cannot_be_opened_is_unreadable(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(cloning, "opened", refusing(code, []))
+    monkeypatch.setattr(copies, "opened", refusing(code, []))
     with pytest.raises(Unreadable):
         FileCopier(share=False).copy(str(source), str(tmp_path / "target"))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from diskreplay.segments.files import file_systems
-from diskreplay.segments.files.file_systems import file_system_type, has_stable_inodes, is_shared, keeps_reservations
+from diskreplay.segments.files import durable
+from diskreplay.segments.files.durable import file_system_type, has_stable_inodes, is_shared, keeps_reservations
 from diskreplay.segments.files.machine import volume_of
 from tests.testing.filesystems import KINDS, mounted
 from tests.testing.support import run_python, serial_schema
@@ -36,7 +36,7 @@ def test_an_unknown_file_system_is_a_number_of_which_nothing_is_promised(tmp_pat
     assert file_system_type("/proc").startswith("0x")
     assert not keeps_reservations("/proc")
     assert is_shared(file_system_type("/proc"))
-    monkeypatch.setattr(file_systems, "_type_number", lambda path: UNKNOWN)
+    monkeypatch.setattr(durable, "_type_number", lambda path: UNKNOWN)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is known that would be worth a warning
         dr.create(tmp_path / "store", serial_schema()).close()
@@ -55,7 +55,7 @@ def test_what_several_machines_may_have_mounted_is_shared(monkeypatch) -> None:
         (0x01021997, "9p"),
         (0x0BD00BD0, "lustre"),
     ):
-        monkeypatch.setattr(file_systems, "_type_number", lambda path, number=number: number)
+        monkeypatch.setattr(durable, "_type_number", lambda path, number=number: number)
         assert file_system_type("/data") == kind
         assert is_shared(kind)
         assert not keeps_reservations("/data")
@@ -68,8 +68,8 @@ def test_what_several_machines_may_have_mounted_is_shared(monkeypatch) -> None:
 @pytest.fixture
 def on_fuse(monkeypatch):
     """A machine where every file is on FUSE."""
-    monkeypatch.setattr(file_systems, "_type_number", lambda path: FUSE)
-    monkeypatch.setattr(file_systems, "_warned", set())
+    monkeypatch.setattr(durable, "_type_number", lambda path: FUSE)
+    monkeypatch.setattr(durable, "_warned", set())
 
 
 def test_opening_on_a_network_file_system_warns_once_a_store(tmp_path, on_fuse):
@@ -94,8 +94,8 @@ def test_a_local_file_system_is_no_reason_to_warn(tmp_store):
 def test_the_warning_is_told_once_a_process(tmp_path):
     code = """
 import sys, warnings
-from diskreplay.segments.files import file_systems
-file_systems._type_number = lambda path: 0x6969
+from diskreplay.segments.files import durable
+durable._type_number = lambda path: 0x6969
 import diskreplay as dr
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -124,8 +124,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(AssertionError, match="exit code -9"):
         run_python(code, tmp_store)
     with monkeypatch.context() as patch:
-        patch.setattr(file_systems, "_type_number", lambda path: NFS)
-        patch.setattr(file_systems, "_warned", set())
+        patch.setattr(durable, "_type_number", lambda path: NFS)
+        patch.setattr(durable, "_warned", set())
         with pytest.warns(RuntimeWarning, match="is on nfs"), dr.open(tmp_store, "a") as store:
             assert [segment["state"] for segment in store.info()["segments"]] == ["foreign"]
     with dr.open(tmp_store, "a") as store:

@@ -10,8 +10,8 @@ import pytest
 import diskreplay as dr
 from diskreplay.segments.damage import quarantine
 from diskreplay.segments.documents import layout, limiters
+from diskreplay.segments.documents.eviction_list import evicted_by_removals, removed_path
 from diskreplay.segments.documents.limiters import StepCounter
-from diskreplay.segments.documents.removals import evicted_by_removals, removed_path
 from diskreplay.segments.documents.root import Root, read_root
 from tests.testing.support import append_numbered, serial_schema
 

@@ -8,8 +8,8 @@ import zarr
 
 import diskreplay as dr
 from diskreplay.segments import segment_reader
-from diskreplay.segments.files.extents import rows_with_values
 from diskreplay.segments.segment import read_segment
+from diskreplay.segments.segment_reader import rows_with_values
 from tests.segments.test_values import schema, values_of
 from tests.testing.support import serial_schema
 

@@ -31,11 +31,11 @@ from diskreplay.reading.follower import Follower
 from diskreplay.reading.step_account import Steps, read_account
 from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.eviction_list import evicted_by_removals
 from diskreplay.segments.documents.limiters import StepCounter
 from diskreplay.segments.documents.metadata import Identity, identify
-from diskreplay.segments.documents.removals import evicted_by_removals
 from diskreplay.segments.documents.root import Root, check_local, read_root
-from diskreplay.segments.files.cloning import FileCopier, Unreadable
+from diskreplay.segments.files.copies import FileCopier, Unreadable
 from diskreplay.segments.files.durable import check_written, storage_errors, sync_file_system, write_file
 from diskreplay.segments.files.locks import held_lock
 from diskreplay.segments.files.numbers import listed_numbers

@@ -12,7 +12,7 @@ from diskreplay.integrity.backup.unfinished import write_root_document
 from diskreplay.segments.documents import layout, state_files
 from diskreplay.segments.documents.metadata import Identity, identify
 from diskreplay.segments.documents.root import Root
-from diskreplay.segments.files.cloning import FileCopier
+from diskreplay.segments.files.copies import FileCopier
 from diskreplay.segments.segment import DRAFT
 
 # What living processes make or remove, beside the counters.

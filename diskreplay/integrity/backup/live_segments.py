@@ -15,13 +15,13 @@ from diskreplay.integrity.backup.trees import SegmentVanished, make_folder, make
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.metadata import RowArray
 from diskreplay.segments.documents.root import Root
-from diskreplay.segments.files.cloning import copy_ranges
+from diskreplay.segments.files.copies import copy_ranges
 from diskreplay.segments.files.durable import descriptor, write_file
-from diskreplay.segments.files.extents import Extent, extent_of
 from diskreplay.segments.files.machine import volume_of
 from diskreplay.segments.files.mapping import opened
 from diskreplay.segments.marks import map_trusted, new_rows_crc, read_marks
 from diskreplay.segments.segment import SegmentInfo, counter_inode
+from diskreplay.segments.segment_reader import Extent, extent_of
 
 
 class LiveRows(NamedTuple):

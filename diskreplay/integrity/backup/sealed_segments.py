@@ -17,8 +17,7 @@ from diskreplay.integrity.backup.trees import (
 from diskreplay.segments.blocks import read_sums, sealed_chunks
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.metadata import identify, read_document
-from diskreplay.segments.files.cloning import FileCopier
-from diskreplay.segments.files.copies import WRITE_BITS
+from diskreplay.segments.files.copies import WRITE_BITS, FileCopier
 from diskreplay.segments.files.durable import write_file
 from diskreplay.segments.files.mapping import opened
 from diskreplay.segments.segment import SegmentInfo

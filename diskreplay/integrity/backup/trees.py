@@ -11,7 +11,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.integrity.backup.account import Account
 from diskreplay.segments.documents import layout
-from diskreplay.segments.files.cloning import FileCopier, Unreadable
+from diskreplay.segments.files.copies import FileCopier, Unreadable
 from diskreplay.segments.files.locks import make_lock
 
 

@@ -9,12 +9,12 @@ from diskreplay.integrity.repair.remedies import Remedies, prove
 from diskreplay.integrity.verify.check_root import read_words
 from diskreplay.integrity.verify.verify import segment_numbers
 from diskreplay.retention.retention import LOCK_OF_DRAFT, Retention
-from diskreplay.segments.damage.damaged_copies import Proof
 from diskreplay.segments.damage.quarantine import QUARANTINE
 from diskreplay.segments.damage.unproven import WHY, Fate, fate_of
 from diskreplay.segments.documents import layout
-from diskreplay.segments.documents.removals import PREFIX, destroy
+from diskreplay.segments.documents.eviction_list import PREFIX, destroy
 from diskreplay.segments.files.locks import held_lock, is_locked, try_lock
+from diskreplay.segments.rebuild import Proof
 from diskreplay.segments.sealing import may_seal
 from diskreplay.segments.segment import SegmentInfo, is_never_written
 from diskreplay.writing.marker import Marker

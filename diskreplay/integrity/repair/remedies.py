@@ -12,11 +12,11 @@ from diskreplay.integrity.verify.check_root import read_evictions, read_words
 from diskreplay.integrity.verify.check_segment import verify_segment
 from diskreplay.integrity.verify.documents import Plan
 from diskreplay.integrity.verify.files import Files, Problem
-from diskreplay.segments.damage.damaged_copies import Proof, prove_by_blocks
 from diskreplay.segments.damage.quarantine import QUARANTINE, Quarantined, move_aside
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root, read_root
 from diskreplay.segments.files.locks import held_lock, is_locked, try_lock
+from diskreplay.segments.rebuild import Proof, prove_by_blocks
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
 

@@ -19,8 +19,7 @@ from diskreplay.segments.documents.metadata import read_document, verify_documen
 from diskreplay.segments.episode_table import table_of
 from diskreplay.segments.files.durable import sync_file, sync_folder, write_atomic
 from diskreplay.segments.files.mapping import open_regular, read_regular
-from diskreplay.segments.inner_chunks import indexes_of
-from diskreplay.segments.packs import read_tables, table_from_copy
+from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")

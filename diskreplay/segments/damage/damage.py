@@ -20,11 +20,10 @@ from diskreplay.errors import FormatError
 from diskreplay.ids import NO_STEP
 from diskreplay.segments.blocks import Chunk, combine, known_sums, read_sums, sealed_chunks
 from diskreplay.segments.documents import layout
-from diskreplay.segments.files.extents import extent_of, sealed_extent
 from diskreplay.segments.files.mapping import opened
-from diskreplay.segments.inner_chunks import InnerChunks
-from diskreplay.segments.packs import PackTables, read_tables
+from diskreplay.segments.packs import InnerChunks, PackTables, read_tables
 from diskreplay.segments.segment import SegmentInfo
+from diskreplay.segments.segment_reader import extent_of, sealed_extent
 
 Range = tuple[int, int]
 RangesByLane = dict[int, list[Range]]

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import copy_tree, is_folder
 from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.eviction_list import removed_path
 from diskreplay.segments.documents.metadata import Document, is_whole, parse_document
-from diskreplay.segments.documents.removals import removed_path
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.durable import drafted, move, sync_file_system, sync_folder, write_atomic
 from diskreplay.segments.files.mapping import read_regular

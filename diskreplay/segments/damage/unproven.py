@@ -9,19 +9,17 @@ from contextlib import suppress
 from enum import Enum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
+from diskreplay.ids import Ints
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.commit import read_lane_counter, write_lane_counter
 from diskreplay.segments.files.durable import sync_file, sync_folder, write_file
-from diskreplay.segments.files.extents import rows_with_values
 from diskreplay.segments.files.mapping import data_ranges, opened
 from diskreplay.segments.marks import cut_marks, proven_rows, read_marks, shows_live_rows
 from diskreplay.segments.segment import SegmentInfo, has_no_mark, read_as_sealed, write_unsealed
-
-Ints = NDArray[np.int64]
+from diskreplay.segments.segment_reader import rows_with_values
 
 _CLAIMED = ".claimed"
 _BLOCK_BYTES = 1 << 20

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.folders import is_folder
 from diskreplay.ids import NO_STEP
-from diskreplay.segments.damage.damaged_copies import read_shown
 from diskreplay.segments.damage.quarantine import claimed_steps, read_quarantine
 from diskreplay.segments.documents import layout
-from diskreplay.segments.documents.eviction_list import EvictionEntries, evicted_in
+from diskreplay.segments.documents.eviction_list import EvictionEntries, evicted_by_removals, evicted_in
 from diskreplay.segments.documents.metadata import dump, shaped
-from diskreplay.segments.documents.removals import evicted_by_removals
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.commit import Counters, open_counters, read_lane_counter
 from diskreplay.segments.files.durable import drafted, sync_folder, sync_tree
@@ -26,6 +24,7 @@ from diskreplay.segments.files.locks import held_lock, make_lock
 from diskreplay.segments.files.numbers import segment_numbers
 from diskreplay.segments.marks import map_trusted
 from diskreplay.segments.packs import merged_into, read_tables
+from diskreplay.segments.rebuild import read_shown
 from diskreplay.segments.segment import SegmentInfo
 
 SLOTS = layout.LIMITER_SLOTS

@@ -28,8 +28,7 @@ from diskreplay.segments.documents.metadata import (
     whole,
 )
 from diskreplay.segments.files.commit import StoreCounters
-from diskreplay.segments.files.durable import sync_folder, sync_tree, write_atomic
-from diskreplay.segments.files.file_systems import file_system_type, has_stable_inodes
+from diskreplay.segments.files.durable import file_system_type, has_stable_inodes, sync_folder, sync_tree, write_atomic
 from diskreplay.segments.files.locks import make_lock
 from diskreplay.segments.files.machine import check_platform
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import BY_PATH, Lookup, shown
 from diskreplay.segments.documents import layout
-from diskreplay.segments.files.durable import storage_error, sync_file, write_at
-from diskreplay.segments.files.file_systems import keeps_reservations
+from diskreplay.segments.files.durable import keeps_reservations, storage_error, sync_file, write_at
 from diskreplay.segments.files.mapping import map_file, opened
 
 _RETRIES = 200
