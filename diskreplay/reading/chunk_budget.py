@@ -36,6 +36,11 @@ class Piece:
         self.address = address
         self.nbytes = nbytes
 
+    @classmethod
+    def of(cls, memory: NDArray[np.uint8]) -> "Piece":
+        """Return a piece that is no part of a block."""
+        return cls(memory, memory.ctypes.data, memory.nbytes)
+
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
@@ -53,10 +58,9 @@ class Piece:
 def lone_piece(nbytes: int) -> Piece | None:
     """Return a piece that is no part of a block, or None where the system has no memory for it."""
     try:
-        memory = np.empty(nbytes, np.uint8)
+        return Piece.of(np.empty(nbytes, np.uint8))
     except MemoryError:
         return None
-    return Piece(memory, memory.ctypes.data, nbytes)
 
 
 @lru_cache(maxsize=8)

@@ -22,7 +22,6 @@ from diskreplay.kernels.table import chosen
 from diskreplay.reading import chunk_budget
 from diskreplay.reading.chunk_budget import BLOCK_BYTES, DECOMPRESSED, IN_PACK, MAPPED, READ, Piece, Room, zeros_piece
 from diskreplay.reading.decompression import decompress, reads_no_disk
-from diskreplay.reading.folder import GONE, Folder, Pack
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.layout import split_range
 from diskreplay.segments.documents.root import Root
@@ -33,6 +32,7 @@ from diskreplay.segments.files.mapping import (
     Mapping,
     MappingRefused,
 )
+from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
 # Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
@@ -54,13 +54,6 @@ Addresses = tuple[Ints, Ints, Ints, Ints]
 
 # The line of `gathering` that has their addresses, and these arrays.
 TableLine = tuple[Ints, Addresses]
-
-LACKING = -1
-"""In place of how a folder's rows are divided into chunks: it has no such array."""
-
-# Bytes, about, of the parts that an array of a pack is divided into: who has to read it from another pack, into which
-# it was merged, reads a part.
-_PART = 16 << 20
 
 # Of more ranges of rows, it is quicker to look first which of them differ.
 _MANY_RANGES = 1 << 12
@@ -119,30 +112,25 @@ class ChunkTable:
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
         """Add folders behind the others: packs with room for all chunks, others with room for one."""
-        divided = [(0, 0, MAPPED) if folder is None else self._divide(folder.info) for folder in folders]
-        shift, chunks, how = np.array(divided, np.int64).reshape(-1, 3).T
+        divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
+        shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
+        how = np.array([self._how_in(folder) if isinstance(folder, Pack) else MAPPED for folder in folders], np.uint8)
         self.shift = np.append(self.shift, shift)
         self.first_chunk = np.append(self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks)
         self.chunks = np.append(self.chunks, chunks)
-        self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how.astype(np.uint8), chunks))
+        self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))
 
-    def _divide(self, info: SegmentInfo) -> tuple[int, int, int]:
-        """Return the logarithm of the rows of a folder's chunks, for how many there is room, and how they are held."""
-        if self.leaf not in info.chunk_rows:
-            return LACKING, 1, MAPPED
-        rows = info.chunk_rows[self.leaf]
-        if info.packed is None:
-            return rows.bit_length() - 1, 1, MAPPED
-        compressed = info.compressed.get(self.leaf)
-        part = max(1, _PART // self.row_bytes) if compressed is None else compressed.rows
-        bits = part.bit_length() - 1
-        return bits, -(-rows >> bits), IN_PACK if compressed is None else DECOMPRESSED
+    def _how_in(self, pack: Pack) -> int:
+        """Return how the chunks of a pack are held."""
+        if self.leaf not in pack.info.chunk_rows:
+            return MAPPED
+        return IN_PACK if pack.compressed_bytes(self.leaf) is None else DECOMPRESSED
 
-    def note_array(self, folder: int, info: SegmentInfo) -> None:
+    def note_array(self, folder: int) -> None:
         """Note that a segment has got this array since it was added."""
         if self.shift[folder] == LACKING:
             shift = self.shift.copy()
-            shift[folder] = self._divide(info)[0]
+            shift[folder] = self._tables.folder(folder).division(self.leaf)[0]
             self.shift = shift
             self._tables.note_change()
 
@@ -229,7 +217,7 @@ class ChunkTable:
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
         """Decompress inner chunks of a pack, for which others leave as in `_open`."""
         found = pack.open_shard(self.leaf, inner)
-        if isinstance(found, Piece):
+        if not isinstance(found, tuple):
             return self._keep_copied(places, found, use)
         shard, inner = found
         is_zero = shard.sizes[inner] == 0
@@ -250,8 +238,9 @@ class ChunkTable:
         chunk_budget.keep(self, places, room.piece, len(places) * inner_bytes, is_lone=is_lone)
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
-    def _keep_copied(self, places: Ints, piece: Piece, use: int) -> None:
+    def _keep_copied(self, places: Ints, copied: NDArray[np.uint8], use: int) -> None:
         """Keep what was read from another pack than the one that it is of, for which others leave as in `_open`."""
+        piece = Piece.of(copied)
         chunk_budget.make_room_decompressed(piece.nbytes, use)
         self.how[places] = DECOMPRESSED
         self._keep(places, Room(len(places), piece, 0), piece.nbytes // len(places), is_lone=True)
@@ -264,40 +253,43 @@ class ChunkTable:
     def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
         """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
         source = self._tables.folder(folder)
-        piece = self._memory(source.info, use, copy)
+        piece = self._memory(source, use, copy)
         if piece is None:
             chunk_budget.make_room(use)
-        held = source.open(self.leaf, chunk, chunk << int(self.shift[folder]), self._rows(folder, chunk), piece)
-        if isinstance(held, Mapping):
-            # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
-            # ones are more than the processor has room for, which takes a quarter of a small batch's time.
-            held.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
+        memory, first = None if piece is None else np.asarray(piece), chunk << int(self.shift[folder])
+        found = source.open(self.leaf, chunk, first, self._rows(folder, chunk), memory)
         places = np.array([self._place(folder, chunk)])
-        if source.tables is None:
-            self.how[places] = READ if isinstance(held, Piece) else MAPPED
-            self._hold(places, held, np.array([held.address]))
-        elif isinstance(held, Piece):
-            self._keep_copied(places, held, use)
-        else:
+        if not isinstance(found, Mapping):
+            if isinstance(source, Pack):
+                return self._keep_copied(places, found, use)
+            held = piece if piece is not None and found is memory else Piece.of(found)
+            self.how[places] = READ
+            return self._hold(places, held, np.array([held.address]))
+        # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
+        # ones are more than the processor has room for, which takes a quarter of a small batch's time.
+        found.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
+        if isinstance(source, Pack):
             every = np.arange(int(self.chunks[folder]))
-            addresses = held.address + (every << int(self.shift[folder])) * self.row_bytes
-            self._hold(self._place(folder, 0) + every, held, addresses)
+            addresses = found.address + (every << int(self.shift[folder])) * self.row_bytes
+            return self._hold(self._place(folder, 0) + every, found, addresses)
+        self.how[places] = MAPPED
+        self._hold(places, found, np.array([found.address]))
 
     def _rows(self, folder: int, chunk: int) -> int:
         """Return how many rows a chunk has."""
         source, bits = self._tables.folder(folder), int(self.shift[folder])
         rows = 1 << bits
-        return rows if source.tables is None else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
+        return rows if not isinstance(source, Pack) else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
 
-    def _memory(self, info: SegmentInfo, use: int, copy: bool) -> Piece | None:
+    def _memory(self, source: Folder, use: int, copy: bool) -> Piece | None:
         """Return memory to read a chunk into, or None where it is to be mapped.
 
         Chunks of packs and those that may still change are mapped always, large ones and wide rows unless `copy` says
         that there are too few mappings for what is needed at once.
         """
-        if info.packed is not None or not info.sealed:
+        if isinstance(source, Pack) or not source.info.sealed:
             return None
-        nbytes = info.chunk_nbytes(self.leaf)
+        nbytes = source.info.chunk_nbytes(self.leaf)
         piece = None
         if not self.wide and nbytes <= LARGEST_READ:
             piece = chunk_budget.allocate(nbytes, use)
@@ -437,10 +429,10 @@ class ChunkTable:
 
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
         """Return rows that are there, ``(lanes, rows, *shape)``, and at which of these a chunk begins."""
-        info, place = self._tables.folder(folder).info, self._place(folder, chunk)
+        source, place = self._tables.folder(folder), self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
-        if info.packed is None:
-            return held.array(self.dtype, (len(info.lanes), 1 << int(self.shift[folder]), *self.shape)), 0
+        if not isinstance(source, Pack):
+            return held.array(self.dtype, (len(source.info.lanes), 1 << int(self.shift[folder]), *self.shape)), 0
         if isinstance(held, Piece):
             rows = self._rows(folder, chunk)
             return Piece(held, address, rows * self.row_bytes).array(self.dtype, (1, rows, *self.shape)), 0
@@ -601,23 +593,18 @@ class ChunkTables:
 
     def compressed(self, leaf: str) -> list[int]:
         """Return which folders are packs in which an array is compressed."""
-        return [folder for folder, pack in self.packs.items() if leaf in pack.info.compressed]
+        return [folder for folder, pack in self.packs.items() if pack.compressed_bytes(leaf) is not None]
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
         """Return what an array takes in all packs in which it is compressed, when it is decompressed and on disk."""
         table, packs = self.leaves[leaf], self.compressed(leaf)
         decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
-        return decompressed, sum(self.packs[folder].info.compressed[leaf].nbytes for folder in packs)
+        return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
         """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""
         folder = self.folder_of(slot)
-        if folder is None:
-            return None
-        if (tables := folder.tables) is None:
-            return folder.info.writer, np.array(folder.info.lanes, np.int64)
-        member = int(tables.places(np.array([slot + origin]))[0])
-        return int(tables.writers[member]), tables.runs[tables.runs_of(member), 2]
+        return None if folder is None else folder.lanes_of(slot + origin)
 
     def note_info(self, slot: int, info: SegmentInfo) -> None:
         """Take in the attributes of a segment, which may have got priorities."""
@@ -637,7 +624,7 @@ class ChunkTables:
                 self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
                 self.note_change()
             elif has_priorities:
-                self.leaves[leaf].note_array(number, info)
+                self.leaves[leaf].note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
         """Map the chunks of a row of those arrays of which the chunk before is mapped."""
@@ -680,7 +667,7 @@ class ChunkTables:
         new = self._copy(folders)
         with new.lock:
             new.first_rows = self.first_rows.copy()
-            new.first_rows[places_of(self.lane_base[slots], pack.tables.lanes)] = pack.tables.first_rows
+            new.first_rows[places_of(self.lane_base[slots], pack.lanes)] = pack.first_rows
             new.packs[number] = pack
             new._add_folders([pack])
         return new

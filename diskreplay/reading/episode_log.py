@@ -18,8 +18,6 @@ from diskreplay.ids import (
 )
 from diskreplay.segments.documents.eviction_list import EvictionEntries
 from diskreplay.segments.documents.root import Root
-from diskreplay.segments.packs import PackTables
-from diskreplay.segments.segment import SegmentInfo
 
 
 class EpisodeLog:
@@ -130,18 +128,11 @@ class Evictions:
             self._firsts = np.union1d(self._firsts, new)
         return len(new) > 0
 
-    def add_lost(self, info: SegmentInfo, tables: PackTables | None = None) -> bool:
-        """Take in what a sealed segment says was lost of it; tell whether that is anything.
-
-        ``tables`` are those of a pack.
-        """
-        if info.lost.ranges:
-            positions = np.array([position for position, _ in info.lost.ranges], np.int64)
-            if tables is not None:  # what is lost between lanes is of no segment
-                positions = positions[[tables.holds(row) for row in positions.tolist()]]
-            ids = positions | info.number << POSITION_BITS if tables is None else tables.ids_of(positions)
-            self._firsts = np.union1d(self._firsts, ids)
-        return bool(info.lost.ranges)
+    def add_lost(self, firsts: Ints) -> bool:
+        """Take in the ids at which ranges begin that were lost to damage; tell whether there are any."""
+        if len(firsts):
+            self._firsts = np.union1d(self._firsts, firsts)
+        return len(firsts) > 0
 
     @property
     def has_none(self) -> bool:

@@ -12,7 +12,6 @@ from diskreplay.kernels.table import Kernel
 from diskreplay.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.reading.chunk_table import ChunkTables
 from diskreplay.reading.episode_log import Discards, EpisodeLog, Evictions
-from diskreplay.reading.folder import Pack
 from diskreplay.reading.known_segments import KnownSegments
 from diskreplay.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
 from diskreplay.reading.snapshot import SegmentTable, Snapshot
@@ -20,15 +19,16 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.episode_table import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.segments.files.commit import StoreCounters
+from diskreplay.segments.folder import Pack, lost_ids
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
-from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_pack, read_sealed
+from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
 
 # Bytes of flags of sealed segments that are parsed together.
 _AT_ONCE = 16 << 20
 
 
 class _Sealed(NamedTuple):
-    """The places of sealed segments, and what `read_sealed` found in one, or `read_pack` in several."""
+    """The places of sealed segments, and what `read_sealed` found in one, or `Pack.read_flags` in several."""
 
     slots: list[int]
     committed: Ints
@@ -105,12 +105,12 @@ class FollowedRows:
                 continue
             try:
                 if info.sealed:
-                    self.evictions.add_lost(info)
+                    self.evictions.add_lost(lost_ids(info))
                     sealed.append(_Sealed([slot], *read_sealed(info)))
                     pending += len(sealed[-1].flags.flags)
                 else:
                     self.live.segments[slot] = LiveSegment(self._root, info.number)
-                    self.evictions.add_lost(self.live.segments[slot].info)
+                    self.evictions.add_lost(lost_ids(self.live.segments[slot].info))
             except DAMAGE as error:
                 self.exclude(slot, error)
             if pending > _AT_ONCE:
@@ -120,19 +120,18 @@ class FollowedRows:
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
         """Take in a pack: the segments of it that are known are read from it from now on, the others are new."""
-        tables, info = pack.tables, pack.info
-        slots = tables.numbers - self.slots.origin
+        slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
-        if self.evictions.add_lost(info, tables):
+        if self.evictions.add_lost(pack.lost_ids()):
             self.remove_evicted()
         self.list_growing()
         for member in np.flatnonzero(np.isin(slots, list(self.live.segments))).tolist():
-            slot, committed = int(slots[member]), tables.rows[tables.runs_of(member)]
+            slot, committed = int(slots[member]), pack.rows_of(member)
             self._take_sealed(slot, committed, committed)
         if (new := np.flatnonzero(slots >= first_new)).size:
             try:
-                self._add_sealed([_Sealed(slots[new].tolist(), *read_pack(info, tables, new))])
+                self._add_sealed([_Sealed(slots[new].tolist(), *pack.read_flags(new))])
             except DAMAGE as error:
                 self.exclude(int(slots[new[0]]), error)
 
@@ -248,7 +247,7 @@ class FollowedRows:
         if live.folder != before.folder:
             return False  # replaced by repair, which is about to count a change
         live.checked_rows = before.checked_rows
-        if self.evictions.add_lost(live.info):
+        if self.evictions.add_lost(lost_ids(live.info)):
             self.remove_evicted()
         if live.info.sealed:
             committed, observed = live.read(self.slots.rows[following.COMMITTED, self.slots.span(slot)])

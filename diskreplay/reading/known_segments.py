@@ -10,7 +10,6 @@ from diskreplay.errors import DamagedSegmentWarning, SegmentGone, warn_caller
 from diskreplay.folders import shown
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable, Ints
 from diskreplay.kernels import following, hiding
-from diskreplay.reading.folder import Pack
 from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.damage.quarantine import QUARANTINE, read_quarantine
 from diskreplay.segments.documents import layout
@@ -18,7 +17,8 @@ from diskreplay.segments.documents.metadata import Identity, UnknownFeature, ide
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.numbers import listed_numbers
-from diskreplay.segments.packs import merged_numbers, read_tables
+from diskreplay.segments.folder import Pack, take_packs
+from diskreplay.segments.packs import merged_numbers
 from diskreplay.segments.rebuild import read_shown
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo
 
@@ -116,9 +116,9 @@ class Slots:
             if info is not None:
                 clocks[slot], last[slot] = info.clock.wall, info.bounds[1] if info.sealed else hiding.NEVER
         for folded in packs:
-            new = folded.tables.numbers >= start
-            at = folded.tables.numbers[new] - start
-            lanes[at], clocks[at], last[at] = folded.tables.lanes[new], folded.info.clock.wall, folded.info.bounds[1]
+            new = folded.numbers >= start
+            at = folded.numbers[new] - start
+            lanes[at], clocks[at], last[at] = folded.lanes[new], folded.info.clock.wall, folded.info.bounds[1]
             folder[at] = folded.info.number
         added = int(lanes.sum())
         self.lane_base = np.append(self.lane_base, self.rows.shape[1] + np.cumsum(lanes) - lanes)
@@ -254,34 +254,17 @@ class KnownSegments:
 
         ``infos`` are changed. Raises Merged where a member is not known.
         """
-        start, found, taken = self.slots.end, list[Pack](), set[int]()
-        for at in range(len(infos) - 1, -1, -1):
-            info = infos[at]
-            if info is None or info.packed is None:
-                continue
-            infos[at] = None
-            if at + start in taken:
-                continue
-            try:
-                pack = Pack(info, read_tables(info))
-            except DAMAGE as error:
-                self.leave_out(at + start, error)
-                continue
-            numbers = pack.tables.numbers.tolist()
-            if taken.isdisjoint(numbers):  # else it was merged into another one
-                found.append(pack)
-                taken.update(numbers)
+        start = self.slots.end
+        packs = take_packs(infos, start, self.leave_out)
+        taken = {number for pack in packs for number in pack.numbers.tolist()}
         if taken and min(taken) < self.slots.origin:
             raise Merged(min(taken))
-        for number in taken:
-            if number >= start:
-                infos[number - start] = None
-            elif self.slots.lanes[number - self.slots.origin] == 0:
-                raise Merged  # it had left, or could not be read
+        if any(number < start and self.slots.lanes[number - self.slots.origin] == 0 for number in taken):
+            raise Merged  # it had left, or could not be read
         end = start + len(infos)
         if any(start <= n < end and infos[n - start] is None and n not in taken for n in self.merged_since(end)):
             raise Merged  # it was gone before it was read
-        return found[::-1]
+        return packs
 
     def leave_out(self, number: int, error: Exception) -> None:
         """Note that a segment cannot be read, as `note_damage`. Raises Merged where it may be in a pack by now."""

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow
-from diskreplay.ids import Ints, places_of
+from diskreplay.ids import Ints
 from diskreplay.segments.documents import layout
 from diskreplay.segments.episode_table import Gaps
 from diskreplay.segments.files.commit import read_lane_counter
 from diskreplay.segments.files.mapping import Mapping, data_ranges, opened, read_into, read_part
-from diskreplay.segments.packs import PackTables
 from diskreplay.segments.segment import SegmentInfo
 
 MapChunk = Callable[[str, int], Mapping]
@@ -224,23 +223,6 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
             return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
         bounds = np.arange(lanes), np.zeros_like(committed), committed
         return committed, read_lanes(info, *bounds, lambda: _read_dense(info, committed, lookup))
-
-
-def read_pack(info: SegmentInfo, tables: PackTables, members: Ints) -> tuple[Ints, LaneFlags]:
-    """Return how many rows each lane of some segments of a pack has, and their flags, lane after lane.
-
-    Errors as for `read_sealed`: it is read as a segment of one lane.
-    """
-    (rows,), (flags, *_) = read_sealed(info)
-    if rows != int((tables.first_rows + tables.rows).max()):
-        raise FormatError(f"{info.path}: committed is damaged; restore it")
-    which = np.zeros(len(tables.lanes), np.bool_)
-    which[members] = True
-    runs = np.repeat(which, tables.lanes)
-    count, first = tables.rows[runs], tables.first_rows[runs]
-    if int(count.sum()) != rows:
-        flags = flags[places_of(first, count)]
-    return count, LaneFlags(flags, count)
 
 
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading import chunk_budget, chunk_table, followed_rows, known_segments
+from diskreplay.reading import chunk_budget, followed_rows, known_segments
 from diskreplay.reading.chunk_budget import Piece
 from diskreplay.reading.chunk_table import ChunkTable, ChunkTables
 from diskreplay.reading.lanes import LaneMap
+from diskreplay.segments import folder
 from diskreplay.segments.files.mapping import MappingRefused
 from tests.reading.test_packs import numbered, store
 from tests.testing.merged import contents, write_more
@@ -53,7 +54,7 @@ def test_tables_of_chunks_have_a_line_a_pack_and_not_one_a_segment(tmp_store: Pa
 def test_what_is_copied_from_a_pack_that_another_was_merged_into_leaves_for_more(
     store: dr.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_table, "_PART", 300)
+    monkeypatch.setattr(folder, "PART_BYTES", 300)
     store.compact()
     with dr.open(store.path) as still:
         expected = [episode.obs["code"].copy() for episode in store.episodes]
@@ -120,8 +121,8 @@ def test_a_store_that_is_merged_while_it_is_opened_is_whole_at_once(
         write_more(Path(store.path), 4)
         store.refresh()
         before, steps = contents(store), len(store)
-    homes = {"KnownSegments.read": known_segments.KnownSegments, "read_sealed": followed_rows}
-    owner = homes.get(called, known_segments)
+    owners = {"KnownSegments.read": known_segments.KnownSegments, "read_sealed": followed_rows, "read_tables": folder}
+    owner: Any = owners[called]
     name = called.split(".")[-1]
     real, merged = getattr(owner, name), list[int]()
 

@@ -29,7 +29,7 @@ def store(many_segments: Path) -> Iterator[dr.Store]:
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide arrays of packs as they are, or into parts of so few bytes that windows lie in several."""
     if request.param is not None:
-        monkeypatch.setattr("diskreplay.reading.chunk_table._PART", request.param)
+        monkeypatch.setattr("diskreplay.segments.folder.PART_BYTES", request.param)
 
 
 @pytest.mark.slow
@@ -251,8 +251,12 @@ def test_a_segment_that_finds_no_memory_for_its_copy_from_a_pack_is_not_taken_fo
 ) -> None:
     with dr.open(store.path) as reader:
         store.compact()
+
+        def refuse(nbytes: int) -> Any:
+            raise MemoryError
+
         with monkeypatch.context() as patch:
-            patch.setattr("diskreplay.reading.folder.lone_piece", lambda nbytes: None)
+            patch.setattr("diskreplay.segments.folder._zeros", refuse)
             with pytest.raises(MemoryError, match="^no memory for "):
                 contents(reader)
         assert contents(reader) == contents(store)

@@ -1,4 +1,4 @@
-"""What a reader knows of a folder of rows, and where it finds these after they were merged into a pack."""
+"""A folder of rows, of one segment or of a pack: which rows it has, and where they are after it was merged."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.folders import shown_paths
-from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Floats, Ints
-from diskreplay.reading.chunk_budget import Piece, lone_piece
+from diskreplay.ids import EPISODE_VALUES, POSITION_BITS, Floats, Ints, places_of
 from diskreplay.segments.documents import layout
 from diskreplay.segments.episode_table import read_columns
 from diskreplay.segments.files.mapping import Mapping, read_into, refuse_links
-from diskreplay.segments.packs import PackTables, find_pack, open_shard
+from diskreplay.segments.packs import PackTables, find_pack, open_shard, read_tables
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
+from diskreplay.segments.segment_reader import LaneFlags, read_sealed
 from diskreplay.segments.shards import Shard
 
 
@@ -107,27 +107,42 @@ _LINE = 1 << POSITION_BITS
 
 GONE = "the segment of these steps was evicted or set aside; draw again"
 
+# Bytes, about, of the parts that an array of a pack is divided into: who has to read it from another pack, into which
+# it was merged, reads a part.
+PART_BYTES = 16 << 20
+
+LACKING = -1
+"""In place of how a folder's rows are divided into chunks: it has no such array."""
+
 T = TypeVar("T")
 
 
 class Folder:
-    """A folder of rows: that of a segment, or of a pack with its ``tables``.
+    """A folder of rows: that of a segment. A `Pack` has those of many.
 
     Whoever still has a snapshot from before it was merged into a pack reads on: the rows come from there.
 
     Concurrency: any thread.
     """
 
+    _tables: PackTables | None = None
     info: SegmentInfo
     _now: tuple[SegmentInfo, PackTables | None]  # of the one that has its rows, as far as that is known
 
-    def __init__(self, info: SegmentInfo, tables: PackTables | None = None) -> None:
-        self.tables = tables
+    def __init__(self, info: SegmentInfo) -> None:
         self.note(info)
 
     def note(self, info: SegmentInfo) -> None:
         """Take in its attributes, which may have been written anew."""
-        self.info, self._now = info, (info, self.tables)
+        self.info, self._now = info, (info, self._tables)
+
+    def lanes_of(self, number: int) -> tuple[int, Ints]:
+        """Return the writer of a segment whose rows it has, and the numbers of its lanes."""
+        return self.info.writer, np.array(self.info.lanes, np.int64)
+
+    def division(self, leaf: str) -> tuple[int, int]:
+        """Return the logarithm of the rows of an array's chunks, or `LACKING`, and how many chunks it has at least."""
+        return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @cached_property
     def reward_sums(self) -> RewardSums:
@@ -137,25 +152,28 @@ class Folder:
     @cached_property
     def value_rows(self) -> ValueRows:
         """Where it has the values of its rows."""
-        return ValueRows(self.info, self.tables)
+        return ValueRows(self.info, self._tables)
 
     @shown_paths()
-    def open(self, leaf: str, chunk: int, first: int, rows: int, piece: Piece | None) -> Mapping | Piece:
+    def open(
+        self, leaf: str, chunk: int, first: int, rows: int, memory: NDArray[np.uint8] | None
+    ) -> Mapping | NDArray[np.uint8]:
         """Read a chunk into memory, or map its file where there is none; that of a pack has all chunks.
 
-        Where it was merged into a pack, the chunk is copied from there: so many rows of each line, from one on.
+        Where it was merged into a pack, the chunk is copied from there into other memory: so many rows of each line,
+        from one on.
         """
-        at = 0 if self.tables is not None else chunk
+        at = 0 if self._tables is not None else chunk
 
-        def read(info: SegmentInfo, tables: PackTables | None) -> Mapping | Piece:
+        def read(info: SegmentInfo, tables: PackTables | None) -> Mapping | NDArray[np.uint8]:
             if tables is not None and info is not self.info:
                 lines = range(len(self.info.lanes))
                 return self._copied(leaf, [(line * _LINE + first, rows) for line in lines], info, tables)
             refuse_links(info.path, above(leaf))
-            if piece is None:
+            if memory is None:
                 return info.map_chunk(leaf, at)
-            read_into(info.chunk_path(leaf, at), info.chunk_nbytes(leaf), np.asarray(piece))
-            return piece
+            read_into(info.chunk_path(leaf, at), info.chunk_nbytes(leaf), memory)
+            return memory
 
         return self._read(leaf, at, read)
 
@@ -173,23 +191,25 @@ class Folder:
                     path = info.chunk_path(leaf, chunk if info is self.info else 0)
                     raise FormatError(f"{path} is missing; the store is damaged, restore this file") from None
                 number = self.info.number
-                found = find_pack(info.root, number if self.tables is None else int(self.tables.numbers[0]))
+                found = find_pack(info.root, number if self._tables is None else int(self._tables.numbers[0]))
                 if found is None:
                     raise SegmentGone(f"segment {number} was evicted or set aside; refresh and draw again") from None
                 self._now = found
 
-    def _copied(self, leaf: str, ranges: Sequence[tuple[int, int]], info: SegmentInfo, tables: PackTables) -> Piece:
+    def _copied(
+        self, leaf: str, ranges: Sequence[tuple[int, int]], info: SegmentInfo, tables: PackTables
+    ) -> NDArray[np.uint8]:
         """Return ranges of its rows, one behind the other, from a pack: first rows, and numbers of rows.
 
         Those of line i of a segment begin at row i * `_LINE`. Raises FileNotFoundError where the pack is gone.
         """
         now, row_bytes, total = tables.of(leaf), self.info.arrays[leaf].row_bytes, sum(count for _, count in ranges)
-        before = now.alone(self.info.number, _LINE) if self.tables is None else self.tables.of(leaf)
-        piece = lone_piece(total * row_bytes)
-        if piece is None:
-            raise MemoryError(f"no memory for {leaf} of {self.info.path}")
-        rows, at = np.asarray(piece).reshape(total, row_bytes), 0
-        rows[:] = 0
+        before = now.alone(self.info.number, _LINE) if self._tables is None else self._tables.of(leaf)
+        try:
+            copied = _zeros(total * row_bytes)
+        except MemoryError:
+            raise MemoryError(f"no memory for {leaf} of {self.info.path}") from None
+        rows, at = copied.reshape(total, row_bytes), 0
         if leaf in info.chunk_rows:  # else no step has a priority
             read = _row_reader(info, leaf)
             for first, count in ranges:
@@ -200,36 +220,127 @@ class Folder:
                 at += count
         if leaf == layout.TIME:
             rows.view("<i8")[:] += info.clock.wall - self.info.clock.wall
-        return piece
+        return copied
 
 
 class Pack(Folder):
-    """The folder of a pack."""
+    """The folder of a pack. Where it is read for the first time, errors are as of `read_tables`.
 
-    tables: PackTables
+    ``numbers`` are those of its segments, in order, ``lanes`` how many lanes each has, and ``first_rows`` at which row
+    each of all these lanes begins.
+    """
 
-    def __init__(self, info: SegmentInfo, tables: PackTables) -> None:
-        super().__init__(info, tables)
+    _tables: PackTables
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self._tables = read_tables(info)
+        super().__init__(info)
+        self.numbers, self.lanes, self.first_rows = self._tables.numbers, self._tables.lanes, self._tables.first_rows
         self._shards: dict[str, Shard] = {}
 
+    def lost_ids(self) -> Ints:
+        """Return what `lost_ids` does of its segments; what is lost between lanes is of none."""
+        positions = [position for position, _ in self.info.lost.ranges if self._tables.holds(position)]
+        return self._tables.ids_of(np.array(positions, np.int64))
+
+    def lanes_of(self, number: int) -> tuple[int, Ints]:
+        """Return what `Folder.lanes_of` does."""
+        member = int(self._tables.places(np.array([number]))[0])
+        return int(self._tables.writers[member]), self._tables.runs[self._tables.runs_of(member), 2]
+
+    def rows_of(self, member: int) -> Ints:
+        """Return how many rows each lane of its n-th segment has."""
+        return self._tables.rows[self._tables.runs_of(member)]
+
+    def division(self, leaf: str) -> tuple[int, int]:
+        """Return what `Folder.division` does; the file of the array has all chunks."""
+        rows, compressed = self.info.chunk_rows.get(leaf), self.info.compressed.get(leaf)
+        if rows is None:
+            return LACKING, 1
+        part = max(1, PART_BYTES // self.info.arrays[leaf].row_bytes) if compressed is None else compressed.rows
+        bits = part.bit_length() - 1
+        return bits, -(-rows >> bits)
+
+    def compressed_bytes(self, leaf: str) -> int | None:
+        """Return what a compressed array takes on disk; None: it is not compressed."""
+        compressed = self.info.compressed.get(leaf)
+        return None if compressed is None else compressed.nbytes
+
+    def read_flags(self, members: Ints) -> tuple[Ints, LaneFlags]:
+        """Return how many rows each lane of some of its segments has, and their flags, lane after lane.
+
+        Errors as for `read_sealed`: it is read as a segment of one lane.
+        """
+        tables = self._tables
+        (rows,), (flags, *_) = read_sealed(self.info)
+        if rows != int((tables.first_rows + tables.rows).max()):
+            raise FormatError(f"{self.info.path}: committed is damaged; restore it")
+        which = np.zeros(len(tables.lanes), np.bool_)
+        which[members] = True
+        runs = np.repeat(which, tables.lanes)
+        count, first = tables.rows[runs], tables.first_rows[runs]
+        if int(count.sum()) != rows:
+            flags = flags[places_of(first, count)]
+        return count, LaneFlags(flags, count)
+
     @shown_paths()
-    def open_shard(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | Piece:
+    def open_shard(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
         """Open a compressed array, or that of a pack that this one was merged into; return also which inner chunks.
 
         Or these themselves, where they are not in the other as they were.
         """
         rows = self.info.compressed[leaf].rows
 
-        def read(info: SegmentInfo, tables: PackTables) -> tuple[Shard, Ints] | Piece:
+        def read(info: SegmentInfo, tables: PackTables) -> tuple[Shard, Ints] | NDArray[np.uint8]:
             if info is self.info:
                 if leaf not in self._shards:
                     self._shards[leaf] = open_shard(info, leaf)
                 return self._shards[leaf], inner
             if leaf not in info.compressed or info.compressed[leaf].rows != rows:
                 return self._copied(leaf, [(number * rows, rows) for number in inner.tolist()], info, tables)
-            return open_shard(info, leaf), tables.rows_of(self.tables.ids_of(inner * rows)) // rows
+            return open_shard(info, leaf), tables.rows_of(self._tables.ids_of(inner * rows)) // rows
 
         return self._read(leaf, 0, read)
+
+
+def lost_ids(info: SegmentInfo) -> Ints:
+    """Return the id of the first row of each range of a segment that was lost to damage."""
+    positions = np.array([position for position, _ in info.lost.ranges], np.int64)
+    return positions | info.number << POSITION_BITS
+
+
+def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[[int, Exception], None]) -> list[Pack]:
+    """Take the packs out of the segments from number ``start`` on, with their members, and return them in order.
+
+    A pack that was merged into another one is left out, and of one that is damaged ``leave_out`` is told.
+    """
+    found, taken = list[Pack](), set[int]()
+    for at in range(len(infos) - 1, -1, -1):
+        info = infos[at]
+        if info is None or info.packed is None:
+            continue
+        infos[at] = None
+        if at + start in taken:
+            continue
+        try:
+            pack = Pack(info)
+        except DAMAGE as error:
+            leave_out(at + start, error)
+            continue
+        numbers = pack.numbers.tolist()
+        if taken.isdisjoint(numbers):  # else it was merged into another one
+            found.append(pack)
+            taken.update(numbers)
+    for number in taken:
+        if number >= start:
+            infos[number - start] = None
+    return found[::-1]
+
+
+def _zeros(nbytes: int) -> NDArray[np.uint8]:
+    zeros = np.empty(nbytes, np.uint8)  # and not zeros(), whose memory the system gives when it is touched
+    zeros[:] = 0
+    return zeros
 
 
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
