@@ -105,6 +105,20 @@ LIBRARIES = {
     "rich": {"cli"},
     "hypothesis": {"testing"},
 }
+# what says how rows lie in packs: names in `segments`, and attributes of a segment
+OF_PACKS = {
+    *("Compressed", "InnerChunks", "PackSize", "PackTables", "Shard", "ShardWriter", "all_packs", "find_pack"),
+    *("merged_into", "open_shard", "read_packs", "read_tables"),
+    *("compressed", "packed"),
+}
+# the parts and modules that use these
+KNOWS_PACKS = {
+    "segments": "they are made, read and checked here",
+    "integrity.verify": "it shares nothing with these",
+    "integrity.repair": "it writes their files anew",
+    "reading.decompression": "it divides the work between threads",
+    "writing.merging.compaction": "it decides what is merged and compressed",
+}
 # folders of tests that mirror no package
 TEST_KINDS = {"bench", "compat", "crash", "parity", "stateful", "stress"}
 
@@ -169,6 +183,36 @@ def test_verify_shares_no_code_with_reader_or_writer() -> None:
         assert targets - oracle - SHARED_WITH_VERIFY == set(), module
         from_machine = {item.name for item in imports_of(module) if item.module == "diskreplay.segments.files.machine"}
         assert from_machine <= {"Volume", "boot_id", "volume_of"}, module
+
+
+def pack_breaches(module: str, tree: ast.Module) -> list[str]:
+    """List where a module looks at how rows lie in packs, in place of asking `segments` where they are."""
+    used = [
+        (item.line, item.name)
+        for item in imports_in(tree, module.partition(".")[0])
+        if (imported_module(item) or "").startswith("segments") and item.name in OF_PACKS
+    ]
+    used += [(n.lineno, n.attr) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in OF_PACKS]
+    if any(f"{module}.".startswith(f"{home}.") for home in KNOWS_PACKS):
+        return []
+    return [f"{module}:{line} uses {name}" for line, name in used]
+
+
+def test_only_segments_know_how_rows_lie_in_packs() -> None:
+    trees = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+    assert [breach for module, tree in trees.items() for breach in pack_breaches(module, tree)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from diskreplay.segments.packs import read_tables",
+        "def f():\n    from diskreplay.segments.shards import Shard",
+        "def f(info):\n    return info.packed is None",
+    ],
+)
+def test_a_module_that_looks_into_packs_is_found(source: str) -> None:
+    assert pack_breaches("store.info", ast.parse(source)) != []
 
 
 def test_no_modules_import_each_other() -> None:

@@ -206,7 +206,7 @@ class ChunkTable:
 
     def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
         """Open chunks that are not there; see `_open`."""
-        for folder in self._tables.compressed(self.leaf):
+        for folder in self._tables.packs_with_compressed(self.leaf):
             inside = folders == folder
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
@@ -591,13 +591,13 @@ class ChunkTables:
             raise SegmentGone(GONE)
         return found
 
-    def compressed(self, leaf: str) -> list[int]:
+    def packs_with_compressed(self, leaf: str) -> list[int]:
         """Return which folders are packs in which an array is compressed."""
         return [folder for folder, pack in self.packs.items() if pack.compressed_bytes(leaf) is not None]
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
         """Return what an array takes in all packs in which it is compressed, when it is decompressed and on disk."""
-        table, packs = self.leaves[leaf], self.compressed(leaf)
+        table, packs = self.leaves[leaf], self.packs_with_compressed(leaf)
         decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
