@@ -216,7 +216,7 @@ class ChunkTable:
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
         """Decompress inner chunks of a pack, for which others leave as in `_open`."""
-        found = pack.open_shard(self.leaf, inner)
+        found = pack.open_compressed(self.leaf, inner)
         if not isinstance(found, tuple):
             return self._keep_copied(places, found, use)
         shard, inner = found

@@ -284,7 +284,7 @@ class Pack(Folder):
         return count, LaneFlags(flags, count)
 
     @shown_paths()
-    def open_shard(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
+    def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
         """Open a compressed array, or that of a pack that this one was merged into; return also which inner chunks.
 
         Or these themselves, where they are not in the other as they were.
