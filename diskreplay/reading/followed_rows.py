@@ -9,11 +9,10 @@ from diskreplay.errors import SegmentGone
 from diskreplay.ids import CONTINUES, OPEN, POSITION_BITS, POSITION_MASK, EpisodeTable, Ints, locate
 from diskreplay.kernels import following, hiding
 from diskreplay.kernels.table import Kernel
-from diskreplay.reading.capacity_frontier import CapacityFrontier, Segments
 from diskreplay.reading.chunk_table import ChunkTables
 from diskreplay.reading.episode_log import Discards, EpisodeLog, Evictions
 from diskreplay.reading.known_segments import KnownSegments
-from diskreplay.reading.live_lanes import MANY_ROWS, LiveLanes, LiveSegment
+from diskreplay.reading.live_lanes import MANY_ROWS, CapacityFrontier, LiveLanes, LiveSegment, Segments
 from diskreplay.reading.snapshot import SegmentTable, Snapshot
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root

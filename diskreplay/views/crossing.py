@@ -22,8 +22,7 @@ from diskreplay.ids import (
 )
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.runs import lane_keys
-from diskreplay.reading.lanes import LaneMap
-from diskreplay.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import LaneMap, Snapshot
 from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import reward_leaves
 from diskreplay.views.base import NO_PAGES, Block, Leaf, Pages, Reader, View

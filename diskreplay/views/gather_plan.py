@@ -13,8 +13,7 @@ from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.reading import chunk_budget
 from diskreplay.reading.chunk_table import Held, TableLine, unseen
-from diskreplay.reading.lanes import LaneMap
-from diskreplay.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import LaneMap, Snapshot
 from diskreplay.views.base import NO_PAGES, Block, CopyThreads, Leaf, Pages, copying, offsets
 from diskreplay.views.windows import (
     ATTEMPTS,

@@ -14,7 +14,7 @@ from diskreplay.distributions.snapshot import EpisodeFilter, Snapshot
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED, EpisodeTable, Ints
 from diskreplay.kernels.runs import IdRuns, id_blocks, without_hidden
-from diskreplay.reading.lanes import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
+from diskreplay.reading.snapshot import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 
 _NO_LANES: Ints = np.zeros(0, np.int64)
 

@@ -26,8 +26,7 @@ from diskreplay.ids import (
     row_keys,
 )
 from diskreplay.kernels import gathering as cols
-from diskreplay.reading.lanes import LaneMap
-from diskreplay.reading.snapshot import Snapshot
+from diskreplay.reading.snapshot import LaneMap, Snapshot
 from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.windows import Copy, Windows
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from diskreplay.ids import POSITION_BITS, EpisodeTable
 from diskreplay.kernels import hiding
-from diskreplay.reading.capacity_frontier import CapacityFrontier, Segments
+from diskreplay.reading.live_lanes import CapacityFrontier, Segments
 
 NONE = np.zeros(0, np.int64)
 

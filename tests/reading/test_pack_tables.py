@@ -11,7 +11,7 @@ import diskreplay as dr
 from diskreplay.reading import chunk_budget, followed_rows, known_segments
 from diskreplay.reading.chunk_budget import Piece
 from diskreplay.reading.chunk_table import ChunkTable, ChunkTables
-from diskreplay.reading.lanes import LaneMap
+from diskreplay.reading.snapshot import LaneMap
 from diskreplay.segments import folder
 from diskreplay.segments.files.mapping import MappingRefused
 from tests.reading.test_packs import numbered, store
