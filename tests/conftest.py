@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from diskreplay.errors import MissingExtra
-from diskreplay.reading import known_segments
-from diskreplay.segments.documents import layout
+from tests import inner
 from tests.testing.merged import make_store
 from tests.tiers import NIGHTLY, part_of_cases
 
@@ -57,11 +56,6 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else changes the stores of these tests: to look again, the checker has no need to wait."""
     monkeypatch.setattr("diskreplay.integrity.verify.check_segment._PAUSE_S", 0)
     monkeypatch.setattr("diskreplay.integrity.verify.check_root._PAUSE_S", 0)
-
-
-def forget_warnings() -> None:
-    """Have the next reader of a damaged segment warn of it again."""
-    known_segments._warned.clear()
 
 
 def open_files() -> set[tuple[int, str]]:
@@ -204,9 +198,10 @@ def skipped_without() -> Iterator[None]:
 
 
 @pytest.fixture
-def tables_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def tables_of_few_rows() -> Iterator[None]:
     """Have every segment that this process seals keep a table of its episodes, however few rows it has."""
-    monkeypatch.setattr(layout, "LEAST_TABLE_ROWS", 0)
+    with inner.tables_of_few_rows():
+        yield
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def _run_bash(code: str, folder: Path) -> None:
 
 
 def _run_command(words: list[str]) -> None:
-    from diskreplay.__main__ import main
+    from tests.testing.commands import main
 
     if words[:2] == ["pip", "install"]:
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.writing.lifetime import seal_dropped
+from tests.inner import wait_for_dropped
 from tests.testing.support import said
 
 
@@ -83,7 +83,7 @@ def test_a_buffer_at_a_path_that_nobody_closes_is_sealed_with_a_warning(tmp_path
     buffer.add(np.zeros(2), np.zeros(2), 0.0, np.ones(2), False)
     with pytest.warns(ResourceWarning, match="was not closed"):
         del buffer
-    seal_dropped()
+    wait_for_dropped()
     with dr.open(tmp_path / "store") as store:
         assert [segment["state"] for segment in store.info()["segments"]] == ["sealed"]
 

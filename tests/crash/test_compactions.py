@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.segments.documents.limiters import StepCounter
-from diskreplay.segments.documents.root import read_root
 from diskreplay.testing import check_account
 from tests.crash.injection import die_at, points_of
 from tests.crash.power import Recording, another_boot, states
 from tests.crash.workloads import Single, Vector, create
+from tests.inner import step_counter
 from tests.testing.coded import check_coded_store
 from tests.testing.merged import contents, folders, ignore
 from tests.testing.support import scratch
@@ -53,7 +52,7 @@ def write(store: dr.Store, number: int) -> None:
 
 
 def steps_ever(path: Path) -> int:
-    return StepCounter(read_root(path)).read().ever
+    return step_counter(path)()
 
 
 def compact(path: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from tests.conftest import forget_warnings, own_threads
+from tests.conftest import own_threads
+from tests.inner import forget_warnings
 from tests.segments.hostile import BYTES, apply, changes
 from tests.testing.commands import Refused, repair, verify
 from tests.testing.on_disk import write_document

@@ -17,11 +17,11 @@ from hypothesis.stateful import (
 )
 
 import diskreplay as dr
-from diskreplay.segments import shards
 from diskreplay.testing import ModelStore, check_account, check_store
 from diskreplay.testing.nested import flat, pick
 from diskreplay.testing.scripts import EpisodePlan, random_priorities, random_rewards, random_values, script
 from diskreplay.testing.strategies import schemas
+from tests.inner import compressed_rows_of
 from tests.testing.support import check_views, quiet, scratch
 from tests.tiers import whole_or_part
 
@@ -366,9 +366,10 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def compress_all(monkeypatch):
+def _compress_all():
     """Compress fields of a few bytes, too: no others are drawn."""
-    monkeypatch.setattr(shards, "LEAST_ROW_BYTES", 16)
+    with compressed_rows_of(16):
+        yield
 
 
 StoreMachine.TestCase.settings = settings(

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
-from diskreplay.segments.documents.limiters import StepCounter
-from diskreplay.segments.documents.root import read_root
+from tests.inner import step_counter
 from tests.stress import jobs
 from tests.testing.coded import check_coded_store, coded_schema
 
@@ -34,15 +33,14 @@ def compact(path: str, _: int, seconds: float, __: bool, gate: Any, result: str)
 
 def read(path: str, number: int, seconds: float, _: bool, gate: Any, result: str) -> None:
     """Read everything until the time is up, every other time with a new reader, and check that no step goes."""
-    root = read_root(Path(path))
     looks, known, ever = 0, dict[Any, Any](), 0
     with dr.open(path) as store:
-        counter = StepCounter(root)
+        count = step_counter(Path(path))
         jobs.start_together(gate)
         until = time.monotonic() + seconds
         while looks < 2 or time.monotonic() < until:
             looks += 1
-            now = counter.read().ever
+            now = count()
             assert now >= ever
             ever = now
             store.refresh()
@@ -80,7 +78,7 @@ def test_a_store_that_is_compacted_all_the_time_loses_nothing(tmp_path: Path) ->
             for lane, count in enumerate(lanes)
             if count
         }
-        assert StepCounter(read_root(path)).read().ever == len(store)
+        assert step_counter(path)() == len(store)
         assert store.verify(deep=True) == []
     for (writer, lane), counter in ((tuple(map(int, k.split())), n) for k, n in found[-1]["newest"].items()):
         assert counter < counts[writer][lane]

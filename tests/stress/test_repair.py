@@ -9,9 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.verify.check_root import verify_states
 from tests.integrity.repair.test_quarantine import flip, serials
-from tests.testing.commands import repair
+from tests.testing.commands import repair, verify
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema, wait_until
 from tests.tiers import whole_or_part
 
@@ -162,19 +161,18 @@ def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
 
 @pytest.mark.slow(turns=4)
 def test_states_that_are_saved_without_a_pause_are_never_taken_for_damaged(store_path):
-    uuid = dr.open(store_path).uuid
     with running(SAVER, store_path) as stop:
         until = time.monotonic() + 5
         looks = 0
         while time.monotonic() < until:
-            assert verify_states(str(store_path), uuid) == []
+            assert verify(store_path, deep=True) == []
             looks += 1
         for _ in range(3):
             # What a save is just removing may be taken for what a dead one left, and is removed either way.
             assert {action.what for action in repair(store_path).actions} <= {"removed"}
         assert stop() > 10
     assert looks > 10
-    assert verify_states(str(store_path), uuid) == []
+    assert verify(store_path, deep=True) == []
 
 
 @pytest.mark.slow

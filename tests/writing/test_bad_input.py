@@ -12,7 +12,7 @@ import torch
 import zarr
 
 import diskreplay as dr
-from tests.conftest import forget_warnings
+from tests.inner import forget_warnings
 from tests.testing.support import append_numbered, digest, run_python, serial_schema
 
 OBS = np.zeros(3, np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.conftest import forget_warnings
+from tests.inner import forget_warnings
 from tests.testing.commands import Refused, drop, repair, verify
 from tests.testing.limited import LimiterCounts, count_anew
 from tests.testing.on_disk import LANE_COUNTERS, flip, is_locked, replace_bytes, reseal, set_words, words
