@@ -1,4 +1,4 @@
-"""Moments of a store that grows are those of a plain loop over all steps that there ever were."""
+"""Statistics of a store that grows are those of a plain loop over all steps that there ever were."""
 
 import copy
 from collections.abc import Iterator
@@ -7,26 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.sampling import normalize as module
-from diskreplay.sampling.normalize import RETURN, Moments, StoreMoments
-from diskreplay.views.arguments import reward_leaves
+from tests.views.inner import moments_of_gone_segments, moments_read_in_pieces
 
 SCHEMA = dr.Schema(
     obs={"x": dr.Field((3,), "float32"), "pair": (dr.Field((), "float64"), dr.Field((2, 2), "uint8"))},
     action=dr.Field((), "int64"),
     extra={"bonus": dr.Field((), "float64")},
 )
-LEAVES = ("obs/x", "obs/pair/0", "obs/pair/1")
+NAMES = ("x", "pair/0", "pair/1")
+LEAVES = tuple(f"obs/{name}" for name in NAMES)
+RETURN = "return"
 WEIGHTS = {"reward": 1.0, "bonus": 0.5}
 LANES, GAMMA = 3, 0.9
 
 
-def made() -> StoreMoments:
-    fields = {leaf: SCHEMA.leaves[leaf] for leaf in LEAVES}
-    return StoreMoments(fields, reward_leaves(SCHEMA, WEIGHTS), GAMMA)
+def sampler_of(store: dr.Store, transform: Any = None) -> tuple[dr.Sampler, Any]:
+    """Make a sampler whose batches are normalised; a batch that it draws counts what is new."""
+    transform = transform or dr.Normalize(NAMES, WEIGHTS, gamma=GAMMA)
+    return dr.Sampler(store, dr.Transitions(), batch_size=4, seed=0, transform=transform), transform
 
 
 class Collector:
@@ -65,10 +65,10 @@ class Collector:
         self.one.close()
         self.several.close()
 
-    def check(self, found: StoreMoments) -> int:
+    def check(self, found: dict[str, Any]) -> int:
         """Compare with mean and variance of all values in two passes; return how many there were."""
         for name, values in self.values.items():
-            counted = found.moments[name]
+            counted = found[name]
             assert counted.count == len(values)
             np.testing.assert_allclose(counted.mean, np.mean(values, 0), rtol=1e-12, atol=1e-12)
             np.testing.assert_allclose(counted.var, np.var(values, 0), rtol=1e-9)
@@ -88,115 +88,82 @@ def collector(store: dr.Store) -> Iterator[Collector]:
     collector.close()
 
 
-def newest(store: dr.Store) -> Any:
-    store.refresh()
-    return store.snapshot
-
-
 @pytest.mark.slow
-def test_each_step_counts_once_when_it_comes(
-    store: dr.Store, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = []
-    place = module.place
-    monkeypatch.setattr(module, "place", lambda snapshot, ids: read.append(len(ids)) or place(snapshot, ids))
-    monkeypatch.setattr(module, "PIECE_BYTES", 500)  # several pieces at once
-    found, compared = made(), 0
-    for steps in (1, 1, 30, 2, 100, 1, 1, 7, 60):
-        collector.grow(steps)
-        found.follow(newest(store))
-        compared += collector.check(found)
-        found.follow(newest(store))
+def test_each_step_counts_once_when_it_comes(store: dr.Store, collector: Collector) -> None:
+    sampler, transform = sampler_of(store)
+    compared = 0
+    with moments_read_in_pieces(500) as read:
+        for steps in (2, 1, 30, 2, 100, 1, 1, 7, 60):
+            collector.grow(steps)
+            sampler.sample()
+            compared += collector.check(transform.moments)
+            sampler.sample()
     assert compared > 2000
     # Nothing is read twice.
     assert sum(read) == len(collector.values[RETURN])
     assert store.num_episodes > 50
+    sampler.close()
 
 
 @pytest.mark.slow
 def test_what_leaves_the_store_goes_on_counting(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA, capacity=120, segment_steps=40) as store:
-        collector, found = Collector(store), made()
+        collector, (sampler, transform) = Collector(store), sampler_of(store)
         for steps in (20, 15, 15, 20, 15, 15, 15):
             collector.grow(steps)
-            found.follow(newest(store))
-            collector.check(found)
-        assert len(store) == 120 < found.moments[RETURN].count
+            sampler.sample()
+            collector.check(transform.moments)
+        assert len(store) == 120 < transform.moments[RETURN].count
         collector.close()
         generation = store.snapshot.generation
         evicted = store.evict(lambda episode: int(episode.ids[0]) % 2 == 0)
-        found.follow(newest(store))
+        sampler.sample()
         assert evicted > 0
         assert store.snapshot.generation != generation
-        collector.check(found)
+        collector.check(transform.moments)
+        sampler.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["state", "copy"])
 def test_a_state_and_a_copy_go_on_with_the_same_bits(store: dr.Store, collector: Collector, way: str) -> None:
-    found = made()
+    sampler, transform = sampler_of(store)
     for _ in range(5):
         collector.grow(9)
-        found.follow(newest(store))
-    other = copy.deepcopy(found) if way == "copy" else made()
-    if way == "state":
-        other.load_state_dict(found.state_dict())
+        sampler.sample()
     with dr.open(store.path) as again:
+        other, found = sampler_of(again, copy.deepcopy(transform) if way == "copy" else None)
+        if way == "state":
+            other.load_state_dict(sampler.state_dict())
         for steps in (0, 1, 30, 5):
             collector.grow(steps)
-            found.follow(newest(store))
-            other.follow(newest(again))
-            collector.check(other)
-            for name, moments in found.moments.items():
+            sampler.sample()
+            other.sample()
+            collector.check(found.moments)
+            for name, moments in transform.moments.items():
                 assert [np.asarray(part).tobytes() for part in moments] == [
-                    np.asarray(part).tobytes() for part in other.moments[name]
+                    np.asarray(part).tobytes() for part in found.moments[name]
                 ]
+        other.close()
+    sampler.close()
 
 
 def test_without_rewards_there_are_no_returns(store: dr.Store, collector: Collector) -> None:
     collector.grow(5)
-    found = StoreMoments({"obs/x": SCHEMA.leaves["obs/x"]}, [], GAMMA)
-    found.follow(newest(store))
-    assert list(found.moments) == ["obs/x"]
-    assert found.moments["obs/x"].count > 5
+    sampler, transform = sampler_of(store, dr.Normalize(["x"]))
+    sampler.sample()
+    assert list(transform.moments) == ["obs/x"]
+    assert transform.moments["obs/x"].count > 5
 
 
-def test_an_older_snapshot_has_nothing_new(store: dr.Store, collector: Collector) -> None:
-    found = made()
-    collector.grow(30)
-    older = newest(store)
-    collector.grow(90)
-    assert len(newest(store).oldest) > len(older.oldest)
-    for snapshot in (store.snapshot, older, store.snapshot):
-        found.follow(snapshot)
-        collector.check(found)
-    collector.grow(9)
-    found.follow(newest(store))
-    collector.check(found)
-
-
-def test_segments_that_go_meanwhile_count_when_they_are_there(
-    store: dr.Store, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = made()
+def test_segments_that_go_meanwhile_count_when_they_are_there(store: dr.Store, collector: Collector) -> None:
     collector.grow(20)
-    place = module.place
-
-    def gone(*_: Any) -> Any:
-        raise dr.SegmentGone("gone")
-
-    monkeypatch.setattr(module, "place", gone)
-    found.follow(newest(store))
-    assert found.moments[RETURN].count == 0
-    monkeypatch.setattr(module, "place", place)
-    found.follow(newest(store))
-    collector.check(found)
-
-
-def broken(change: Any) -> dict[str, Any]:
-    state = made().state_dict()
-    change(state)
-    return state
+    sampler, transform = sampler_of(store)
+    with moments_of_gone_segments():
+        sampler.sample()
+    assert transform.moments[RETURN].count == 0
+    sampler.sample()
+    collector.check(transform.moments)
 
 
 @pytest.mark.parametrize(
@@ -210,21 +177,10 @@ def broken(change: Any) -> dict[str, Any]:
         (lambda state: state.pop("newest"), "KeyError"),
     ],
 )
-def test_what_is_no_state_of_these_fields_is_refused(change: Any, message: str) -> None:
-    found = made()
-    before = found.state_dict()
+def test_what_is_no_state_of_these_fields_is_refused(store: dr.Store, change: Any, message: str) -> None:
+    sampler, _ = sampler_of(store)
+    before, state = sampler.state_dict(), sampler.state_dict()
+    change(state["transforms"][0]["state"])
     with pytest.raises(ValueError, match=message):
-        found.load_state_dict(broken(change))
-    assert repr(found.state_dict()) == repr(before)
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.floats(-1e6, 1e6), st.integers(0, 2**32 - 1))
-def test_merged_moments_are_those_of_all_values(sizes: list[int], shift: float, seed: int) -> None:
-    parts = [np.random.default_rng(seed).normal(shift, 1.0, (size, 2)) for size in sizes]
-    found = Moments.none((2,))
-    for part in parts:
-        found = found.merged(Moments.of(part))
-    every = np.concatenate(parts)
-    assert found.count == len(every)
-    np.testing.assert_allclose(found.mean, every.mean(0), rtol=1e-12, atol=1e-9)
-    np.testing.assert_allclose(found.var, every.var(0), rtol=1e-6, atol=1e-9)
+        sampler.load_state_dict(state)
+    assert repr(sampler.state_dict()) == repr(before)

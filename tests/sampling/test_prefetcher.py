@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.sampling import gatherer
-from diskreplay.sampling.gatherer import WARM_BATCHES
 from tests.conftest import own_threads
+from tests.sampling.inner import WARM_BATCHES, disk_reads
 from tests.testing.support import resident_pages, run_python
 
 SCHEMA = dr.Schema(
@@ -347,28 +346,25 @@ def test_a_sampler_belongs_to_one_process(store: Any) -> None:
 
 
 def test_the_disk_is_asked_for_exactly_the_pages_until_all_is_in_memory(store: Any, monkeypatch: Any) -> None:
-    asked: list[int] = []
-    blocks = [0]
-    monkeypatch.setattr(gatherer, "blocks_read", lambda: blocks[0])
-    ask = gatherer.Pages.ask
-    monkeypatch.setattr(gatherer.Pages, "ask", lambda pages: (asked.append(int(pages.sizes.sum())), ask(pages)))
-    with dr.Sampler(store, dr.Transitions(), batch_size=2, seed=0) as sampler:
+    with disk_reads() as disk, dr.Sampler(store, dr.Transitions(), batch_size=2, seed=0) as sampler:
         for _ in range(WARM_BATCHES + 10):
             sampler.sample()
-        assert len(asked) == WARM_BATCHES
-        assert 0 < min(asked) <= max(asked) <= 2 * 2 * 2 * 4096  # items; frames of 1,600 bytes, on one page or two
+        assert len(disk.asked) == WARM_BATCHES
+        assert (
+            0 < min(disk.asked) <= max(disk.asked) <= 2 * 2 * 2 * 4096
+        )  # items; frames of 1,600 bytes, on one page or two
         fill = sampler._makers.gatherer.reader.fill
 
         def fill_from_disk(*args: Any) -> None:
-            blocks[0] += 1
+            disk.blocks += 1
             fill(*args)
 
         monkeypatch.setattr(sampler._makers.gatherer.reader, "fill", fill_from_disk)
         sampler.sample()
-        assert len(asked) == WARM_BATCHES
+        assert len(disk.asked) == WARM_BATCHES
         monkeypatch.setattr(sampler._makers.gatherer.reader, "fill", fill)
         sampler.sample()
-        assert len(asked) == WARM_BATCHES + 1
+        assert len(disk.asked) == WARM_BATCHES + 1
 
 
 def test_a_wide_field_is_read_page_by_page_and_an_episode_at_once(tmp_store: Path) -> None:

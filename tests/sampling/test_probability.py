@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.distributions.base import Distribution, Draw
+from tests.sampling.inner import Untold
 
 SCHEMA = dr.Schema(obs=dr.Field((1,), "float32"), action=dr.Field((), "int64"), episode={"task": dr.Field((), "int64")})
 FIELDS = ("action", "probability", "population", "priority_sum")
@@ -20,7 +20,7 @@ def prioritized(**kwargs: Any) -> dr.Prioritized:
     return dr.Prioritized(alpha=ALPHA, beta=0.5, eps=EPS, **kwargs)
 
 
-DISTRIBUTIONS: tuple[Callable[[], Distribution], ...] = (
+DISTRIBUTIONS: tuple[Callable[[], Any], ...] = (
     dr.Uniform, prioritized, lambda: prioritized(stratified=False, normalize="store"), lambda: dr.Recency(30),
     lambda: dr.Sweep(passes=None), lambda: dr.Mixture([(dr.Uniform(), 1), (prioritized(), 3)]),
     dr.Stratified, lambda: dr.Stratified(by="episode/task"),
@@ -44,7 +44,7 @@ def store(tmp_store: Path) -> Any:
         yield store
 
 
-def sampler_of(store: dr.Store, view: Any, distribution: Distribution, **kwargs: Any) -> dr.Sampler:
+def sampler_of(store: dr.Store, view: Any, distribution: Any, **kwargs: Any) -> dr.Sampler:
     return dr.Sampler(store, view, distribution, **{"batch_size": 50, "seed": 0, "fields": FIELDS, **kwargs})
 
 
@@ -176,15 +176,6 @@ def test_batches_that_are_refused_or_drawn_ahead_tell_what_was(store: dr.Store) 
             other.load_state_dict(quiet)
             assert other.sample().index.equal(sampler.sample().index)
             assert other.sample().population.tolist() == [75] * 50
-
-
-class Untold(dr.Uniform):
-    """A distribution of a user's that does not tell the chances of its ids."""
-
-    chances = Distribution.chances
-
-    def draw(self, population: Any, size: int, rng: np.random.Generator) -> Draw:
-        return super().draw(population, size, rng)
 
 
 def test_a_distribution_that_does_not_tell_chances_is_refused(store: dr.Store) -> None:

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import diskreplay as dr
+from diskreplay.sampling import normalize
 from diskreplay.views import requested, successors
 
 
@@ -30,3 +32,23 @@ def times_read() -> Iterator[list[int]]:
 
     with mock.patch.object(requested.Ages, "_times_of", noted):
         yield read
+
+
+@contextmanager
+def moments_read_in_pieces(nbytes: int) -> Iterator[list[int]]:
+    """Have statistics read pieces of so many bytes; note of how many steps each is."""
+    read, place = list[int](), normalize.place
+
+    def noted(snapshot: Any, ids: Any) -> Any:
+        read.append(len(ids))
+        return place(snapshot, ids)
+
+    with mock.patch.object(normalize, "place", noted), mock.patch.object(normalize, "PIECE_BYTES", nbytes):
+        yield read
+
+
+@contextmanager
+def moments_of_gone_segments() -> Iterator[None]:
+    """Have the segments of new steps be gone when statistics read them."""
+    with mock.patch.object(normalize, "place", mock.Mock(side_effect=dr.SegmentGone("gone"))):
+        yield

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.views.rollout_cursor import Positions
 from tests.views.fakes import Columns, runs_of, without
 
 SCHEMA = dr.Schema(
@@ -80,9 +79,3 @@ def test_every_step_behind_the_frontier_is_one_of_the_view() -> None:
     episodes = Columns.of([(10, 2, 4, 5, 1), (11, 2, 3, 3, 128)])
     runs = runs_of(dr.Rollouts(3), episodes, without(14, 0, np.array([2])))
     assert [(int(f), int(c)) for f, c in zip(runs.first, runs.count, strict=True)] == [(14, 2), (15, 1)]
-
-
-def test_positions_go_forwards_and_know_only_their_lanes() -> None:
-    positions = Positions().advanced(np.array([5, 9]), np.array([50, 90]))
-    positions = positions.advanced(np.array([1, 5, 9]), np.array([10, 40, 95]))
-    assert positions.of(np.array([0, 1, 5, 9, 12])).tolist() == [0, 10, 50, 95, 0]
