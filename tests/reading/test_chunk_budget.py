@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading import chunk_budget, chunk_table
-from diskreplay.segments.files import mapping
 from tests.conftest import mapped_files
 from tests.crash.injection import in_child
+from tests.reading.inner import are_read, count_mappings, limit, make_room, mapping_of_chunks, new_arenas, read_bytes
 from tests.testing.support import append_numbered, serial_schema, serials
 
 EPISODES, STEPS = 60, 8
@@ -31,11 +30,10 @@ def path(tmp_path_factory):
     return make(tmp_path_factory.mktemp("store") / "store")
 
 
-@pytest.fixture
-def fresh(monkeypatch):
-    """An arena of this test alone."""
-    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
-    return chunk_budget._arena
+@pytest.fixture(autouse=True)
+def _new_arenas(monkeypatch):
+    """Memory of this test alone."""
+    new_arenas(monkeypatch)
 
 
 def draw(sampler, batches):
@@ -60,19 +58,19 @@ def assert_equal(found, wanted):
 
 
 def only_mapped(monkeypatch):
-    monkeypatch.setattr(chunk_table, "LARGEST_READ", 0)
+    limit(monkeypatch, largest_read_bytes=0)
 
 
-def test_small_chunks_of_sealed_segments_are_read_and_not_mapped(path, fresh):
+def test_small_chunks_of_sealed_segments_are_read_and_not_mapped(path):
     with dr.open(path) as store, sampler_of(store) as sampler:
         draw(sampler, 20)
         assert not [file for file in mapped_files(str(path)) if "/segments/" in file]
-        assert fresh.nbytes > 0
+        assert read_bytes() > 0
     del sampler, store
-    assert fresh.nbytes == 0
+    assert read_bytes() == 0
 
 
-def test_chunks_that_may_change_or_are_large_or_have_wide_rows_are_mapped(tmp_path, fresh):
+def test_chunks_that_may_change_or_are_large_or_have_wide_rows_are_mapped(tmp_path):
     schema = dr.Schema(
         obs={"wide": dr.Field((1024,), "uint8"), "narrow": dr.Field((1,), "uint8")}, action=dr.Field((), "int64")
     )
@@ -90,31 +88,29 @@ def test_chunks_that_may_change_or_are_large_or_have_wide_rows_are_mapped(tmp_pa
                 assert (episode.obs["narrow"] == episode.obs["wide"][:, :1]).all()
             assert {"narrow", "wide"} <= mapped()
             del episode
-    assert fresh.nbytes == 0
+    assert read_bytes() == 0
     with dr.open(path) as reader:
         for episode in reader.episodes:
             assert (episode.obs["narrow"] == episode.obs["wide"][:, :1]).all()
         assert mapped() == {"wide"}
-        assert fresh.nbytes > 0
+        assert read_bytes() > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mappings", "blocks"), [(40, 0), (5, 0), (30_000, 5), (30, 5), (5, 2)], ids=lambda number: str(number)
 )
-def test_batches_are_the_same_while_chunks_leave_and_come_back(path, monkeypatch, fresh, mappings, blocks):
+def test_batches_are_the_same_while_chunks_leave_and_come_back(path, monkeypatch, mappings, blocks):
     wanted = expected(path, 40)
-    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", SMALL_BLOCK)
-    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
-    monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", mappings)
-    monkeypatch.setattr(chunk_budget, "MOST_READ", blocks * SMALL_BLOCK)
+    limit(monkeypatch, block_bytes=SMALL_BLOCK, mappings=mappings, read_bytes=blocks * SMALL_BLOCK)
+    new_arenas(monkeypatch)
     with dr.open(path) as store, sampler_of(store) as sampler:
         for batch in wanted:
             assert_equal(draw(sampler, 1), [batch])
-            assert chunk_budget._arena.nbytes <= blocks * SMALL_BLOCK
+            assert read_bytes() <= blocks * SMALL_BLOCK
 
 
-def test_what_was_asked_for_longest_ago_leaves_first(path, monkeypatch, fresh):
+def test_what_was_asked_for_longest_ago_leaves_first(path, monkeypatch):
     only_mapped(monkeypatch)
     with dr.open(path) as store:
         episodes = store.episodes
@@ -125,24 +121,25 @@ def test_what_was_asked_for_longest_ago_leaves_first(path, monkeypatch, fresh):
             }
 
         assert len(episodes[0].obs) == STEPS + 1  # which also maps what reading one takes
-        monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", mapping.count_mappings() + 16)
+        most = count_mappings() + 16
+        limit(monkeypatch, mappings=most)
         for number in range(1, EPISODES):
             assert episodes[0].obs[0, 0] == 0
             assert episodes[number].obs[0, 0] == number * STEPS
-            assert mapping.count_mappings() <= chunk_budget.MOST_MAPPINGS
+            assert count_mappings() <= most
         assert {0, EPISODES - 1, EPISODES - 2, EPISODES - 3} <= mapped()
         assert not {1, 2, 3} & mapped()
 
 
-def test_a_chunk_that_was_read_and_is_mapped_later_may_leave_as_one(path, monkeypatch, fresh):
+def test_a_chunk_that_was_read_and_is_mapped_later_may_leave_as_one(path, monkeypatch):
     with dr.open(path) as store:
         table = store.snapshot.leaf("obs")
         assert [episode.obs[0, 0] for episode in store.episodes] == [*range(0, EPISODES * STEPS, STEPS)]
-        assert (table.how == chunk_budget.READ).all()
+        assert are_read(table)
         store.snapshot.tables.forget()
         only_mapped(monkeypatch)
         assert [episode.obs[0, 0] for episode in store.episodes] == [*range(0, EPISODES * STEPS, STEPS)]
-        assert (table.how == chunk_budget.MAPPED).all()
+        assert not are_read(table)
 
 
 @pytest.mark.slow
@@ -150,46 +147,45 @@ def test_a_chunk_that_was_read_and_is_mapped_later_may_leave_as_one(path, monkey
 def test_two_stores_of_a_process_share_what_it_may_have(path, tmp_path, monkeypatch, reads):
     other = make(tmp_path / "other")
     wanted = [expected(path, 30), expected(other, 30, seed=1)]
-    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", SMALL_BLOCK)
-    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
-    monkeypatch.setattr(chunk_budget, "MOST_READ", 6 * SMALL_BLOCK if reads else 0)
-    monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", 50)
+    most = 6 * SMALL_BLOCK if reads else 0
+    limit(monkeypatch, block_bytes=SMALL_BLOCK, mappings=50, read_bytes=most)
+    new_arenas(monkeypatch)
     with dr.open(path) as a, dr.open(other) as b, sampler_of(a) as first, sampler_of(b, 1) as second:
         for one, two in zip(*wanted, strict=True):
             assert_equal(draw(first, 1), [one])
             assert_equal(draw(second, 1), [two])
-            assert chunk_budget._arena.nbytes <= chunk_budget.MOST_READ
+            assert read_bytes() <= most
         # The needs of a single call come first; what is left is within the limit again with the next that maps one.
-        chunk_budget.make_room(chunk_budget.now())
-        assert mapping.count_mappings() < 50
+        make_room()
+        assert count_mappings() < 50
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", [0, 1, 45])
-def test_a_system_that_refuses_mappings_is_not_what_a_user_sees(path, monkeypatch, fresh, allowed):
+def test_a_system_that_refuses_mappings_is_not_what_a_user_sees(path, monkeypatch, allowed):
     wanted = expected(path, 40)
     only_mapped(monkeypatch)
     with dr.open(path) as store, sampler_of(store) as sampler:
-        real, refused, most = mapping._map, [], mapping.count_mappings() + allowed
+        refused, most = [], count_mappings() + allowed
 
         def refuse(*arguments):
-            if mapping.count_mappings() >= most:
+            if count_mappings() >= most:
                 refused.append(arguments)
                 raise OSError(errno.ENOMEM, "Cannot allocate memory")
             return real(*arguments)
 
-        monkeypatch.setattr(mapping, "_map", refuse)
+        real = mapping_of_chunks(monkeypatch, refuse)
         assert_equal(draw(sampler, 40), wanted)
         assert refused
         monkeypatch.undo()
         assert_equal(draw(sampler, 1), expected(path, 41)[40:])
 
 
-def test_chunks_that_may_change_are_never_copied_when_mappings_are_refused(tmp_path, monkeypatch, fresh):
+def test_chunks_that_may_change_are_never_copied_when_mappings_are_refused(tmp_path, monkeypatch):
     with dr.create(tmp_path / "store", serial_schema()) as store, store.writer() as writer:
         append_numbered(writer, range(STEPS))
         with dr.open(tmp_path / "store") as reader:
-            monkeypatch.setattr(mapping, "_map", refuse_all)
+            mapping_of_chunks(monkeypatch, refuse_all)
             with pytest.raises(dr.ReplayError, match="the system refuses another one"):
                 _ = reader.episodes[0].obs
             monkeypatch.undo()
@@ -200,11 +196,9 @@ def refuse_all(*arguments):
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
-def test_arrays_stay_what_they_are_when_their_chunks_leave(path, monkeypatch, fresh):
-    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", SMALL_BLOCK)
-    monkeypatch.setattr(chunk_budget, "_arena", chunk_budget.Arena())
-    monkeypatch.setattr(chunk_budget, "MOST_READ", 3 * SMALL_BLOCK)
-    monkeypatch.setattr(chunk_budget, "MOST_MAPPINGS", 20)
+def test_arrays_stay_what_they_are_when_their_chunks_leave(path, monkeypatch):
+    limit(monkeypatch, block_bytes=SMALL_BLOCK, mappings=20, read_bytes=3 * SMALL_BLOCK)
+    new_arenas(monkeypatch)
     with dr.open(path) as store:
         kept = [episode.obs for episode in store.episodes]
         for _ in range(3):
@@ -214,35 +208,35 @@ def test_arrays_stay_what_they_are_when_their_chunks_leave(path, monkeypatch, fr
         assert obs[:STEPS, 0].tolist() == list(range(number * STEPS, (number + 1) * STEPS))
 
 
-def test_a_forked_child_reads_for_itself_and_its_parent_goes_on(path, fresh):
+def test_a_forked_child_reads_for_itself_and_its_parent_goes_on(path):
     wanted = expected(path, 20)
     with dr.open(path) as store, sampler_of(store) as sampler:
         assert_equal(draw(sampler, 10), wanted[:10])
 
         def work(tell):
-            assert chunk_budget._arena.nbytes == 0
+            assert read_bytes() == 0
             tell(serials(store) == list(range(EPISODES * STEPS)))
-            tell(chunk_budget._arena.nbytes > 0)
+            tell(read_bytes() > 0)
 
         assert in_child(work).told == [True, True]
         assert_equal(draw(sampler, 10), wanted[10:])
 
 
-def test_a_segment_that_is_dropped_gives_its_memory_back(path, tmp_path, fresh):
+def test_a_segment_that_is_dropped_gives_its_memory_back(path, tmp_path):
     copy = shutil.copytree(path, tmp_path / "copy")
     with dr.open(copy) as reader, dr.open(copy, "a") as store:
         assert sum(len(episode["serial"]) for episode in reader.episodes) == EPISODES * STEPS
-        assert fresh.nbytes > 0
+        assert read_bytes() > 0
         assert store.evict(lambda episode: True) == EPISODES * STEPS
         reader.refresh()
         assert len(reader) == 0
         del store
-        assert fresh.nbytes == 0
+        assert read_bytes() == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "short", "link"])
-def test_a_chunk_that_is_damaged_after_opening_is_named_when_it_is_read(tmp_path, damage, fresh):
+def test_a_chunk_that_is_damaged_after_opening_is_named_when_it_is_read(tmp_path, damage):
     path = make(tmp_path / "store")
     chunk = next((path / "segments" / "00000007" / "obs").glob("c.*"))
     with dr.open(path) as store:

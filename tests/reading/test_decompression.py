@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading import chunk_budget, chunk_table, decompression
-from diskreplay.segments.documents.root import read_root
-from diskreplay.segments.packs import all_packs, open_shard
+from tests.reading.inner import (
+    DISK_BLOCK_BYTES,
+    MOST_DECOMPRESSED,
+    blocks_asked,
+    decompressed_bytes,
+    disk_is_warm,
+    limit,
+    new_arenas,
+    packed_field,
+)
 from tests.tiers import whole_or_part
 from tests.writing.merging.test_compression import SCHEMA, attributes, make_pack
 
@@ -19,10 +26,13 @@ pytest.importorskip("zstandard")
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, piece: int, block: int, most: int, least: int) -> None:
     """Have less memory for what is decompressed: bytes of a piece and a block, and of all that is kept."""
-    monkeypatch.setattr(chunk_budget, "BLOCK_BYTES", block)
-    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", piece)
-    monkeypatch.setattr(chunk_budget, "MOST_DECOMPRESSED", most)
-    monkeypatch.setattr(chunk_budget, "LEAST_DECOMPRESSED", least)
+    limit(
+        monkeypatch,
+        piece_bytes=piece,
+        block_bytes=block,
+        decompressed_bytes=most,
+        least_decompressed_bytes=least,
+    )
 
 
 def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
@@ -34,18 +44,17 @@ def test_no_more_is_kept_decompressed_than_the_budget_and_what_a_batch_needs(
     block = 8 << 10  # about the size of an inner chunk
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
         want = [sampler.sample().numpy() for _ in range(30)]
-        memory = chunk_budget._decompressed
-        assert 0 < memory.nbytes <= chunk_budget.MOST_DECOMPRESSED
+        assert 0 < decompressed_bytes() <= MOST_DECOMPRESSED
     del store, sampler
     gc.collect()
-    assert memory.nbytes == 0  # nobody reads a store
+    assert decompressed_bytes() == 0  # nobody reads a store
     limit_memory(monkeypatch, piece=2 * inner, block=4 * block, most=8 * block, least=8 * block)
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
         for expected in want:
             found = sampler.sample().numpy()
             assert all(np.array_equal(found[name], value) for name, value in expected.items())
             del found
-            assert 0 < memory.nbytes <= 8 * block + 2 * batch
+            assert 0 < decompressed_bytes() <= 8 * block + 2 * batch
 
 
 def test_what_a_batch_needs_does_not_leave_for_what_else_it_needs(
@@ -54,12 +63,12 @@ def test_what_a_batch_needs_does_not_leave_for_what_else_it_needs(
     make_pack(tmp_store, 100)
     inner = 32 * 16 * 17  # bytes of an inner chunk, of which there are 35
     limit_memory(monkeypatch, piece=4 * inner, block=8 * inner, most=32 * inner, least=32 * inner)
-    monkeypatch.setattr(chunk_budget, "_decompressed", chunk_budget.Arena())
-    monkeypatch.setattr(chunk_table, "_ATTEMPTS", 2)  # to open chunks, and to see that they are there
+    new_arenas(monkeypatch)
+    limit(monkeypatch, attempts=2)  # to open chunks, and to see that they are there
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0) as sampler:
         for _ in range(500):
             sampler.sample()
-    assert chunk_budget._decompressed.nbytes <= 40 * inner
+    assert decompressed_bytes() <= 40 * inner
 
 
 def test_inner_chunks_that_are_decompressed_one_by_one_share_a_piece(
@@ -68,14 +77,14 @@ def test_inner_chunks_that_are_decompressed_one_by_one_share_a_piece(
     make_pack(tmp_store, 100)
     block = 1 << 17
     limit_memory(monkeypatch, piece=8 * 32 * 16 * 17, block=block, most=1 << 30, least=1 << 30)
-    monkeypatch.setattr(chunk_budget, "_decompressed", memory := chunk_budget.Arena())
+    new_arenas(monkeypatch)
     with dr.open(tmp_store) as store:
         for number, episode in enumerate(store.episodes):
             assert np.array_equal(episode.obs[:, 0, 0], np.arange(10 * number, 10 * number + 11).astype(np.uint8))
-        assert memory.nbytes == 5 * block  # for 35 inner chunks
+        assert decompressed_bytes() == 5 * block  # for 35 inner chunks
     del store, episode
     gc.collect()
-    assert memory.nbytes == 0
+    assert decompressed_bytes() == 0
 
 
 def test_who_keeps_rows_keeps_nothing_else_that_was_decompressed(tmp_store: Path) -> None:
@@ -83,11 +92,10 @@ def test_who_keeps_rows_keeps_nothing_else_that_was_decompressed(tmp_store: Path
     with dr.open(tmp_store) as store:
         kept = [episode.obs for episode in store.episodes]
         assert max(obs.max() for obs in kept) == 255
-        memory = chunk_budget._decompressed
-        assert memory.nbytes > 0
+        assert decompressed_bytes() > 0
     del store
     gc.collect()
-    assert memory.nbytes == 0
+    assert decompressed_bytes() == 0
     assert [int(obs[0, 0, 0]) for obs in kept[:3]] == [0, 10, 20]
 
 
@@ -98,53 +106,26 @@ def test_more_is_kept_with_each_batch_once_nothing_comes_from_disk_if_half_of_th
     make_pack(tmp_store, 200)
     # A block is for one inner chunk.
     limit_memory(monkeypatch, piece=1, block=1 << 14, most=most, least=1 << 15)
-    memory = chunk_budget._decompressed
     with dr.open(tmp_store) as store, dr.Sampler(store, dr.Transitions(), batch_size=1, seed=0) as sampler:
-        monkeypatch.setattr(decompression._cold, "left", 1)
-        monkeypatch.setattr(decompression._cold, "note", lambda has_read: None)
+        disk_is_warm(monkeypatch, False)
         for _ in range(100):
             sampler.sample()
-        assert memory.nbytes <= 1 << 16  # twice what a batch needs
-        decompression._cold.left = 0
+        assert decompressed_bytes() <= 1 << 16  # twice what a batch needs
+        disk_is_warm(monkeypatch, True)
         for _ in range(200):
             sampler.sample()
-        assert (memory.nbytes > 30 << 14) == fits
-        assert fits or memory.nbytes <= 1 << 16
+        assert (decompressed_bytes() > 30 << 14) == fits
+        assert fits or decompressed_bytes() <= 1 << 16
 
 
-@pytest.mark.parametrize("block", [decompression._BLOCK_BYTES, mmap.PAGESIZE])
-def test_the_disk_is_asked_for_blocks_of_a_file_and_for_nothing_behind_it(tmp_store: Path, block: int) -> None:
-    page = mmap.PAGESIZE
-    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
-        with store.writer() as writer:
-            obs = np.random.default_rng(0).integers(0, 256, (2001, 16, 17), np.uint8)
-            writer.append_episode(obs, np.zeros((2000, 255), np.uint8), np.ones(2000), terminated=True)
-        store.compact()
-    (info,) = [info for info, _ in all_packs(read_root(tmp_store), 0)]
-    shard = open_shard(info, "obs")
-    there = np.flatnonzero(shard.sizes)
-    numbers = there[[0, len(there) // 2, len(there) // 2 + 1, -1]]
-    starts, sizes = decompression._blocks(shard, numbers, block)
-    ends = starts + sizes
-    for number in numbers:
-        begin = shard.mapping.address + shard.offsets[number]
-        assert ((starts <= begin) & (begin + shard.sizes[number] <= ends)).sum() == 1
-    assert ((starts - shard.mapping.address) % block == 0).all()
-    assert (starts[1:] > ends[:-1]).all()
-    assert ends[-1] - shard.mapping.address <= -(-shard.mapping.nbytes // page) * page
-    assert sizes.sum() <= shard.sizes[numbers].sum() + len(numbers) * 2 * block
-    assert sizes.sum() < shard.mapping.nbytes
-
-
-@pytest.mark.parametrize(("more", "block"), [(0, decompression._BLOCK_BYTES), (1, mmap.PAGESIZE)])
+@pytest.mark.parametrize(("more", "block"), [(0, DISK_BLOCK_BYTES), (1, mmap.PAGESIZE)])
 def test_what_lies_around_is_read_of_fields_that_fit_in_memory_as_they_are_on_disk(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, more: int, block: int
 ) -> None:
     make_pack(tmp_store, 60)
     nbytes = attributes(tmp_store)["compressed"]["obs"]["nbytes"]
-    asked = []
-    monkeypatch.setattr(decompression, "_MOST_BYTES", nbytes - more)
-    monkeypatch.setattr(decompression._cold, "ask", lambda shard, numbers, block: asked.append(block))
+    limit(monkeypatch, fitting_bytes=nbytes - more)
+    asked = blocks_asked(monkeypatch)
     with dr.open(tmp_store) as store:
         store.to_numpy()
     assert set(asked) == {block}
@@ -155,24 +136,20 @@ def test_what_is_damaged_is_told_whichever_thread_finds_it(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     make_pack(tmp_store, 60)
-    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 1)
-    monkeypatch.setattr(decompression, "_MOST_THREADS", threads)
-    monkeypatch.setattr(decompression, "_LEAST", 1)
+    limit(monkeypatch, piece_bytes=1, threads=threads, least_for_threads=1)
     with dr.open(tmp_store) as store:
-        (info,) = [info for info, _ in all_packs(read_root(tmp_store), 0)]
-        shard = open_shard(info, "obs")
-        for number in np.flatnonzero(shard.sizes)[::7].tolist():
-            path, at = info.chunk_path("obs", 0), int(shard.offsets[number])
-            before = Path(path).read_bytes()
+        path, offsets, sizes = packed_field(tmp_store, "obs")
+        before = path.read_bytes()
+        for at in offsets[np.flatnonzero(sizes)[::7]].tolist():
             # Another kind of file, or another number of bytes than the index of a shard has: zstd's frame header.
             for place, byte in ((at, before[at] ^ 255), (at + 5, before[at + 5] ^ 1)):
-                Path(path).write_bytes(before[:place] + bytes([byte]) + before[place + 1 :])
+                path.write_bytes(before[:place] + bytes([byte]) + before[place + 1 :])
                 with (
                     dr.open(tmp_store) as damaged,
                     pytest.raises(dr.FormatError, match=r"damaged \(.*diskreplay repair"),
                 ):
                     damaged.to_numpy()
-            Path(path).write_bytes(before)
+            path.write_bytes(before)
         assert len(store.to_numpy()["obs"]) == len(store)
 
 
@@ -210,10 +187,7 @@ def right_steps(path: Path) -> int:
 def test_a_sampler_shows_no_row_with_a_flipped_bit(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, name: str, threads: int
 ) -> None:
-    monkeypatch.setattr(decompression, "_MOST_THREADS", threads)
-    monkeypatch.setattr(decompression, "_LEAST", 1)
-    monkeypatch.setattr(chunk_budget, "_PIECE_BYTES", 1)
-    monkeypatch.setattr("diskreplay.segments.shards._INNER_BYTES", 1 << 10)
+    limit(monkeypatch, threads=threads, least_for_threads=1, piece_bytes=1, inner_chunk_bytes=1 << 10)
     with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
         with store.writer() as writer:
             for first in range(0, 66, 11):

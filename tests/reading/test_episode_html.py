@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.reading import episodes
+from tests.reading.inner import limit
 from tests.testing.pages import Page
 
 NAME = "<img src=x onerror=alert(1)>"
@@ -91,8 +91,7 @@ def test_what_is_gone_or_closed_is_said_and_not_raised(tmp_store: Path) -> None:
 
 
 def test_what_is_large_is_not_read(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "MOST_STEPS", 2)
-    monkeypatch.setattr(episodes, "MOST_BYTES", 8 * 5 * 4 * 3 - 1)
+    limit(monkeypatch, summed_steps=2, shown_bytes=8 * 5 * 4 * 3 - 1)
     with filled(tmp_store) as store:
         page = Page(store.episodes[0]._repr_html_())
     assert "not summed" in page.words

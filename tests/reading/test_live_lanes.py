@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import diskreplay as dr
-from diskreplay.kernels.table import chosen
+from tests.reading.inner import while_compiling
 from tests.testing.support import append_numbered, serial_schema, visible_serials
 
 
@@ -39,16 +39,14 @@ def test_a_store_that_gets_a_limit_while_its_kernel_is_compiled_is_read_on(tmp_s
         append_numbered(writer, range(80))
         reader.refresh()
 
-        def compiled_slowly(name):
+        def limit_once():
             if store.capacity is None:
                 store.resize(capacity=50)
                 thread = threading.Thread(target=reader.refresh)
                 thread.start()
                 thread.join()
-            return chosen(name)
 
-        monkeypatch.setattr("diskreplay.store.store.chosen", compiled_slowly)
-        reader.follow_compiled()
+        while_compiling(reader, limit_once)
         append_numbered(writer, range(80, 100))
         reader.refresh()
         assert visible_serials(reader) == list(range(50, 100))
