@@ -371,12 +371,21 @@ class TimeLimited:
         return found
 
 
-@settings(max_examples=15)
-@given(st.integers(1, 20), st.integers(1, 4), st.integers(0, 99), st.sampled_from([0.05, 0.3]), st.booleans())
+@settings(max_examples=30)
+@given(
+    steps=st.integers(1, 20),
+    envs=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    ends=st.sampled_from([0.05, 0.3]),
+    stored=st.booleans(),
+    gamma=st.floats(0, 1),
+    lam=st.floats(0, 1),
+)
 def test_a_time_limit_is_bootstrapped_from_the_final_observation(
-    steps: int, envs: int, seed: int, ends: float, stored: bool
+    steps: int, envs: int, seed: int, ends: float, stored: bool, gamma: float, lam: float
 ) -> None:
     given = TimeLimited(steps, envs, seed, ends)
+    given.last[given.done[-1] | given.cut[-1]] = np.nan  # what lies behind an end is not read
     seen = []
 
     def value_fn(obs: torch.Tensor) -> torch.Tensor:
@@ -389,18 +398,46 @@ def test_a_time_limit_is_bootstrapped_from_the_final_observation(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if not left.any() else "error")  # of a rollout with nothing to bootstrap
             if stored:
-                buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, value_fn=value_fn)
+                buffer.compute_returns_and_advantages(given.last, gamma, lam, value_fn=value_fn)
                 assert len(seen) == left.any()
                 if seen:
                     assert torch.equal(seen[0], torch.from_numpy(given.final[left]))
             else:
                 final_values = np.where(left, given.final_values, np.nan)
-                buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, final_values=final_values)
-        advantages = given.advantages(0.9, 0.8)
+                buffer.compute_returns_and_advantages(given.last, gamma, lam, final_values=final_values)
+        advantages = given.advantages(gamma, lam)
         np.testing.assert_allclose(buffer.advantages, advantages, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(buffer.returns, advantages + given.values, rtol=1e-5, atol=1e-5)
         assert buffer.dones.bool().tolist() == given.done.tolist()
         assert buffer.truncated.bool().tolist() == given.cut.tolist()
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("name", ["rewards", "values"])
+def test_a_nan_stays_in_its_episode(name: str, is_left: bool) -> None:
+    given, found = TimeLimited(6, 2, seed=0, ends=0.0), []
+    (given.cut if is_left else given.done)[2, 0] = (
+        True  # episodes of the first environment are steps 0 to 2, and 3 to 5
+    )
+    for number in (getattr(given, name)[3, 0], np.nan):
+        getattr(given, name)[3, 0] = number
+        with dr.RolloutBuffer(2, 6) as buffer:
+            given.fill(buffer)
+            buffer.compute_returns_and_advantages(given.last, 0.9, 0.8, final_values=given.final_values)
+            found.append((buffer.advantages.numpy().copy(), buffer.returns.numpy().copy()))
+    for without, estimate in zip(*found, strict=True):
+        assert np.isnan(estimate[:, 0]).tolist() == [False, False, False, True, False, False]
+        np.testing.assert_array_equal(estimate[:3], without[:3])
+        np.testing.assert_array_equal(estimate[:, 1], without[:, 1])
+
+
+@pytest.mark.parametrize("numbers", [{"gamma": 1.5}, {"gae_lambda": -0.1}])
+def test_numbers_out_of_range_are_refused(numbers: dict[str, float]) -> None:
+    given = TimeLimited(2, 1, seed=0)
+    with dr.RolloutBuffer(1, 2) as buffer:
+        given.fill(buffer)
+        with pytest.raises(ValueError, match="must be a number from 0 to 1"):
+            buffer.compute_returns_and_advantages(given.last, value_fn=critic, **numbers)
 
 
 @pytest.mark.parametrize("seed", range(4))

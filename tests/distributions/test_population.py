@@ -1,6 +1,5 @@
 """A population offers exactly the ids of its view, however the store grew."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -243,55 +242,6 @@ def test_what_is_no_order_is_refused(state: Any) -> None:
 def ended_snapshot(plans: list[tuple[int, str]], previous: Snapshot | None = None, **kwargs: Any) -> Snapshot:
     rng = np.random.default_rng(0)
     return Snapshot(FLAT_SCHEMA, [Segment([[episode(FLAT_SCHEMA, n, end, True, rng) for n, end in plans]])], **kwargs)
-
-
-def test_a_predicate_is_asked_once_of_an_ended_episode_and_each_time_of_an_open_one() -> None:
-    asked: list[int] = []
-
-    def ask(snapshot: Snapshot, first: int) -> bool:
-        steps = len(snapshot.episode(first).steps)
-        asked.append(steps)
-        return steps != 4
-
-    population = Population(dr.Transitions(), EpisodeFilter(ask))
-    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (5, "open")]))
-    assert asked == [3, 4, 5]
-    assert population.size == 8
-    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (6, "open")]))
-    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (6, "terminated")]))
-    population.refresh(ended_snapshot([(3, "terminated"), (4, "cut"), (6, "terminated")], generation=7))
-    assert asked == [3, 4, 5, 6, 6]
-    assert population.size == 9
-
-
-def test_a_hidden_episode_is_not_asked() -> None:
-    asked: list[int] = []
-    population = Population(
-        dr.Transitions(), EpisodeFilter(lambda s, first: asked.append(len(s.episode(first).steps)) or True)
-    )
-    snapshot = ended_snapshot([(3, "terminated"), (4, "terminated")])
-    population.refresh(replace(snapshot, frontier=sorted(snapshot.model)[5]))
-    assert asked == [4]
-    assert population.size == 2
-
-
-def test_a_predicate_that_raises_changes_nothing() -> None:
-    patience = [True]
-
-    def ask(snapshot: Snapshot, first: int) -> bool:
-        if len(snapshot.episode(first).steps) == 4 and patience.pop():
-            raise RuntimeError("not now")
-        return True
-
-    population = Population(dr.Transitions(), EpisodeFilter(ask))
-    population.refresh(ended_snapshot([(3, "terminated")]))
-    grown = ended_snapshot([(3, "terminated"), (4, "terminated")])
-    with pytest.raises(RuntimeError, match="not now"):
-        population.refresh(grown)
-    assert population.size == 3
-    patience.append(False)
-    population.refresh(grown)
-    assert population.size == 7
 
 
 def test_what_is_hidden_whole_since_counts_for_a_restored_population_as_it_does_for_the_other() -> None:

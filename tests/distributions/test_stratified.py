@@ -108,7 +108,9 @@ def test_without_a_value_there_is_nothing_to_draw(grown: Any) -> None:
     )
     with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
         sampler.sample()
-    store.add(0, 1, task=3)
+    assert sampler.sampleable == 0
+    store.add(0, 1, task=3)  # which ends the episode that was open
+    assert sampler.sampleable == 11
     assert chances(sampler).tolist() == pytest.approx([1 / 11] * 11)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import diskreplay as dr
 from tests.distributions.conftest import ids_of
@@ -24,6 +25,39 @@ def test_each_pass_gives_each_id_once_and_batches_stay_full(grown: Any, size: in
         passes = [drawn[i * len(ids) : (i + 1) * len(ids)] for i in range(6)]
         assert all(sorted(one) == ids for one in passes)
         assert len({tuple(one) for one in passes}) == 6
+
+
+def passes_of(sampler: dr.Sampler, count: int) -> np.ndarray:
+    """Draw passes, and return the numbers of their ids in order, a row a pass."""
+    ids = ids_of(sampler)
+    return np.array([np.searchsorted(ids, sampler.sample(len(ids)).index.numpy()) for _ in range(count)])
+
+
+def test_a_pass_of_any_number_of_ids_gives_each_once(grown: Any) -> None:
+    store, size = grown([[]]), 0
+    sampler = store.sampler(dr.Sweep(passes=None))
+    for more in [*[1] * 70, 57, 1, 1, 127, 1, 1, 500]:
+        store.add(0, more)
+        size += more
+        assert (np.sort(passes_of(sampler, 2)) == np.arange(size)).all()
+
+
+def test_every_order_of_few_ids_comes_equally_often(grown: Any) -> None:
+    found = passes_of(grown([[3]]).sampler(dr.Sweep(passes=None), fields=("index",)), 3_000)
+    orders, counts = np.unique(found, axis=0, return_counts=True)
+    assert len(orders) == 6
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.slow
+def test_neighbours_and_places_are_independent_of_the_order(grown: Any) -> None:
+    found = passes_of(grown([[20]]).sampler(dr.Sweep(passes=None), fields=("index",)), 1_500)
+    places = np.argsort(found)  # the place of each id in a pass
+    for number in (0, 7, 19):
+        assert stats.chisquare(np.bincount(places[:, number], minlength=20)).pvalue > 1e-5
+    steps = np.bincount((places[:, 1] - places[:, 0]) % 20, minlength=20)
+    assert steps[0] == 0
+    assert stats.chisquare(steps[1:]).pvalue > 1e-5
 
 
 @pytest.mark.parametrize("order", ["random", "time"])

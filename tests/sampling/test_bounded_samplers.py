@@ -1,6 +1,5 @@
 """Samplers with `max_size`: on stores that grow and evict, saved and loaded, among ranks."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -73,31 +72,6 @@ def test_views_have_indices_of_their_own_which_stay(tmp_store: Path) -> None:
         sampler.sample()
         assert set(sampler.ids().tolist()) <= set(held)
         assert sampler.sampleable > 30
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_size": 0}, "max_size must be an int of at least 1, not 0"),
-        (
-            {"max_size": 5, "remover": "newest"},
-            'remover must be "oldest", "lowest_priority" or "random", not \'newest\'',
-        ),
-        ({"remover": "random"}, "remover='random' means nothing without max_size: give both, or leave it out"),
-        (
-            {"max_size": 5, "remover": "lowest_priority"},
-            'remover="lowest_priority" needs priorities, and Uniform() has none',
-        ),
-        (
-            {"max_size": 5, "distribution": dr.Sweep()},
-            "max_size means nothing to Sweep(passes=1), which gives each id a number of times of its own: leave it out",
-        ),
-    ],
-)
-def test_bad_arguments_are_refused(tmp_store: Path, arguments: Any, message: str) -> None:
-    with collected(tmp_store, 10) as (store, _), pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        dr.Sampler(store, dr.Transitions(), **arguments)
 
 
 def test_steps_of_low_initial_priority_are_removed_for_new_ones(tmp_store: Path) -> None:

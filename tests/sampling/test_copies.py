@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from diskreplay.sampling.gatherer import BufferPool, DeviceCopy, HostCopy
+from diskreplay.sampling.gatherer import BufferPool, DeviceCopy, HostCopy, ordinary_memory
 from diskreplay.views.base import Leaf
 from tests.testing.device import Device
 
@@ -105,3 +105,16 @@ def test_a_copy_to_the_processor_begins_when_it_is_made_behind_the_noted_operati
 def test_tensors_of_the_cpu_are_not_copied_to_it() -> None:
     values = {"a": torch.zeros(3)}
     assert HostCopy(torch.device("cpu")).later(values)() == (values,)
+
+
+def test_memory_comes_from_the_function_given() -> None:
+    asked = []
+
+    def allocate(nbytes: int) -> np.ndarray:
+        asked.append(nbytes)
+        return ordinary_memory(nbytes)
+
+    pool = BufferPool(allocate)
+    for _ in range(2):
+        pool.acquire(LEAVES, 8)
+    assert asked == [256]

@@ -107,6 +107,36 @@ def test_where_chooses_by_what_an_episode_says(tmp_store: Path) -> None:
         assert asked[6:] == [9, 11]
         with pytest.raises(dr.NotEnoughData, match="^the store has 56 steps, 0 of them sampleable as "):
             dr.Sampler(store, dr.Transitions(), where=lambda episode: False).sample()
+        # Of episodes that were asked of, nothing is asked when others go, and hidden ones are not asked of.
+        writer.close()
+        assert store.evict(lambda episode: int(episode["seed"]) == 1) == 6
+        sampler.sample()
+        assert asked[6:] == [9, 11]
+        store.resize(capacity=20)
+        store.refresh()
+        with dr.Sampler(store, dr.Transitions(), batch_size=200, seed=0, where=where) as other:
+            other.sample()
+        assert asked[8:] == [10, 11]
+
+
+def test_where_that_raises_changes_nothing(tmp_store: Path) -> None:
+    fails: list[bool] = []
+
+    def where(episode: dr.Episode) -> bool:
+        if fails and len(episode) == 4:
+            raise RuntimeError("not now")
+        return True
+
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        append_steps(writer, 0, 3)
+        sampler = dr.Sampler(store, dr.Transitions(), batch_size=100, seed=0, where=where)
+        assert sampler.sampleable == 3
+        append_steps(writer, 10, 4)
+        fails.append(True)
+        with pytest.raises(RuntimeError, match="not now"):
+            sampler.sample()
+        fails.clear()
+        assert set(sampler.sample().action.tolist()) == {0, 1, 2, 10, 11, 12, 13}
 
 
 @pytest.mark.parametrize(

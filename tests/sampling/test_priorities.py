@@ -75,18 +75,6 @@ def test_priorities_outlive_switches_of_view_and_distribution(store: Any) -> Non
     assert shares(sampler)[int(ids[7])] > 0.99
 
 
-def test_errors_of_sequences_count_where_the_loss_does(store: Any) -> None:
-    view = dr.Sequences(length=20, overlap=10, burn_in=10)
-    sampler = dr.Sampler(store, view, dr.Prioritized(alpha=1.0, eta=0.5), batch_size=8, seed=0)
-    ids = sampler.sample().index.unique()
-    batch = sampler.gather(ids)
-    td = torch.where(batch.loss_mask, 0.0, 1e6)
-    assert sampler.update_priorities(ids, td) == 0
-    assert not set(ids.tolist()) & {i for i, share in shares(sampler).items() if share > 0.2}
-    with pytest.raises(ValueError, match="4 steps a sequence"):
-        sampler.update_priorities(ids, td[:, :4])
-
-
 def test_updates_without_priorities_are_refused(store: Any) -> None:
     sampler = dr.Sampler(store, dr.Transitions(), batch_size=8)
     with pytest.raises(ValueError, match=r"Uniform\(\) has no priorities"):
@@ -122,30 +110,11 @@ def test_mixed_batches_hold_fixed_shares_and_updates_find_their_way(store: Any, 
             mixed.update_priorities([2 << 58], [1.0])
 
 
-def test_a_mixed_sampler_goes_on_from_its_state(store: Any) -> None:
-    def mixed(seed: int) -> dr.MixedSampler:
-        parts = [dr.Sampler(store, dr.Transitions(), dr.Prioritized(), seed=seed + i) for i in range(2)]
-        return dr.MixedSampler([(parts[0], 1), (parts[1], 2)], batch_size=7, seed=seed)
-
-    before, after = mixed(0), mixed(5)
-    before.update_priorities(before.sample().index, np.arange(7.0))
-    after.load_state_dict(before.state_dict())
-    for _ in range(20):
-        assert torch.equal(before.sample().index, after.sample().index)
-    with pytest.raises(ValueError, match="state of 2 samplers, and these are 1"):
-        dr.MixedSampler([(dr.Sampler(store, dr.Transitions()), 1)]).load_state_dict(before.state_dict())
-    with pytest.raises(ValueError, match="no state of a mixed sampler"):
-        after.load_state_dict({})
-
-
 def test_mixed_samplers_refuse_what_does_not_fit(store: Any) -> None:
     plain = dr.Sampler(store, dr.Transitions())
     for bad in ([], [plain], [(plain, 0.0)], [(store, 1.0)], [(plain, float("nan"))]):
         with pytest.raises(ValueError, match=r"samplers must be|shares must be"):
             dr.MixedSampler(bad)
-    mixed = dr.MixedSampler([(plain, 1), (dr.Sampler(store, dr.Transitions(frame_stack=2)), 1)])
-    with pytest.raises(ValueError, match="different fields"):
-        mixed.sample()
 
 
 def test_a_batch_knows_what_its_ids_are_ids_of(store: Any) -> None:

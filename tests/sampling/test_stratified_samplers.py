@@ -93,18 +93,6 @@ def test_a_field_that_the_store_has_not_is_refused_by_name(tmp_store: Path) -> N
         assert isinstance(sampler.distribution, dr.Uniform)
 
 
-def test_open_episodes_of_a_task_are_drawn_when_they_have_ended(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
-        sampler = dr.Sampler(store, dr.Transitions(), dr.Stratified("episode/task"), batch_size=8, seed=0)
-        writer.append(0, 1, 0.0, False, next_obs=0)
-        with pytest.raises(dr.NotEnoughData, match="none of the 1 sampleable steps is of an ended episode"):
-            sampler.sample()
-        assert sampler.sampleable == 0
-        writer.append(0, 1, 0.0, True, episode={"task": 5, "goal": {"name": [0, 0]}})
-        assert set(sampler.sample().action.tolist()) == {1}
-        assert sampler.sampleable == 2
-
-
 @pytest.mark.parametrize("by", ["episode", "episode/task"])
 def test_windows_across_episodes_are_of_the_episode_that_they_start_in(tmp_store: Path, by: str) -> None:
     view = dr.Sequences(6, stride=1, cross_episodes=True)

@@ -433,8 +433,3 @@ def test_gradients_of_lambda_returns_are_those_of_the_weights_of_the_values() ->
     values = torch.zeros(1, 4, requires_grad=True)
     dr.lambda_returns(torch.ones(1, 3), torch.zeros(1, 3), values, 0.5, 0.5)[0, 0].backward()
     assert values.grad.tolist() == [[0.0, 0.25, 0.0625, 0.03125]]
-
-
-def test_they_are_public_names() -> None:
-    for function in (dr.lambda_returns, dr.nstep_targets, dr.q_lambda_targets, dr.retrace_targets, dr.vtrace_targets):
-        assert getattr(dr, function.__name__) is function

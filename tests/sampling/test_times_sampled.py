@@ -1,6 +1,5 @@
 """Samplers with `max_times_sampled`: on stores that grow and evict, among ranks, saved and loaded."""
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -112,14 +111,6 @@ def test_what_has_a_number_of_times_of_its_own_takes_no_other(tmp_store: Path, v
             setattr(sampler, *(("view", VIEWS[view]()) if distribution is None else ("distribution", distribution)))
         assert (sampler.view, sampler.distribution) == before
         assert sampler.sample().batch_size == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", [0, -1, 1.0, True, "2"])
-def test_a_number_of_times_is_an_int(tmp_store: Path, wrong: Any) -> None:
-    message = f"max_times_sampled must be an int of at least 1, not {wrong!r}"
-    with collected(tmp_store, 4) as (store, _), pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        dr.Sampler(store, VIEWS["transitions"](), max_times_sampled=wrong)
 
 
 def test_a_state_from_before_counts_starts_at_zero(tmp_store: Path) -> None:

@@ -407,16 +407,3 @@ def test_a_batch_lives_as_long_as_any_view_of_it(tmp_store: Path) -> None:
             del batch
         for next_obs, action in held:
             assert torch.equal(next_obs[..., 0], (action[:, 2:] + 1).float())
-
-
-def test_the_view_is_changed_at_run_time(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
-        append_steps(writer, 0, 50)
-        sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0, prefetch=2)
-        assert sampler.sample().obs.shape == (8, 2)
-        sampler.view = dr.Sequences(10, 5)
-        assert sampler.sample().obs.shape == (8, 10, 2)
-        sampler.view = dr.Episodes()
-        assert sampler.sample().obs.shape == (8, 50, 2)
-        sampler.view = dr.Transitions(3)
-        assert sampler.sample().n_steps.shape == (8,)
