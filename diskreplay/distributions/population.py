@@ -63,7 +63,6 @@ SMALL = 1024
 MANY = 1 << 15
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
-_NO_BOOLS = np.zeros(0, np.bool_)
 _NO_INTS = np.zeros(0, np.int64)
 _NO_PARTLY = np.zeros((4, 0), np.int64)
 
@@ -81,6 +80,12 @@ class Share(NamedTuple):
         """Tell which ids are in it."""
         found: NDArray[np.bool_] = mixed(ids.astype(np.uint64)) % np.uint64(self.world_size) == self.rank
         return found
+
+    def count(self, runs: Ints) -> int:
+        """Count the ids of runs, (3, n), that are in it."""
+        if not runs.shape[1]:  # as a rule
+            return 0
+        return sum(int(np.count_nonzero(self.contains(ids))) for ids in id_blocks(IdRuns(*runs)))
 
 
 EVERY_ID = Share()
@@ -193,24 +198,6 @@ class Column(NamedTuple):
         return Column(every, sums)
 
 
-class _Counted(NamedTuple):
-    """How many ids each run has, by its last id, and how many of them are in a share."""
-
-    every: Column
-    mine: Column
-
-    def updated(self, runs: IdRuns, share: Share) -> "_Counted":
-        """Return the counts of these runs. Ids are only looked at of runs that were not counted before."""
-        last = last_ids(runs)
-        mine = np.where(self.every.of(last) == runs.count, self.mine.of(last, -1), -1)
-        new = keep(runs, mine < 0)
-        before = np.append(0, np.cumsum(np.concatenate([_NO_BOOLS, *map(share.contains, id_blocks(new))])))
-        end = np.cumsum(new.count)
-        mine[mine < 0] = before[end] - before[end - new.count]
-        order = np.argsort(last)
-        return _Counted(*(Column(last[order], each[order]) for each in (runs.count, mine)))
-
-
 class View(Protocol):
     """What is needed of a view: see `views.base.View`."""
 
@@ -260,7 +247,7 @@ class Population:
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of open episodes that count; kept where `where` asks
         self._refusals = 0  # how often some of these came to count no more
-        self._counted, self._counted_at = _Counted(Column(), Column()), 0
+        self._share_size = _ShareSize()
         self._clear()
 
     def _clear(self) -> None:
@@ -496,12 +483,8 @@ class Population:
         return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
 
     def share_size(self) -> int:
-        """Count the ids of the share; among several ranks at the cost of all runs, and of the ids of new ones."""
-        if self.share.world_size == 1:
-            return self.size
-        if self._counted_at != self.version:
-            self._counted, self._counted_at = self._counted.updated(self.runs(), self.share), self.version
-        return int(self._counted.mine.values.sum())
+        """Count the ids of the share; among several ranks at the cost of those that came and went since."""
+        return self.size if self.share.world_size == 1 else self._share_size.of(self)
 
     def nothing_in_share(self) -> NotEnoughData:
         """Return the error that none of the ids is in the share."""
@@ -834,3 +817,22 @@ class Cursor:
     def take(self, runs: IdRuns, place: Ints) -> None:
         """Take in what `new_of` returned."""
         np.maximum.at(self._last, place, last_ids(runs))
+
+
+class _ShareSize:
+    """How many ids of a population are in its share."""
+
+    def __init__(self) -> None:
+        self._cursor = Cursor()
+        self._settled = self._size = 0  # the former of runs that stay as they are
+
+    def of(self, population: Population) -> int:
+        """Return how many there are."""
+        if not self._cursor.is_at(population):
+            share, changes = population.share, self._cursor.changes(population)
+            ended = changes.runs.shape[1] - changes.loose
+            before = 0 if changes.whole else self._settled - share.count(changes.reached)
+            self._settled = before + share.count(changes.runs[:, :ended])
+            self._size = self._settled + share.count(changes.runs[:, ended:])
+            self._cursor.reach(population, changes)
+        return self._size
