@@ -5,8 +5,6 @@ What is kept of an id is its raw priority |td| + eps, at a place in a page of 64
 not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an update or a writer
 gave to an id that can be drawn; see `kernels.pages`. Pages are used again when none is left and all of their steps
 are gone; which number a page has is part of the saved state: which id a random number means depends on it.
-
-It loads numba: whoever makes a distribution does not need it yet.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 from diskreplay.distributions.base import Draw, Owned, check_enough
 from diskreplay.distributions.number_arguments import Schedule, beta_argument, number
 from diskreplay.distributions.population import Population
+from diskreplay.distributions.priorities import PriorityTable
 from diskreplay.distributions.saved_state import kind_of
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.table import chosen
-
-if TYPE_CHECKING:
-    from diskreplay.distributions.priorities import PriorityTable
-
 
 _TINY = 5e-324  # for what is above 0, however little
 
@@ -128,13 +125,10 @@ class Prioritized(Owned):
         beta = self._beta if callable(self._beta) else f"{self._beta:g}"
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
-    def _followed(self, population: Population) -> "PriorityTable":
+    def _followed(self, population: Population) -> PriorityTable:
         """Return the table of the population's kind, up to date with it."""
         table = self._tables.get(population.kind)
         if table is None:
-            # Here and not above: it loads numba, which nobody needs to make a distribution.
-            from diskreplay.distributions.priorities import PriorityTable
-
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
         table.set_alpha(self._alpha)
         table.follow(population, self._eps, self._eta)
@@ -227,11 +221,11 @@ class Prioritized(Owned):
             raise ValueError(f"td_error[{-1 - skipped}] is {errors[-1 - skipped]}: nothing was updated")
         return skipped
 
-    def place(self) -> dict[tuple[Any, ...], "PriorityTable"]:
+    def place(self) -> dict[tuple[Any, ...], PriorityTable]:
         """Return the tables: another state has others."""
         return self._tables
 
-    def go_back(self, place: dict[tuple[Any, ...], "PriorityTable"]) -> None:
+    def go_back(self, place: dict[tuple[Any, ...], PriorityTable]) -> None:
         """Go back to tables."""
         self._tables = place
 
@@ -244,8 +238,6 @@ class Prioritized(Owned):
 
         ValueError, and no change, where this is no such state.
         """
-        from diskreplay.distributions.priorities import PriorityTable  # as above
-
         least = self._normalize == "store"
         tables = {kind_of(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
         self._tables = tables

@@ -62,12 +62,12 @@ class Pass(ABC):
 class RandomPass(Pass):
     """In the order of a random key of 63 bits."""
 
-    def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, cursor: int = 0) -> None:
+    def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, at: int = 0) -> None:
         super().__init__(runs, kind)
-        self._key, self._cursor = key, cursor
+        self._key, self._at = key, at
         self._before: Ints = np.cumsum(runs.count) - runs.count
         self._size = int(runs.count.sum())
-        self._next: Ints = np.zeros(0, np.int64)  # some of the ids from the cursor on
+        self._next: Ints = np.zeros(0, np.int64)  # some of the ids from there on
 
     @classmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:
@@ -83,26 +83,26 @@ class RandomPass(Pass):
     def peek(self, population: Population, count: int) -> Ints:
         """Return the next ids, at most `count`."""
         if len(self._next) < count:
-            self._next = self._slice(self._cursor, max(count, _PIECE))
+            self._next = self._slice(self._at, max(count, _PIECE))
         return self._next[:count]
 
     def advance(self, count: int) -> None:
         """Go on behind so many ids."""
-        self._cursor, self._next = self._cursor + count, self._next[count:]
+        self._at, self._next = self._at + count, self._next[count:]
 
     def left(self, population: Population) -> Iterator[Ints]:
         """Yield the ids that are left."""
-        return (self._slice(at, _SORTED_AT_ONCE) for at in range(self._cursor, self._size, _SORTED_AT_ONCE))
+        return (self._slice(at, _SORTED_AT_ONCE) for at in range(self._at, self._size, _SORTED_AT_ONCE))
 
     def state_dict(self) -> dict[str, Any]:
         """Return arrays and numbers."""
-        return {**super().state_dict(), "cursor": self._cursor, "key": self._key}
+        return {**super().state_dict(), "cursor": self._at, "key": self._key}
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> Self:
         """Return what `state_dict` was of."""
         loaded = cls(*_runs_and_kind(state), int(state["key"]), int(state["cursor"]))
-        if not 0 <= loaded._key < 1 << 63 or not 0 <= loaded._cursor < loaded._size:
+        if not 0 <= loaded._key < 1 << 63 or not 0 <= loaded._at < loaded._size:
             raise ValueError("it contradicts itself")
         return loaded
 
