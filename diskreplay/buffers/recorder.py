@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from diskreplay.buffers.columns import Columns
-from diskreplay.buffers.final_observations import Behind
+from diskreplay.buffers.estimates import Behind
 from diskreplay.errors import StorageFull
 from diskreplay.sampling.gatherer import HostCopy
 from diskreplay.schema.schema import Schema

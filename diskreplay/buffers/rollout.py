@@ -9,10 +9,16 @@ import torch
 
 from diskreplay.buffers.backing import Backed
 from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows, tensor_of
-from diskreplay.buffers.estimates import advantages
-from diskreplay.buffers.final_observations import Behind, FinalObservations
+from diskreplay.buffers.estimates import (
+    NO_FINAL_VALUES,
+    Behind,
+    FinalObservations,
+    advantages,
+    final_values_argument,
+    last_values_argument,
+)
 from diskreplay.buffers.recorder import FLAGS, Recorder
-from diskreplay.buffers.values import Given, flags_of, plain, renamed
+from diskreplay.buffers.values import Given, flags_of, renamed
 from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.errors import BufferFull, NotEnoughData, SchemaError, warn_caller
 from diskreplay.sampling.batch import Batch, map_tree, sequences_of
@@ -369,14 +375,11 @@ class RolloutBuffer(Backed):
     def _estimated(
         self, last_values: Any, gamma: float, gae_lambda: float, value_fn: Any, final_values: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        last = self._numbers(last_values)
-        if last.numel() != self._num_envs or last.ndim > 2:
-            raise ValueError(
-                f"last_values must be one value for each of {self._num_envs} environments, not {tuple(last.shape)}"
-            )
+        last = last_values_argument(last_values, self._num_envs, self._device)
         if value_fn is not None and final_values is not None:
             raise ValueError("value_fn and final_values both tell the values of final observations: give one of them")
-        batch = self._gathered()
+        batch, schema = self._gathered(), self._fields
+        assert schema is not None
         dones, truncated = batch["terminated"], batch["truncated"]
         if self._has_unchecked and bool(((dones != 0) & (dones != 1) | (truncated != 0) & (truncated != 1)).any()):
             raise SchemaError("dones and truncated hold one truth value for each step, bools or 0 and 1")
@@ -389,45 +392,21 @@ class RolloutBuffer(Backed):
                 "every truncated step is done as well, and so none is bootstrapped: where truncated is given, dones "
                 "says which steps terminated, and not which ones ended",
             )
-        final = self._final_values(left, is_left, batch["value"], value_fn, final_values)
+        final = batch["value"]
+        if final_values is not None:
+            final = final_values_argument(final_values, left)
+        elif is_left and value_fn is None:
+            self._warn("unknown", NO_FINAL_VALUES.format(*left.nonzero()[0].tolist()))
+        elif is_left:
+            final = self._final.values(schema, left, value_fn)
         ends = (left, final) if is_left else ()
-        return advantages(batch["reward"], batch["value"], last.reshape(-1), done, gamma, gae_lambda, *ends)
-
-    def _numbers(self, values: Any) -> torch.Tensor:
-        """Return numbers as a tensor on the device."""
-        if not isinstance(values, torch.Tensor):
-            values = tensor_of(np.asarray(plain(values), np.float64))
-        moved: torch.Tensor = values.detach().to(self._device)
-        return moved
+        return advantages(batch["reward"], batch["value"], last, done, gamma, gae_lambda, *ends)
 
     def _warn(self, kind: str, message: str) -> None:
         """Warn once a buffer of each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             warn_caller(message)
-
-    def _final_values(
-        self, left: torch.Tensor, is_left: bool, values: torch.Tensor, value_fn: Any, final_values: Any
-    ) -> torch.Tensor:
-        """Return the values of the final observations of steps, (steps so far, num_envs); elsewhere they are any."""
-        if final_values is not None:
-            given = self._numbers(final_values)
-            if given.numel() != left.numel() or given.shape[:2] != left.shape:
-                raise ValueError(f"final_values must be {list(left.shape)}, one for each step, not {list(given.shape)}")
-            return given.reshape(left.shape)
-        if not is_left:
-            return values
-        if value_fn is None:
-            step, env = left.nonzero()[0].tolist()
-            self._warn(
-                "unknown",
-                f"step {step} of environment {env} was truncated, and nothing tells the value of its final "
-                "observation: such steps are bootstrapped with the values of their own observations. Give value_fn, "
-                "which computes it, or final_values; final_values=buffer.values says that this is meant",
-            )
-            return values
-        assert self._fields is not None
-        return self._final.values(self._fields, left, value_fn)
 
     @torch.inference_mode(False)
     def sample(self) -> Batch:

@@ -393,6 +393,11 @@ def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tre
     return function(path, tree)
 
 
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of sums on a device: float64, which Apple's devices lack."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def torch_values(value_fn: Callable[[Tree], Any], device: torch.device) -> Callable[[Any], NDArray[Any]]:
     """Return the function over arrays that calls one over tensors on a device, without gradients."""
 

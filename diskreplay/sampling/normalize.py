@@ -16,7 +16,7 @@ from diskreplay.ids import EpisodeTable, Floats, Ints, places_of
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 from diskreplay.reading.snapshot import Snapshot
-from diskreplay.sampling.batch import Batch, Tree, map_paths
+from diskreplay.sampling.batch import Batch, Tree, map_paths, wide_dtype
 from diskreplay.sampling.transforms import Arrays, Result, Transform, changed_observations, obs_leaves
 from diskreplay.schema.schema import Field, Schema
 from diskreplay.views.arguments import names, reward_leaves, weights_or_none
@@ -547,7 +547,7 @@ class Normalize(OneOwner, Transform):
 
     def _mean_and_std(self, leaf: torch.Tensor, moments: np.ndarray) -> torch.Tensor:
         both = np.stack([moments[0], np.sqrt(moments[1] + self._epsilon)])
-        return torch.from_numpy(both).to(leaf.device, _exact_dtype(leaf))
+        return torch.from_numpy(both).to(leaf.device, wide_dtype(leaf.device))
 
     def _scaled(self, reward: torch.Tensor, prepared: Arrays) -> torch.Tensor:
         if not self._reward:
@@ -565,12 +565,8 @@ def _moments(found: RunningMeanStd) -> Moments:
         return loaded({"count": found.count, "mean": found.mean, "var": found.var})
 
 
-def _exact_dtype(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float32 if tensor.device.type == "mps" else torch.float64  # which has no float64
-
-
 def _exact(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(_exact_dtype(tensor))
+    return tensor.to(wide_dtype(tensor.device))
 
 
 def _result(exact: torch.Tensor, came: torch.Tensor, clip: float | None) -> torch.Tensor:
