@@ -62,11 +62,10 @@ if TYPE_CHECKING:
     from diskreplay.schema.spaces import Field as Field
     from diskreplay.store.opening import create as create, open as open
     from diskreplay.store.store import Store as Store
-    from diskreplay.views.experiences import nstep_experiences as nstep_experiences
     from diskreplay.views.hindsight import Hindsight as Hindsight
     from diskreplay.views.rollouts import Rollouts as Rollouts
     from diskreplay.views.sequences import Episodes as Episodes, Sequences as Sequences
-    from diskreplay.views.transitions import Transitions as Transitions
+    from diskreplay.views.transitions import Transitions as Transitions, nstep_experiences as nstep_experiences
     from diskreplay.writing.limiter import RateLimiter as RateLimiter
     from diskreplay.writing.vector_writer import VectorWriter as VectorWriter
     from diskreplay.writing.writer import Writer as Writer
@@ -126,7 +125,7 @@ _MODULES = {
     "WriterClosed": "diskreplay.errors",
     "create": "diskreplay.store.opening",
     "lambda_returns": "diskreplay.sampling.targets",
-    "nstep_experiences": "diskreplay.views.experiences",
+    "nstep_experiences": "diskreplay.views.transitions",
     "nstep_targets": "diskreplay.sampling.targets",
     "open": "diskreplay.store.opening",
     "q_lambda_targets": "diskreplay.sampling.targets",

@@ -27,7 +27,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import reward_leaves
 from diskreplay.views.base import NO_PAGES, Block, Leaf, Pages, Reader, View
 from diskreplay.views.gather_plan import GatherPlan
-from diskreplay.views.requested import Requested, ShownField, WindowLeaf
+from diskreplay.views.requested import Requested, ShownField, WindowLeaf, write_fields
 from diskreplay.views.successors import NONE, Bools, EpisodeFinder, Successors, ids_of
 from diskreplay.views.windows import Copy, Windows, merged_pages, refuse, refuse_evicted, wide_pages
 
@@ -324,9 +324,7 @@ class CrossingReader(Reader):
             "index": ids,
             "weight": 1.0,
         }
-        for name, values in made.items():
-            if (name,) in self._place:
-                block.arrays[self._place[name,]][:] = values
+        write_fields(block, self._place, made)
         if self._of_steps is not None:
             self._of_steps.fill(snapshot, steps.ids, each_step)
         if self._of_items is not None:

@@ -259,6 +259,13 @@ class Requested:
                 block.arrays[at][:] = found[:, 0]
 
 
+def write_fields(block: Block, places: Mapping[Path, int], made: Mapping[str, Any]) -> None:
+    """Write fields that were made, by name, to the arrays of a block, if the batch has them."""
+    for name, values in made.items():
+        if (name,) in places:
+            block.arrays[places[name,]][:] = values
+
+
 def _of_windows(array: NDArray[Any]) -> NDArray[Any]:
     """Return a field of steps as that of windows, (items, steps)."""
     return array if array.ndim == 2 else array[:, None]
@@ -323,46 +330,49 @@ def window_layout(
     asked = [] if shares_frames else [leaf for leaf in every if leaf.path[0] == "next_obs"]
     given = [leaf for leaf in every if leaf not in asked]
     wanted = {leaf.path for leaf in select(given, fields, on_request=[*asked, *of_steps, *of_items])}
-    kinds: list[WindowLeaf] = []
-    shown: dict[Path, ShownField] = {}
-
-    def add(kind: WindowLeaf) -> None:
-        shown[kind.value.path] = ShownField(kind.value.path, len(kinds), kind.stack)
-        kinds.append(kind)
-
-    for field in steps["obs"]:
-        following = ("next_obs", *field.path[1:])
-        if not shares_frames:
-            for path in (field.path, following):
-                if path in wanted:
-                    add(WindowLeaf(replace(field.leaf, path=path), field.source, frames=field.stack))
-        elif {field.path, following} & wanted:
-            add(WindowLeaf(field._replace(stack=1).leaf, field.source, stack=field.stack))
-            shown[following] = shown[field.path]._replace(path=following, offset=1)
-    for name in steps:
-        for field in steps[name] if name != "obs" else ():
-            if field.path in wanted:
-                add(WindowLeaf(field.leaf, field.source, name not in start_only))
-    for name in FLAGS:
-        if (name,) in wanted:
-            add(WindowLeaf(Leaf((name,), BOOL)))
-    for leaf in of_steps:
-        if leaf.path in wanted:
-            add(WindowLeaf(leaf, TIME_SOURCE if leaf is TIME else None))
-    for leaf in of_items:
-        if leaf.path in wanted:
-            add(WindowLeaf(leaf, each_step=False))
-    for name, dtype in (("index", INT64), ("weight", FLOAT32)):
-        add(WindowLeaf(Leaf((name,), dtype), each_step=False))
+    of_others = [field for name, fields_of in steps.items() if name != "obs" for field in fields_of]
+    others = [
+        *(WindowLeaf(field.leaf, field.source, field.path[0] not in start_only) for field in of_others),
+        *(WindowLeaf(Leaf((name,), BOOL)) for name in FLAGS),
+        *(WindowLeaf(leaf, TIME_SOURCE if leaf is TIME else None) for leaf in of_steps),
+        *(WindowLeaf(leaf, each_step=False) for leaf in of_items),
+        *(WindowLeaf(Leaf((name,), dtype), each_step=False) for name, dtype in (("index", INT64), ("weight", FLOAT32))),
+    ]
+    kinds = _observations(steps["obs"], wanted, shares_frames)
+    kinds += [kind for kind in others if kind.value.path in wanted]
+    shown = {kind.value.path: ShownField(kind.value.path, at, kind.stack) for at, kind in enumerate(kinds)}
+    if shares_frames:
+        for field in steps["obs"]:
+            if field.path in shown:
+                following = _following(field.path)
+                shown[following] = shown[field.path]._replace(path=following, offset=1)
     order = [*_paths(steps), *(leaf.path for leaf in (*of_steps, *of_items))]
     return kinds, [shown[path] for path in order if path in wanted]
+
+
+def _observations(fields: Sequence[StepField], wanted: set[Path], shares_frames: bool) -> list[WindowLeaf]:
+    """Return the leaves of the observations of windows, those that are wanted."""
+    if shares_frames:
+        shown = [field for field in fields if {field.path, _following(field.path)} & wanted]
+        return [WindowLeaf(field._replace(stack=1).leaf, field.source, stack=field.stack) for field in shown]
+    return [
+        WindowLeaf(replace(field.leaf, path=path), field.source, frames=field.stack)
+        for field in fields
+        for path in (field.path, _following(field.path))
+        if path in wanted
+    ]
+
+
+def _following(path: Path) -> Path:
+    """Return the field of the next observation of one of an observation."""
+    return ("next_obs", *path[1:])
 
 
 def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:
     """Return all fields of a batch in their order."""
     paths = {name: [field.path for field in below] for name, below in steps.items()}
     obs, action, reward = (paths.pop(name) for name in ("obs", "action", "reward"))
-    following = [("next_obs", *path[1:]) for path in obs]
+    following = [_following(path) for path in obs]
     own = [(name,) for name in (*FLAGS, "index", "weight")]
     return [*obs, *following, *action, *reward, *own, *(path for below in paths.values() for path in below)]
 

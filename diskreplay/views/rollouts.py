@@ -46,7 +46,7 @@ from diskreplay.views.base import (
     tuple_fields,
 )
 from diskreplay.views.gather_plan import GatherPlan, row_plan
-from diskreplay.views.requested import Requested, each_item, each_step
+from diskreplay.views.requested import Requested, each_item, each_step, write_fields
 from diskreplay.views.rollout_cursor import Bootstrap, RolloutCursor
 from diskreplay.views.successors import NONE, Bools, Following, Successors, place
 from diskreplay.views.windows import (
@@ -320,9 +320,7 @@ class RolloutsReader(Reader):
         if self._requested is not None:
             self._requested.fill(snapshot, ids, block)
         with np.errstate(over="ignore"):
-            for name, array in made.items():
-                if (name,) in self._place:
-                    block.arrays[self._place[name,]][:] = array.ravel()
+            write_fields(block, self._place, {name: array.ravel() for name, array in made.items()})
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""

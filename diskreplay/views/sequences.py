@@ -19,7 +19,7 @@ from diskreplay.views.arguments import check_fields, described, names, reward_le
 from diskreplay.views.base import Block, Leaf, Pages, Reader, View
 from diskreplay.views.crossing import CrossingReader, CrossingStarts
 from diskreplay.views.gather_plan import LONGEST, GatherPlan
-from diskreplay.views.requested import FLAGS, Requested, window_layout
+from diskreplay.views.requested import FLAGS, Requested, window_layout, write_fields
 from diskreplay.views.successors import EpisodeFinder
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_evicted, windows_of
 
@@ -261,10 +261,10 @@ class _StepsReader(Reader):
         self._layouts: dict[int, tuple[Leaf, ...]] = {}
         self._bounds = Bounds(length, max((kind.stack for kind in self._kinds), default=1) or 1)
         self._burn_in, self._length = burn_in, LONGEST
-        place = {kind.value.path: number for number, kind in enumerate(self._kinds)}
+        self._place = place = {kind.value.path: number for number, kind in enumerate(self._kinds)}
         computed = {name: place[name,] for name in ("index", "weight")}
         self._plan = GatherPlan(self._copies(LONGEST), view, self._bounds, computed=computed)
-        self._wanted = {name: place[name,] for name in FLAGS if (name,) in place}
+        self._has_flags = any((name,) in place for name in FLAGS)
         self._finder = EpisodeFinder()
         self._requested = Requested(schema, place, reward_leaves(schema, None), gamma).if_any()
 
@@ -308,7 +308,7 @@ class _StepsReader(Reader):
             self._plan.set_lengths([copy.length for copy in self._copies(length)])
             self._length = length
         self._plan.gather(snapshot, ids, block, self.threads)
-        if self._wanted:
+        if self._has_flags:
             self._mark(block, length)
         if self._requested is not None:
             self._requested.fill(snapshot, ids, block, self._plan.windows.k)
@@ -319,20 +319,18 @@ class _StepsReader(Reader):
 
     def _mark(self, block: Block, length: int) -> None:
         """Say which steps are real and how they end."""
-        windows, arrays = self._plan.windows, {name: block.arrays[at] for name, at in self._wanted.items()}
-        step = np.arange(length)
-        real = step < windows.k[:, None]
+        windows, step = self._plan.windows, np.arange(length)
+        real, is_last = step < windows.k[:, None], step == windows.k[:, None] - 1
         # A continuation after a length cut has both: the environment was not reset there.
-        resets = (windows.ends & (FIRST | CUT)) == FIRST
-        if "mask" in arrays:
-            arrays["mask"][:] = real
-        if "loss_mask" in arrays:
-            arrays["loss_mask"][:] = real & ((step >= self._burn_in) | resets[:, None])
-        if "is_first" in arrays:
-            arrays["is_first"][:] = (step == 0) & resets[:, None]
-        for name, bit in (("terminated", TERMINATED), ("truncated", TRUNCATED)):
-            if name in arrays:
-                arrays[name][:] = (step == windows.k[:, None] - 1) & ((windows.ends & bit) != 0)[:, None]
+        resets = ((windows.ends & (FIRST | CUT)) == FIRST)[:, None]
+        made = {
+            "mask": real,
+            "loss_mask": real & ((step >= self._burn_in) | resets),
+            "is_first": (step == 0) & resets,
+            "terminated": is_last & (windows.ends[:, None] & TERMINATED != 0),
+            "truncated": is_last & (windows.ends[:, None] & TRUNCATED != 0),
+        }
+        write_fields(block, self._place, made)
 
 
 class SequencesReader(_StepsReader):
