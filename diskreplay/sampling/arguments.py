@@ -15,32 +15,25 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import INT64, View
 
 
-def share_argument(rank: Any, world_size: Any) -> Share:
-    """Return the share of a rank, or raise ValueError."""
+def drawing_arguments(
+    where: Any, rank: Any, world_size: Any, max_times_sampled: Any, max_size: Any, remover: Any
+) -> dict[str, Any]:
+    """Return the arguments that say which ids a sampler draws, by their names of `Planner`, or raise ValueError."""
     world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
-    return Share(rank, world_size)
-
-
-def limit_arguments(max_times_sampled: Any, max_size: Any, remover: Any) -> dict[str, Any]:
-    """Return by name how often a sampler draws an id, from how many, and which are removed, or raise ValueError."""
     if max_times_sampled is not None:
         max_times_sampled = int_argument("max_times_sampled", max_times_sampled)
     if remover not in REMOVERS:
         raise ValueError(f'remover must be "oldest", "lowest_priority" or "random", not {remover!r}')
-    if max_size is None and remover != "oldest":
-        raise ValueError(f"remover={remover!r} means nothing without max_size: give both, or leave it out")
     if max_size is not None:
         max_size = int_argument("max_size", max_size)
-    return {"max_times_sampled": max_times_sampled, "max_size": max_size, "remover": str(remover)}
-
-
-def where_argument(where: Any) -> Any:
-    """Return a predicate over episodes, or None, or raise ValueError."""
+    elif remover != "oldest":
+        raise ValueError(f"remover={remover!r} means nothing without max_size: give both, or leave it out")
     if where is not None and not callable(where):
         raise ValueError(f"where must be a function of an episode, not {where!r}")
-    return where
+    limits = {"max_times_sampled": max_times_sampled, "max_size": max_size, "remover": remover}
+    return {"where": where, "share": Share(rank, world_size), **limits}
 
 
 def device_argument(device: Any) -> torch.device:

@@ -40,10 +40,10 @@ class Prefetcher:
         self._gathering = Lock()
         self.seconds_waiting = 0.0
 
-    def begin(self, plans: Iterable[Plan]) -> None:
-        """Begin to make the batches of these plans, where that was not begun."""
+    def begin(self, plans: Iterable[Plan], first: Plan) -> None:
+        """Begin to make the batches of these plans, but for the `first` one, where that was not begun."""
         for plan in plans:
-            if plan.gathered is None:
+            if plan.gathered is None and plan is not first:
                 disk = self.gatherer.disk
                 asked = None
                 if disk.cold:

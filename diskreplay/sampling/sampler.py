@@ -24,14 +24,12 @@ from diskreplay.sampling.arguments import (
     check_meaning,
     device_argument,
     distribution_argument,
+    drawing_arguments,
     errors_argument,
     ids_argument,
     kind_argument,
-    limit_arguments,
-    share_argument,
     store_argument,
     view_argument,
-    where_argument,
 )
 from diskreplay.sampling.batch import Batch, Kind, kind_of
 from diskreplay.sampling.gatherer import Destination
@@ -105,14 +103,18 @@ _logger = logging.getLogger("diskreplay")
 
 
 class Payments:
-    """What a sampler pays its `limiter`, if it has one: the steps that it draws.
+    """What a sampler pays its `limiter`, if it has one: the steps that it draws, `steps` or more for a batch.
 
-    ``paid`` steps were paid for by a call that failed: they count for the next batch.
+    ``paid`` steps were paid for by a call that failed: they count for the next batch. ValueError if a batch would wait
+    for ever.
     """
 
-    def __init__(self, limiter: AttachedLimiter | None) -> None:
-        self.limiter = limiter
+    def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
+        self.limiter: AttachedLimiter | None = None
         self.paid = 0
+        if limiter is not None:
+            limiter.check_batch(steps)
+            self.limiter = limiter.attach(store)
 
     def pay(self, steps: int) -> None:
         """Wait until the limiter lets so many steps be drawn."""
@@ -241,19 +243,15 @@ class Sampler(IterableDataset[Batch]):
         self._batch_size = int_argument("batch_size", batch_size)
         self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; those behind the first are made ahead
         self._prefetch = int_argument("prefetch", prefetch, 0)
-        share = share_argument(rank, world_size)
-        limits, where = limit_arguments(max_times_sampled, max_size, remover), where_argument(where)
+        drawing = drawing_arguments(where, rank, world_size, max_times_sampled, max_size, remover)
         self._view, distribution = view_argument(view), distribution_argument(distribution)
-        device = device_argument(device)
-        if limiter is not None:
-            limiter.check_batch(self._batch_size * (view.item_steps or 1))
         self._fields, self._transforms = fields, transform_argument(transform)
         self._refresh = bool(refresh)
         self._statistics = Statistics()
         self._closed = False
         self._change: Makers | None = None
         self._before: Rollback | None = None  # of a load that is not complete
-        self._destination = Destination(device, 2 + self._prefetch, debug)
+        self._destination = Destination(device_argument(device), 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
         # An empty store is false.
@@ -262,7 +260,7 @@ class Sampler(IterableDataset[Batch]):
             self._store.follow_compiled(of_sampler(distribution.weighted))
             _alive.add(self)
             self._lock: Any = threading.RLock()
-            self._payments = Payments(None if limiter is None else limiter.attach(self._store))
+            self._payments = Payments(limiter, self._store, self._batch_size * (view.item_steps or 1))
             for one in self._transforms:
                 one.claim(self)
             self._set_makers(self._makers_of(view))
@@ -271,11 +269,9 @@ class Sampler(IterableDataset[Batch]):
                 view,
                 distribution,
                 seed=seed,
-                where=where,
-                share=share,
                 tells=list(self._makers.gatherer.drawn),
                 random=any(one.random for one in self._transforms),
-                **limits,
+                **drawing,
             )
         except BaseException:
             if self._own_store is not None:
@@ -437,8 +433,8 @@ class Sampler(IterableDataset[Batch]):
                     is_refused = False
                 planned = perf_counter()
                 weights = active.weigh(plan.draw, beta, self._statistics.batches) if active.weighted else None
-                if makers.prefetcher is not None and not apart and not attempt:
-                    makers.prefetcher.begin(ahead for ahead in planner.queue if ahead is not plan)
+                if makers.prefetcher is not None and not apart:
+                    makers.prefetcher.begin(planner.queue, plan)
                 gathered = plan.gathered
                 if gathered is None:
                     gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.told)

@@ -325,29 +325,39 @@ def window_layout(
     """
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)
-    every = [Leaf(path, BOOL) for path in _paths(steps)]
     of_steps, of_items = each_step(schema), each_item(schema)
-    asked = [] if shares_frames else [leaf for leaf in every if leaf.path[0] == "next_obs"]
-    given = [leaf for leaf in every if leaf not in asked]
-    wanted = {leaf.path for leaf in select(given, fields, on_request=[*asked, *of_steps, *of_items])}
-    of_others = [field for name, fields_of in steps.items() if name != "obs" for field in fields_of]
+    paths = _paths(steps)
+    by_default = [Leaf(path, BOOL) for path in paths if shares_frames or path[0] != "next_obs"]
+    on_request = [] if shares_frames else [Leaf(path, BOOL) for path in paths if path[0] == "next_obs"]
+    wanted = {leaf.path for leaf in select(by_default, fields, on_request=[*on_request, *of_steps, *of_items])}
     others = [
-        *(WindowLeaf(field.leaf, field.source, field.path[0] not in start_only) for field in of_others),
+        *(WindowLeaf(field.leaf, field.source, field.path[0] not in start_only) for field in _no_observations(steps)),
         *(WindowLeaf(Leaf((name,), BOOL)) for name in FLAGS),
         *(WindowLeaf(leaf, TIME_SOURCE if leaf is TIME else None) for leaf in of_steps),
-        *(WindowLeaf(leaf, each_step=False) for leaf in of_items),
-        *(WindowLeaf(Leaf((name,), dtype), each_step=False) for name, dtype in (("index", INT64), ("weight", FLOAT32))),
+        *(
+            WindowLeaf(leaf, each_step=False)
+            for leaf in (*of_items, Leaf(("index",), INT64), Leaf(("weight",), FLOAT32))
+        ),
     ]
     kinds = _observations(steps["obs"], wanted, shares_frames)
     kinds += [kind for kind in others if kind.value.path in wanted]
+    shown = _shown(kinds, steps["obs"] if shares_frames else [])
+    return kinds, [shown[path] for path in [*paths, *(leaf.path for leaf in (*of_steps, *of_items))] if path in wanted]
+
+
+def _no_observations(steps: Mapping[str, Sequence[StepField]]) -> list[StepField]:
+    """Return the fields of steps but for their observations."""
+    return [field for name, fields in steps.items() if name != "obs" for field in fields]
+
+
+def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Path, ShownField]:
+    """Return the fields by path; next observations are in the leaves of the observations that are `sharing` frames."""
     shown = {kind.value.path: ShownField(kind.value.path, at, kind.stack) for at, kind in enumerate(kinds)}
-    if shares_frames:
-        for field in steps["obs"]:
-            if field.path in shown:
-                following = _following(field.path)
-                shown[following] = shown[field.path]._replace(path=following, offset=1)
-    order = [*_paths(steps), *(leaf.path for leaf in (*of_steps, *of_items))]
-    return kinds, [shown[path] for path in order if path in wanted]
+    for field in sharing:
+        if field.path in shown:
+            following = _following(field.path)
+            shown[following] = shown[field.path]._replace(path=following, offset=1)
+    return shown
 
 
 def _observations(fields: Sequence[StepField], wanted: set[Path], shares_frames: bool) -> list[WindowLeaf]:
