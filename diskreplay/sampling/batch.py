@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from diskreplay import markup
 from diskreplay.distributions.number_arguments import int_argument, int_or_none
 from diskreplay.errors import MissingExtra
+from diskreplay.ids import Ints
 from diskreplay.sampling.arguments import device_argument
 from diskreplay.schema.schema import TupleRecord
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleRecord of trees
 Kind = tuple[Any, ...]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diskreplay.device_tensors import fetched
 from diskreplay.distributions.prioritized import sequence_error
 from diskreplay.errors import SegmentGone
-from diskreplay.ids import Ints
+from diskreplay.ids import Floats, Ints
 from diskreplay.reading.chunk_table import WIDE_ROW
 from diskreplay.reading.decompression import blocks_read
 from diskreplay.reading.snapshot import Snapshot
@@ -440,8 +440,6 @@ class Gatherer:
         self.seconds_transforming += perf_counter() - started
         return batch
 
-
-Floats = NDArray[np.float64]
 
 # Windows that are looked at together.
 _AT_ONCE = 256

@@ -19,7 +19,7 @@ from diskreplay.reading.snapshot import Snapshot
 from diskreplay.sampling.batch import Batch, Tree, map_paths, wide_dtype
 from diskreplay.sampling.transforms import Arrays, Result, Transform, changed_observations, obs_leaves
 from diskreplay.schema.schema import Field, Schema
-from diskreplay.views.arguments import names, reward_leaves, weights_or_none
+from diskreplay.views.arguments import names, reward_leaves, weighed, weights_or_none
 from diskreplay.views.base import View
 from diskreplay.views.gather_plan import GatherPlan, row_plan
 from diskreplay.views.rollouts import Rollouts
@@ -206,8 +206,8 @@ class StoreMoments:
                 good = _are_countable(column).reshape(len(column), -1).all(axis=1)
                 moments[leaf] = self._merged(leaf, moments[leaf], column if good.all() else column[good])
                 is_finite[start : start + piece] &= good
-            summands = zip(self._weights, values[len(self._fields) :], strict=True)
-            rewards.append(sum((weight * column.astype(np.float64) for weight, column in summands), np.zeros(1)))
+            if self._weights:
+                rewards.append(weighed(values[len(self._fields) :], self._weights))
         returns = np.zeros(len(ids))
         if self._weights:
             reward = np.concatenate(rewards)

@@ -18,14 +18,13 @@ from diskreplay.distributions.restricted import AtMost, Bounded, Indices, TimesS
 from diskreplay.distributions.saved_state import state_of
 from diskreplay.distributions.snapshot import EpisodeFilter
 from diskreplay.errors import NotEnoughData, SegmentGone
+from diskreplay.ids import Ints
 from diskreplay.reading.episodes import Episode
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.sampling.gatherer import ItemErrors
 from diskreplay.sampling.sampler_states import PlannerState, SavedPlan, Told
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
-
-Ints = NDArray[np.int64]
 
 _NONE: Ints = np.zeros(0, np.int64)
 

@@ -5,8 +5,10 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay.distributions.number_arguments import int_argument, number
+from diskreplay.ids import Floats
 from diskreplay.schema.schema import Schema
 
 
@@ -92,6 +94,14 @@ def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any]
         # A numpy scalar: beside a Python float, numpy would multiply in the field's own precision.
         found.append((path, schema.leaves[path].dtype, np.float64(weight)))
     return found
+
+
+def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> Floats:
+    """Return the rewards that columns of fields make up, each times its weight."""
+    total = np.zeros(columns[0].shape)
+    for column, weight in zip(columns, weights, strict=True):
+        total += column.astype(np.float64) * weight
+    return total
 
 
 def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]] | None:

@@ -14,6 +14,7 @@ from diskreplay.ids import EPISODE_VALUES, EpisodeTable, Floats, Ints, is_end_wi
 from diskreplay.kernels import gathering as cols
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.schema.schema import Schema
+from diskreplay.views.arguments import weighed
 from diskreplay.views.base import BOOL, EPISODE_KNOWN, FLOAT32, INT64, Block, Leaf, Path, select
 from diskreplay.views.gather_plan import row_plan
 from diskreplay.views.successors import EpisodeFinder, EpisodeTables, place
@@ -229,12 +230,11 @@ class Requested:
         """Return rewards and discounts of `count` steps from row `own` on, (count, items), 0 from row `after` on."""
         # A few widths, for which the memory is used again.
         self._numbers.set_lengths(min(_AT_ONCE, 1 << (count - 1).bit_length()))
-        found = [array[:, :count].T.astype(np.float64) for array in self._numbers.rows(snapshot, steps)]
-        discounts = found.pop() * self._gamma if self._has_discount else np.full(count, self._gamma)
-        reward = np.zeros((count, steps.size))
-        for array, weight in zip(found, self._weights, strict=True):
-            reward += array * weight
-        return reward, discounts
+        found = [array[:, :count].T for array in self._numbers.rows(snapshot, steps)]
+        discounts = np.full(count, self._gamma)
+        if self._has_discount:
+            discounts = found.pop().astype(np.float64) * self._gamma
+        return weighed(found, self._weights), discounts
 
     def _read_values(
         self, snapshot: Snapshot, episodes: EpisodeTable, block: Block, known: NDArray[np.bool_] | None

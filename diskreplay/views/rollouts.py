@@ -28,6 +28,7 @@ from diskreplay.views.arguments import (
     reward_leaves,
     scalar_leaf,
     stack_depths,
+    weighed,
     weights_or_none,
 )
 from diskreplay.views.base import (
@@ -303,7 +304,8 @@ class RolloutsReader(Reader):
         truncated.reshape(grid.shape)[:-1] |= ~(chained | terminated.reshape(grid.shape))[:-1]
         made: dict[str, Any] = {"terminated": terminated, "truncated": truncated, "index": ids}
         numbers = [arrays[leaf] for leaf in self._numbers]
-        made["reward"] = rewards = self._weighed(numbers)
+        weights = [weight for *_, weight in self._rewards]
+        made["reward"] = rewards = weighed(numbers[: len(weights)], weights)
         if any((name,) in self._place for name in ESTIMATES):
             ends = flags & TERMINATED | (~chained).ravel().view(np.uint8) * TRUNCATED
             known = [array.astype(np.float64) for array in numbers[len(self._rewards) :]]
@@ -355,12 +357,6 @@ class RolloutsReader(Reader):
             if leaf not in found:
                 found[leaf] = runs.values(leaf)
         return found
-
-    def _weighed(self, numbers: Sequence[NDArray[Any]]) -> Floats:
-        total: Floats = np.zeros(len(numbers[0]))
-        for (_, _, weight), array in zip(self._rewards, numbers, strict=False):
-            total += array.astype(np.float64) * weight
-        return total
 
     def _next_values(
         self,
