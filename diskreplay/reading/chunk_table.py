@@ -24,6 +24,7 @@ from diskreplay.reading.chunk_budget import BLOCK_BYTES, DECOMPRESSED, IN_PACK, 
 from diskreplay.reading.decompression import decompress, reads_no_disk
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.layout import split_range
+from diskreplay.segments.documents.metadata import RowArray
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.mapping import (
@@ -76,12 +77,10 @@ class ChunkTable:
     they say, but for an address that is filled in: see `ChunkTables.addresses`.
     """
 
-    def __init__(self, tables: "ChunkTables", leaf: str) -> None:
-        root = tables.root
+    def __init__(self, tables: "ChunkTables", array: RowArray) -> None:
         # No cycle: old tables, and what only they keep mapped, go with the last snapshot and not with the collector.
         self._tables: ChunkTables = weakref.proxy(tables)
-        self.leaf = leaf
-        array = root.blueprint.of([leaf]).arrays[leaf]
+        self.array, self.leaf = array, array.path
         self.dtype, self.shape = array.dtype, array.shape
         self.row_bytes = array.row_bytes
         self.wide = self.row_bytes >= WIDE_ROW
@@ -114,17 +113,14 @@ class ChunkTable:
         """Add folders behind the others: packs with room for all chunks, others with room for one."""
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
-        how = np.array([self._how_in(folder) if isinstance(folder, Pack) else MAPPED for folder in folders], np.uint8)
+        how = np.full(len(folders), MAPPED, np.uint8)
+        for at, folder in enumerate(folders):
+            if isinstance(folder, Pack) and shift[at] != LACKING:
+                how[at] = IN_PACK if folder.compressed_bytes(self.leaf) is None else DECOMPRESSED
         self.shift = np.append(self.shift, shift)
         self.first_chunk = np.append(self.first_chunk, len(self.bases) + np.cumsum(chunks) - chunks)
         self.chunks = np.append(self.chunks, chunks)
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))
-
-    def _how_in(self, pack: Pack) -> int:
-        """Return how the chunks of a pack are held."""
-        if self.leaf not in pack.info.chunk_rows:
-            return MAPPED
-        return IN_PACK if pack.compressed_bytes(self.leaf) is None else DECOMPRESSED
 
     def note_array(self, folder: int) -> None:
         """Note that a segment has got this array since it was added."""
@@ -483,7 +479,7 @@ class ChunkTables:
         self.known: list[Folder | None] = []
         self.packs: dict[int, Pack] = {}
         self.folders, self.lane_base, self.first_rows = (np.zeros(0, np.int64) for _ in range(3))
-        self.leaves = {leaf: ChunkTable(self, leaf) for leaf in root.blueprint.arrays}
+        self.leaves = {leaf: ChunkTable(self, array) for leaf, array in root.blueprint.arrays.items()}
         self.note_change()
         chunk_budget.share(self)
 
@@ -619,7 +615,7 @@ class ChunkTables:
             else:
                 self._lacking.add(number)
             if has_priorities and leaf not in self.leaves:  # most stores never have them
-                table = ChunkTable(self, leaf)
+                table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
                 table.add_folders(self.known)
                 self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
                 self.note_change()
@@ -684,7 +680,7 @@ class ChunkTables:
             new._lacking = self._lacking.difference(gone)
             new.packs = {number: pack for number, pack in self.packs.items() if is_there[number]}
             for leaf, table in self.leaves.items():
-                copy = new.leaves[leaf] = ChunkTable(new, leaf)
+                copy = new.leaves[leaf] = ChunkTable(new, table.array)
                 copy.shift, copy.chunks = table.shift, table.chunks
                 copy.first_chunk, copy.bases, copy.holder = table.first_chunk, table.bases, table.holder
                 copy.used, copy.how = table.used.copy(), table.how.copy()

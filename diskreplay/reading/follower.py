@@ -204,7 +204,7 @@ class _Generation:
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
-        rows.live.open_steps = rows.steps - rows.log.steps
+        rows.live.open_steps = rows.slots.count_open()
         return arrived
 
     def _add_segments(self, end: int) -> None:
