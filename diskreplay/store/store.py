@@ -113,11 +113,14 @@ class Store:
             self._follower.reset_after_fork()
 
     def _begin_maintenance(self) -> None:
+        """Make what seals, marks, merges and evicts, if it is open to write."""
+        if self._mode == "r":
+            return
         self._retention = Retention(self._root, self._counters)
         self._marker = Marker(self._root)
         self._compaction = BackgroundCompaction(self._root, self._counters, self._retention.is_making_pack)
         after = [self._retention.after_sealing]
-        if self._root.compacts and self._mode == "a":
+        if self._root.compacts:
             after.append(self._compaction.note_sealed)
         self._sealer = Sealer(self._root, partial(_call_each, after), self._marker)
 
@@ -402,7 +405,8 @@ class Store:
         from diskreplay.writing.merging.compaction import Compaction  # as above
 
         level = self._root.compression if compression is None else compression_level(compression)
-        compaction = Compaction(self._root, self._counters, self._retention, level)
+        retention = Retention(self._root, self._counters) if dry_run else self._retention
+        compaction = Compaction(self._root, self._counters, retention, level)
         done = compaction.plan() if dry_run else compaction.run(progress)
         follower.refresh()
         return done._asdict()
@@ -711,11 +715,14 @@ class Store:
         if self._follower is not None:
             self._follower.close()
         self._follower = None
-        self._compaction.stop_soon()
+        background: list[Callable[[], None]] = []
+        if self._mode == "a":
+            self._compaction.stop_soon()
+            background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
         # Else this is a signal's handler in the middle of a call of a writer, which may hold locks: it does the rest.
         if not any(writer.closes_later for writer in self._writers):
-            errors += self._finish([seal_dropped, self._sealer.drain, self._compaction.stop])
+            errors += self._finish([seal_dropped, *background])
             self._counters.close()
             # The folder stays open for those who still read from it: snapshots and their episodes.
             self._root = dataclasses.replace(self._root, home=self._root.home.closed())
