@@ -30,7 +30,7 @@ LAYERS = {
         "workers",
     },
     "writing": {
-        *("device_tensors", "errors", "folders", "ids", "kernels", "reading", "retention", "schema"),
+        *("device_tensors", "errors", "folders", "ids", "kernels", "retention", "schema"),
         *("segments", "workers"),
     },
     "integrity.verify": {"errors", "folders", "ids", "schema", "segments"},

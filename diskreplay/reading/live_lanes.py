@@ -339,5 +339,6 @@ class LiveLanes:
 
     def _note_log_end(self) -> None:
         """Note where the log ends: what ends next is written behind it, while there is room in the same array."""
-        self._table, self._size = self._log.table, len(self._log)
+        self._table = self._log.table
+        self._size = len(self._table)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps
