@@ -5,10 +5,12 @@ import errno
 import os
 import shutil
 import uuid as uuids
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,16 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.segments.documents import layout, metadata
+from diskreplay.segments.documents.metadata import (
+    Attribute,
+    instance,
+    is_number,
+    is_uuid,
+    is_whole,
+    optional,
+    whole,
+    wholes,
+)
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.copies import is_whole_copy
 from diskreplay.segments.files.durable import (
@@ -72,13 +84,6 @@ class Lost:
         ordered = sorted(entries)
         return cls(tuple(entry[:2] for entry in ordered), steps, tuple(values for *_, values in ordered))
 
-    def attributes(self) -> dict[str, Any]:
-        """Return what stands in the segment's zarr.json: nothing where nothing was lost."""
-        if not self.ranges:
-            return {}
-        ranges = [list(entry) for entry in self.ranges]
-        return {"lost": ranges, "steps_lost": self.steps, "lost_values": list(self.values)}
-
     @property
     def entries(self) -> Iterator[tuple[int, int, int]]:
         """The position, the rows and the values of each range."""
@@ -105,16 +110,6 @@ class PackSize(NamedTuple):
 
     members: int
     runs: int
-
-    @classmethod
-    def read(cls, value: Any) -> "PackSize | None":
-        """Return what stands in ``packed``, or raise KeyError, TypeError or ValueError."""
-        if value is None:
-            return None
-        members, runs = _whole(value["members"]), _whole(value["runs"])
-        if not 1 <= members <= min(runs, layout.MAX_SEGMENTS):
-            raise ValueError(f"packed says {members} segments with {runs} lanes")
-        return cls(members, runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,40 +197,25 @@ class SegmentInfo:
         """Whether it is sealed, and all of it came before a time, in nanoseconds since the epoch."""
         return self.sealed and self.kept_until < time
 
+    @property
+    def store(self) -> str:
+        """The identity of its store."""
+        return self.root.uuid
+
+    @property
+    def requires(self) -> list[str]:
+        """The features that a reader of it must know."""
+        return [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])]
+
     def attributes(self) -> dict[str, Any]:
         """Return what stands in the segment's zarr.json."""
-        sealed: dict[str, Any] = {}
-        if self.sealed:
-            times = {"sealed_at": self.sealed_at, "sealed_clock": self.sealed_clock and list(self.sealed_clock)}
-            bounds = None if self.times is None else list(self.times)
-            values = {"values": list(self.values)} if self.has_values else {}
-            table = {} if self.episodes is None else {"episodes": self.episodes}
-            sealed = {"steps": self.steps, **values, **times, "times": bounds, **table, "checksums": self.checksums}
-        if self.claimed is not None:
-            sealed |= {"claimed": list(self.claimed), "unproven_steps": self.unproven_steps}
-            sealed |= {"unproven_time": self.unproven_time}
+        own = partial(getattr, self)
         return {
-            "requires": [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])],
-            "uuid": self.uuid,
-            "store": self.root.uuid,
-            "writer": self.writer,
-            "lanes": list(self.lanes),
-            "chunk_rows": self.chunk_rows,
-            "machine_id": self.machine,
-            "boot_id": self.boot,
-            "inode": self.inode,
-            "volume": list(self.volume),
-            "clock": {"wall": self.clock.wall},
-            "created": self.created,
-            "sealed": self.sealed,
-            **sealed,
-            **self.lost.attributes(),
-            **({} if self.packed is None else {"packed": self.packed._asdict()}),
-            **(
-                {"compressed": {leaf: how._asdict() for leaf, how in self.compressed.items()}}
-                if self.compressed
-                else {}
-            ),
+            **metadata.write_by(_SEGMENT, own),
+            **(metadata.write_by(_SEALED, own) if self.sealed else {}),
+            **(metadata.write_by(_UNPROVEN, own) if self.claimed is not None else {}),
+            **(metadata.write_by(_LOST, partial(getattr, self.lost)) if self.lost.ranges else {}),
+            **metadata.write_by(_PACK, own),
         }
 
     # --- its files -----------------------------------------------------------------------------------------------
@@ -340,6 +320,115 @@ class SegmentInfo:
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
         return changed
+
+
+# --- what its document says ------------------------------------------------------------------------------------------
+
+
+def _is_clock(value: Any) -> bool:
+    wall = value.get("wall") if isinstance(value, dict) else None
+    return isinstance(wall, int) and not isinstance(wall, bool) and abs(wall) <= MOST_NS
+
+
+def _is_moment(value: Any) -> bool:
+    return is_number(value) and value >= 0  # NaN is not
+
+
+def _is_boot_time(value: Any) -> bool:
+    return isinstance(value, list) and [*map(type, value[:2])] == [str, str] and [*map(is_number, value[2:])] == [True]
+
+
+_pair, _lane_numbers = wholes(2), wholes(most=layout.MAX_LANES - 1)
+
+
+def _are_lanes(value: Any) -> bool:
+    return _lane_numbers(value) and 1 <= len(value) <= layout.MAX_LANES
+
+
+def _are_times(value: Any) -> bool:
+    return _pair(value) and value[0] <= value[1] <= MOST_NS
+
+
+def _is_pack_size(value: Any) -> bool:
+    if not isinstance(value, dict) or not is_whole(runs := value.get("runs")):
+        return False
+    return is_whole(value.get("members"), 1, min(runs, layout.MAX_SEGMENTS))
+
+
+def _list(value: Iterable[Any] | None) -> list[Any] | None:
+    return None if value is None else list(value)
+
+
+def _tuple(value: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    return None if value is None else tuple(value)
+
+
+_SEGMENT = (
+    Attribute("requires", instance(list), []),
+    Attribute("uuid", is_uuid),
+    Attribute("store", instance(str)),
+    Attribute("writer", whole(most=layout.MAX_SEGMENTS - 1)),
+    Attribute(
+        "lanes",
+        _are_lanes,
+        make=tuple,
+        write=list,
+    ),
+    Attribute("chunk_rows", instance(dict)),
+    Attribute("machine_id", instance(str), field="machine"),
+    Attribute("boot_id", instance(str), field="boot"),
+    Attribute("inode", whole()),
+    Attribute("volume", wholes(3), make=Volume._make, write=list),
+    Attribute("clock", _is_clock, make=itemgetter("wall"), write=lambda clock: {"wall": clock.wall}),
+    Attribute("created", instance(str)),
+    Attribute("sealed", instance(bool)),
+)
+_SEALED = (
+    Attribute("steps", whole()),
+    Attribute("values", wholes(), (), make=tuple, write=list, may_lack=True),
+    Attribute("sealed_at", _is_moment, 0.0, make=lambda seconds: float(min(seconds, _END_OF_TIME))),
+    Attribute(
+        "sealed_clock", optional(_is_boot_time), None, make=lambda clock: clock and BootTime(*clock), write=_list
+    ),
+    Attribute("times", optional(_are_times), make=_tuple, write=_list),
+    Attribute("episodes", optional(whole()), None, may_lack=True),
+    Attribute("checksums", instance(dict)),
+)
+_UNPROVEN = (
+    Attribute("claimed", optional(wholes()), None, make=_tuple, write=_list),
+    Attribute("unproven_steps", whole(), 0),
+    Attribute("unproven_time", whole(most=MOST_NS), 0),
+)
+_LOST = (
+    Attribute(
+        "lost",
+        lambda value: isinstance(value, list) and all(map(_pair, value)),
+        (),
+        field="ranges",
+        make=lambda value: tuple(map(tuple, value)),
+        write=lambda ranges: list(map(list, ranges)),
+    ),
+    Attribute("steps_lost", whole(), 0, field="steps"),
+    Attribute("lost_values", wholes(), (), field="values", make=tuple, write=list),
+)
+_PACK = (
+    Attribute(
+        "packed",
+        optional(_is_pack_size),
+        None,
+        make=lambda value: value and PackSize(value["members"], value["runs"]),
+        write=lambda size: size and size._asdict(),
+        may_lack=True,
+    ),
+    Attribute(
+        "compressed",
+        instance(dict),
+        {},
+        make=lambda value: {leaf: Compressed.read(how) for leaf, how in value.items()},
+        write=lambda found: {leaf: how._asdict() for leaf, how in found.items()},
+        may_lack=True,
+    ),
+)
 
 
 class Size(NamedTuple):
@@ -525,134 +614,68 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
 
 
 def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: metadata.Identity) -> SegmentInfo:
-    lanes, chunk_rows = tuple(map(_whole, attributes["lanes"])), attributes["chunk_rows"]
-    if not 1 <= len(lanes) <= layout.MAX_LANES or max(lanes) >= layout.MAX_LANES:
-        raise ValueError(f"lanes {lanes!r:.80}")
-    if (writer := _whole(attributes["writer"])) >= layout.MAX_SEGMENTS:
-        raise ValueError(f"writer {writer}")
-    arrays = root.blueprint.of(chunk_rows).arrays
-    compressed = _parse_compressed(attributes, arrays)
-    for leaf, array in arrays.items():
-        rows = _whole(chunk_rows[leaf])
-        nbytes = rows * len(lanes) * array.row_bytes
-        # A chunk is a power of two of rows; one row of all lanes may be wider than any chunk size asked for.
-        is_large = rows > 1 and nbytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed
-        if rows < 1 or rows & (rows - 1) or is_large:
-            raise ValueError(f"{rows} rows a chunk of {leaf}")
-    root.check_owns(path, attributes)
-    sealed = attributes["sealed"]
-    if not isinstance(sealed, bool):
-        raise TypeError("sealed")
-    packed = PackSize.read(attributes.get("packed"))
-    if packed is not None and not (sealed and lanes == (0,)):
+    found = metadata.read_by(_SEGMENT, attributes)
+    root.check_owns(path, found["store"])
+    lanes, arrays = len(found["lanes"]), root.blueprint.of(found["chunk_rows"]).arrays
+    found |= metadata.read_by(_PACK, attributes)
+    if found["sealed"]:
+        found |= metadata.read_by((*_SEALED, *_UNPROVEN), attributes)
+        _check_lanes("values", found["values"] if root.blueprint.values else None, lanes)
+        _check_lanes("claimed", found["claimed"], lanes)
+    compressed, packed = found["compressed"], found["packed"]
+    if packed is not None and not (found["sealed"] and found["lanes"] == (0,)):
         raise ValueError("a pack is sealed, and has one lane")
-    return SegmentInfo(
-        number=number,
-        path=path,
-        root=root,
-        uuid=attributes["uuid"],
-        writer=writer,
-        lanes=lanes,
-        chunk_rows={leaf: chunk_rows[leaf] for leaf in arrays},
-        machine=str(attributes["machine_id"]),
-        boot=str(attributes["boot_id"]),
-        inode=_whole(attributes["inode"]),
-        volume=Volume(*map(_whole, attributes["volume"])),
-        clock=Clock.read(str(attributes["boot_id"]), attributes["clock"]),
-        created=str(attributes["created"]),
-        sealed=sealed,
-        steps=_whole(attributes["steps"]) if sealed else None,
-        values=_parse_values(attributes["values"], len(lanes)) if sealed and root.blueprint.values else (),
-        checksums=dict(attributes["checksums"]) if sealed else {},
-        sealed_at=_moment(attributes.get("sealed_at", 0)) if sealed else 0.0,
-        sealed_clock=BootTime.read(attributes.get("sealed_clock")) if sealed else None,
-        times=_parse_times(attributes["times"]) if sealed else None,
-        claimed=_parse_claimed(attributes.get("claimed"), len(lanes)) if sealed else None,
-        unproven_steps=_whole(attributes.get("unproven_steps", 0)) if sealed else 0,
-        unproven_time=_parse_time(attributes.get("unproven_time", 0)) if sealed else 0,
-        episodes=_whole(attributes["episodes"]) if sealed and attributes.get("episodes") is not None else None,
-        lost=parse_lost(attributes, len(lanes)),
-        packed=packed,
-        compressed=compressed,
-        document=identity,
-    )
+    if not compressed.keys() <= arrays.keys() or (compressed and packed is None):
+        raise ValueError(f"compressed names {sorted(compressed)!r:.80}")
+    found["chunk_rows"] = {leaf: found["chunk_rows"][leaf] for leaf in arrays}
+    _check_chunk_rows(found["chunk_rows"], lanes, arrays, compressed)
+    found["clock"] = Clock(found["boot"], found["clock"])
+    found["lost"] = _parse_lost(attributes, lanes, found.get("steps"))
+    del found["store"], found["requires"]
+    return SegmentInfo(number=number, path=path, root=root, document=identity, **found)
 
 
-def _parse_compressed(attributes: Any, arrays: dict[str, metadata.RowArray]) -> dict[str, Compressed]:
-    """Return how arrays of a pack are compressed."""
-    found = {leaf: Compressed.read(how) for leaf, how in attributes.get("compressed", {}).items()}
-    if not found.keys() <= arrays.keys() or (found and attributes.get("packed") is None):
-        raise ValueError(f"compressed names {sorted(found)!r:.80}")
-    return found
+def _check_lanes(name: str, rows: tuple[int, ...] | None, lanes: int) -> None:
+    """Raise ValueError where these are not rows of each lane."""
+    if rows is not None and (len(rows) != lanes or max(rows) > layout.POSITION_MASK // lanes):
+        raise ValueError(f"{name} is {rows!r:.80}")
 
 
-def parse_lost(attributes: Any, lanes: int) -> Lost:
-    """Return what the attributes of a segment say was lost: of a sealed one, or of one that will be sealed again.
+def _check_chunk_rows(
+    chunk_rows: dict[str, Any], lanes: int, arrays: dict[str, metadata.RowArray], compressed: Container[str]
+) -> None:
+    """Raise ValueError where an array has chunks that no segment of so many lanes has."""
+    for leaf, array in arrays.items():
+        rows = chunk_rows[leaf]
+        # A chunk is a power of two of rows; one row of all lanes may be wider than any chunk size asked for.
+        if not is_whole(rows, 1) or rows & (rows - 1):
+            raise ValueError(f"{rows!r:.40} rows a chunk of {leaf}")
+        if rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed:
+            raise ValueError(f"{rows} rows a chunk of {leaf}")
 
-    Raises TypeError or ValueError, which name what cannot be: rows beyond every segment, twice or in another order,
-    more steps than rows.
+
+def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
+    """Return what was lost of a segment; ``steps`` are those of a sealed one.
+
+    Raises ValueError for what cannot be: rows beyond every segment, twice or in another order, more steps than rows.
     """
-    given, steps = attributes.get("lost", []), _whole(attributes.get("steps_lost", 0))
+    lost = Lost(**metadata.read_by(_LOST, attributes))
+    if lost == NOTHING_LOST:
+        return NOTHING_LOST
     ends: dict[int, int] = {}  # by lane
     before = -1
-    for position, rows in given:
-        row, lane = divmod(_whole(position), lanes)
+    for position, rows in lost.ranges:
+        row, lane = divmod(position, lanes)
         in_order = position > before and row >= ends.get(lane, 0)
-        if not in_order or _whole(rows) < 1 or (row + rows) * lanes > layout.POSITION_MASK:
+        if not in_order or rows < 1 or (row + rows) * lanes > layout.POSITION_MASK:
             raise ValueError(f"lost names {rows} rows from position {position} on")
         before, ends[lane] = position, row + rows
-    most = sum(rows for _, rows in given)
-    if steps > min(attributes.get("steps", most), most):
-        raise ValueError(f"steps_lost is {steps!r:.40}")
-    values = tuple(map(_whole, attributes.get("lost_values", [])))
-    if len(values) != len(given) or any(count > rows for count, (_, rows) in zip(values, given, strict=True)):
-        raise ValueError(f"lost_values is {values!r:.80}")
-    return Lost(tuple((position, rows) for position, rows in given), steps, values)
-
-
-def _parse_values(values: Any, lanes: int) -> tuple[int, ...]:
-    """Return how many values of episodes each lane of a sealed segment has."""
-    found = tuple(map(_whole, values))
-    if len(found) != lanes or max(found) > layout.POSITION_MASK // lanes:
-        raise ValueError(f"values is {values!r:.80}")
-    return found
-
-
-def _parse_claimed(rows: Any, lanes: int) -> tuple[int, ...] | None:
-    """Return how many rows of each lane a sealed segment keeps where nothing proves the last of them, else None."""
-    if rows is None:
-        return None
-    claimed = tuple(map(_whole, rows))
-    if len(claimed) != lanes or max(claimed) > layout.POSITION_MASK // lanes:
-        raise ValueError("claimed is no list of rows that there can be")
-    return claimed
-
-
-def _parse_times(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    first, last = map(_parse_time, value)
-    if not first <= last:
-        raise ValueError(f"times are {first} to {last}")
-    return first, last
-
-
-def _parse_time(value: Any) -> int:
-    if (time := _whole(value)) > MOST_NS:
-        raise ValueError(f"{time!r:.40} is no time")
-    return time
-
-
-def _moment(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:  # NaN is not
-        raise TypeError(f"{value!r} is not a time")
-    return float(min(value, _END_OF_TIME))
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:  # of a bool, the type is another one
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
+    most = sum(rows for _, rows in lost.ranges)
+    if lost.steps > min(most if steps is None else steps, most):
+        raise ValueError(f"steps_lost is {lost.steps!r:.40}")
+    if len(lost.values) != len(lost.ranges) or any(count > rows for _, rows, count in lost.entries):
+        raise ValueError(f"lost_values is {lost.values!r:.80}")
+    return lost
 
 
 # --- never synced before a loss of power: files are empty, or missing -------------------------------------------------

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
@@ -355,23 +355,19 @@ REQUIRED: Any = object()
 """The default of an attribute that no document lacks."""
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 class Attribute(NamedTuple):
     """An attribute of a document: a line of the table by which the document is written and read.
 
-    ``make`` returns what `field`, or else the name, stands for in memory; ``write`` is its inverse. A missing attribute
-    has its ``default``, and one that ``may_lack`` is not written if it has that.
+    ``make`` returns what `field`, or else the name, stands for in memory, if that is another value; ``write`` is its
+    inverse. A missing attribute stands for its ``default``, and one that ``may_lack`` is not written if it does.
     """
 
     name: str
     check: Check
     default: Any = REQUIRED
     field: str = ""
-    make: Callable[[Any], Any] = _unchanged
-    write: Callable[[Any], Any] = _unchanged
+    make: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] | None = None
     may_lack: bool = False
 
 
@@ -379,12 +375,15 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
     """Return the attributes of a document, by field. Raises KeyError for one that is missing, else ValueError."""
     found = {}
     for name, check, default, field, make, _, _ in table:
-        value = attributes.get(name, default)
-        if value is REQUIRED:
+        if name in attributes:
+            value = attributes[name]
+            if not check(value):
+                raise ValueError(f"{name} is {value!r:.80}")
+            found[field or name] = value if make is None else make(value)
+        elif default is REQUIRED:
             raise KeyError(name)
-        if not check(value):
-            raise ValueError(f"{name} is {value!r:.80}")
-        found[field or name] = make(value)
+        else:
+            found[field or name] = default
     return found
 
 
@@ -392,29 +391,34 @@ def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document
     """Return the attributes of a document, in order; ``read`` returns what a field is."""
     found = {}
     for name, _, default, field, _, write, may_lack in table:
-        value = write(read(field or name))
+        value = read(field or name)
         if not may_lack or value != default:
-            found[name] = value
+            found[name] = value if write is None else write(value)
     return found
 
 
 def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuard[int]:
     """Whether a value from JSON is a whole number between these."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return value >= least and (most is None or value <= most)
+    return type(value) is int and value >= least and (most is None or value <= most)
 
 
 def whole(least: int = 0, most: int | None = None) -> Check:
     """Return the check of a whole number."""
-    return partial(is_whole, least=least, most=most)
+    return lambda value: type(value) is int and value >= least and (most is None or value <= most)
 
 
 def wholes(count: int | None = None, most: int | None = None) -> Check:
     """Return the check of a list of whole numbers."""
-    return lambda value: (
-        isinstance(value, list) and count in (None, len(value)) and all(is_whole(one, 0, most) for one in value)
-    )
+
+    def check(value: Any) -> bool:
+        if type(value) is not list or (count is not None and len(value) != count):
+            return False
+        # Without a call for each: there may be thousands of lanes.
+        if not value:
+            return True
+        return {*map(type, value)} == {int} and min(value) >= 0 and (most is None or max(value) <= most)
+
+    return check
 
 
 def is_number(value: object) -> TypeGuard[float]:

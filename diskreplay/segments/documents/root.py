@@ -73,7 +73,7 @@ _ROOT = (
     Attribute("created", instance(str), ""),
     Attribute("segment_metadata", instance(dict)),
 )
-"""What the root's document says. Those of a segment are in `segments.segment`."""
+"""What the root's document says. That of a segment has its tables in `segments.segment`."""
 
 
 @dataclass
@@ -183,16 +183,11 @@ class Root:
                 "elsewhere, open it at its new path"
             )
 
-    def check_owns(self, path: Path, attributes: dict[str, Any]) -> None:
-        """Check that what has these attributes is a segment of this store.
-
-        Raises FormatError where it is one of another store, or has no identity.
-        """
-        if attributes["store"] != self.uuid:
-            owner = f"another store ({attributes['store']!r:.80})"
+    def check_owns(self, path: Path, store: str) -> None:
+        """Check that a segment of the store with this identity is one of this store. Raises FormatError."""
+        if store != self.uuid:
+            owner = f"another store ({store!r:.80})"
             raise FormatError(f"{path} is a segment of {owner} and not of this one ({self.uuid}); move it away")
-        if not is_uuid(attributes["uuid"]):
-            raise FormatError(f"{path}: uuid is {attributes['uuid']!r:.80}; restore the segment's zarr.json")
 
     @contextmanager
     def still_there(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 from uuid import UUID
 
 from diskreplay.errors import ReplayError
@@ -57,14 +57,6 @@ class BootTime(NamedTuple):
     boot: str
     seconds: float
 
-    @classmethod
-    def read(cls, value: Any) -> Self | None:
-        """Return what stands in a document, or raise TypeError or ValueError."""
-        if value is None:
-            return None
-        machine, boot, seconds = value
-        return cls(str(machine), str(boot), float(seconds))
-
 
 # It cannot be set, and counts while the machine is suspended. Only Linux has it; `check_platform` refuses others.
 CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -80,16 +72,6 @@ class Clock(NamedTuple):
 
     boot: str
     wall: int
-
-    @classmethod
-    def read(cls, boot: str, value: Any) -> Self:
-        """Return what a segment of that boot says in ``clock``, or raise KeyError, TypeError or ValueError."""
-        wall = value["wall"]
-        if not isinstance(wall, int) or isinstance(wall, bool):
-            raise TypeError(f"clock has the wall time {wall!r:.40}")
-        if abs(wall) > MOST_NS:
-            raise ValueError(f"clock has the wall time {wall}")
-        return cls(boot, wall)
 
 
 # 146 years: what lies beyond is damage, and the sum of two stays within 64 bits.

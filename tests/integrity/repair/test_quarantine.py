@@ -651,7 +651,7 @@ def test_a_dead_writers_damaged_segment_keeps_nobody_from_writing_and_closing(st
 @pytest.mark.parametrize("time", [float("nan"), -1, "now", True, None])
 def test_a_segment_sealed_at_no_time_is_left_out(store_path, time):
     reseal(store_path / SEGMENT / "zarr.json", lambda attributes: attributes.update(sealed_at=time))
-    with pytest.warns(dr.DamagedSegmentWarning, match="is not a time"), dr.open(store_path) as store:
+    with pytest.warns(dr.DamagedSegmentWarning, match="sealed_at is"), dr.open(store_path) as store:
         assert serials(store) == WITHOUT
 
 
