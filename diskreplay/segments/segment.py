@@ -620,8 +620,12 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     found |= metadata.read_by(_PACK, attributes)
     if found["sealed"]:
         found |= metadata.read_by((*_SEALED, *_UNPROVEN), attributes)
-        _check_lanes("values", found["values"] if root.blueprint.values else None, lanes)
-        _check_lanes("claimed", found["claimed"], lanes)
+        if root.blueprint.values:
+            _check_lanes("values", found["values"], lanes)
+        else:
+            found["values"] = ()
+        if found["claimed"] is not None:
+            _check_lanes("claimed", found["claimed"], lanes)
     compressed, packed = found["compressed"], found["packed"]
     if packed is not None and not (found["sealed"] and found["lanes"] == (0,)):
         raise ValueError("a pack is sealed, and has one lane")
@@ -635,9 +639,9 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     return SegmentInfo(number=number, path=path, root=root, document=identity, **found)
 
 
-def _check_lanes(name: str, rows: tuple[int, ...] | None, lanes: int) -> None:
+def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
     """Raise ValueError where these are not rows of each lane."""
-    if rows is not None and (len(rows) != lanes or max(rows) > layout.POSITION_MASK // lanes):
+    if len(rows) != lanes or max(rows) > layout.POSITION_MASK // lanes:
         raise ValueError(f"{name} is {rows!r:.80}")
 
 
