@@ -21,7 +21,6 @@ from diskreplay.folders import BY_PATH, Lookup, LookupBelow
 from diskreplay.segments.documents import layout, metadata
 from diskreplay.segments.documents.metadata import (
     Attribute,
-    instance,
     is_number,
     is_uuid,
     is_whole,
@@ -364,9 +363,9 @@ def _tuple(value: Iterable[Any] | None) -> tuple[Any, ...] | None:
 
 
 _SEGMENT = (
-    Attribute("requires", instance(list), []),
+    Attribute("requires", list, []),
     Attribute("uuid", is_uuid),
-    Attribute("store", instance(str)),
+    Attribute("store", str),
     Attribute("writer", whole(most=layout.MAX_SEGMENTS - 1)),
     Attribute(
         "lanes",
@@ -374,14 +373,14 @@ _SEGMENT = (
         make=tuple,
         write=list,
     ),
-    Attribute("chunk_rows", instance(dict)),
-    Attribute("machine_id", instance(str), field="machine"),
-    Attribute("boot_id", instance(str), field="boot"),
+    Attribute("chunk_rows", dict),
+    Attribute("machine_id", str, field="machine"),
+    Attribute("boot_id", str, field="boot"),
     Attribute("inode", whole()),
     Attribute("volume", wholes(3), make=Volume._make, write=list),
     Attribute("clock", _is_clock, make=itemgetter("wall"), write=lambda clock: {"wall": clock.wall}),
-    Attribute("created", instance(str)),
-    Attribute("sealed", instance(bool)),
+    Attribute("created", str),
+    Attribute("sealed", bool),
 )
 _SEALED = (
     Attribute("steps", whole()),
@@ -392,7 +391,7 @@ _SEALED = (
     ),
     Attribute("times", optional(_are_times), make=_tuple, write=_list),
     Attribute("episodes", optional(whole()), None, may_lack=True),
-    Attribute("checksums", instance(dict)),
+    Attribute("checksums", dict),
 )
 _UNPROVEN = (
     Attribute("claimed", optional(wholes()), None, make=_tuple, write=_list),
@@ -411,6 +410,7 @@ _LOST = (
     Attribute("steps_lost", whole(), 0, field="steps"),
     Attribute("lost_values", wholes(), (), field="values", make=tuple, write=list),
 )
+_LOST_NAMES = {attribute.name for attribute in _LOST}
 _PACK = (
     Attribute(
         "packed",
@@ -422,7 +422,7 @@ _PACK = (
     ),
     Attribute(
         "compressed",
-        instance(dict),
+        dict,
         {},
         make=lambda value: {leaf: Compressed.read(how) for leaf, how in value.items()},
         write=lambda found: {leaf: how._asdict() for leaf, how in found.items()},
@@ -619,7 +619,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     lanes, arrays = len(found["lanes"]), root.blueprint.of(found["chunk_rows"]).arrays
     found |= metadata.read_by(_PACK, attributes)
     if found["sealed"]:
-        found |= metadata.read_by((*_SEALED, *_UNPROVEN), attributes)
+        found |= metadata.read_by(_SEALED + _UNPROVEN, attributes)
         if root.blueprint.values:
             _check_lanes("values", found["values"], lanes)
         else:
@@ -663,9 +663,9 @@ def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
 
     Raises ValueError for what cannot be: rows beyond every segment, twice or in another order, more steps than rows.
     """
-    lost = Lost(**metadata.read_by(_LOST, attributes))
-    if lost == NOTHING_LOST:
+    if attributes.keys().isdisjoint(_LOST_NAMES):
         return NOTHING_LOST
+    lost = Lost(**metadata.read_by(_LOST, attributes))
     ends: dict[int, int] = {}  # by lane
     before = -1
     for position, rows in lost.ranges:

@@ -358,12 +358,13 @@ REQUIRED: Any = object()
 class Attribute(NamedTuple):
     """An attribute of a document: a line of the table by which the document is written and read.
 
+    ``check`` is the type of its values, or tells whether a value from JSON can be one.
     ``make`` returns what `field`, or else the name, stands for in memory, if that is another value; ``write`` is its
     inverse. A missing attribute stands for its ``default``, and one that ``may_lack`` is not written if it does.
     """
 
     name: str
-    check: Check
+    check: Check | type
     default: Any = REQUIRED
     field: str = ""
     make: Callable[[Any], Any] | None = None
@@ -377,7 +378,7 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
     for name, check, default, field, make, _, _ in table:
         if name in attributes:
             value = attributes[name]
-            if not check(value):
+            if not (type(value) is check if isinstance(check, type) else check(value)):
                 raise ValueError(f"{name} is {value!r:.80}")
             found[field or name] = value if make is None else make(value)
         elif default is REQUIRED:
@@ -429,11 +430,6 @@ def is_number(value: object) -> TypeGuard[float]:
 def one_of(*values: object) -> Check:
     """Return the check of one of these values."""
     return lambda value: value in values
-
-
-def instance(kind: type) -> Check:
-    """Return the check of a value of a type."""
-    return lambda value: isinstance(value, kind)
 
 
 def optional(check: Check) -> Check:

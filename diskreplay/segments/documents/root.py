@@ -19,7 +19,6 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout, metadata
 from diskreplay.segments.documents.metadata import (
     Attribute,
-    instance,
     is_number,
     is_uuid,
     is_whole,
@@ -55,9 +54,9 @@ _LIMITS = (
 _ROOT = (
     Attribute("format", one_of(layout.FORMAT)),
     Attribute("format_version", one_of(layout.FORMAT_VERSION)),
-    Attribute("requires", instance(list)),
+    Attribute("requires", list),
     Attribute("uuid", is_uuid),
-    Attribute("schema", instance(dict), make=Schema.from_json, write=Schema.to_json),
+    Attribute("schema", dict, make=Schema.from_json, write=Schema.to_json),
     *_LIMITS,
     Attribute("chunk_bytes", whole(layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)),
     Attribute("segment_steps", lambda value: value in (None, "episode") or is_whole(value, 1), None),
@@ -70,8 +69,8 @@ _ROOT = (
         write=lambda level: None if level is None else {"zstd": level},
     ),
     Attribute("compaction", one_of(*layout.COMPACTIONS), layout.MANUAL),
-    Attribute("created", instance(str), ""),
-    Attribute("segment_metadata", instance(dict)),
+    Attribute("created", str, ""),
+    Attribute("segment_metadata", dict),
 )
 """What the root's document says. That of a segment has its tables in `segments.segment`."""
 
