@@ -12,9 +12,8 @@ from diskreplay.cli import console, text
 from diskreplay.cli.copy import Target
 from diskreplay.cli.repair import problem_lines
 from diskreplay.cli.where import Required, compile_where, matching
-from diskreplay.integrity.backup.account import Backup
-from diskreplay.integrity.backup.backup import back_up
-from diskreplay.integrity.backup.unfinished import unfinished_path
+from diskreplay.integrity.backup.backup import back_up, unfinished_path
+from diskreplay.integrity.backup.copying import Backup
 from diskreplay.segments.documents.root import read_root
 from diskreplay.store.eviction import chosen_episodes
 

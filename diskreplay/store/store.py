@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import ray.data
     import xarray
 
-    from diskreplay.integrity.backup.account import Backup
+    from diskreplay.integrity.backup.copying import Backup
     from diskreplay.integrity.repair.remedies import Action
     from diskreplay.integrity.verify.verify import Problem
 

@@ -19,25 +19,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import ReadOnlyError, StoreLocked
-from diskreplay.folders import is_folder
-from diskreplay.integrity.backup.account import Account, Backup, Progress
-from diskreplay.integrity.backup.beside import Beside
-from diskreplay.integrity.backup.live_segments import LiveRows, copy_live, read_live
-from diskreplay.integrity.backup.sealed_segments import copy_sealed
-from diskreplay.integrity.backup.trees import SegmentVanished, copy_as_it_is, files_below
-from diskreplay.integrity.backup.unfinished import full_message, unfinished
+from diskreplay.errors import FormatError, ReadOnlyError, StoreExists, StoreLocked
+from diskreplay.folders import hidden_beside, is_folder
+from diskreplay.integrity.backup.copying import Account, Backup, Progress, SegmentVanished, copy_as_it_is, files_below
+from diskreplay.integrity.backup.segments import LiveRows, copy_live, copy_sealed, read_live
+from diskreplay.integrity.backup.store_files import StoreFiles, write_root_document
 from diskreplay.reading.follower import Follower
 from diskreplay.reading.step_account import Steps, read_account
 from diskreplay.retention.policy import disk_usage
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.eviction_list import evicted_by_removals
 from diskreplay.segments.documents.limiters import StepCounter
-from diskreplay.segments.documents.metadata import Identity, identify
+from diskreplay.segments.documents.metadata import Identity, identify, read_verified
 from diskreplay.segments.documents.root import Root, check_local, read_root
 from diskreplay.segments.files.copies import FileCopier, Unreadable
-from diskreplay.segments.files.durable import check_written, storage_errors, sync_file_system, write_file
-from diskreplay.segments.files.locks import held_lock
+from diskreplay.segments.files.durable import (
+    check_written,
+    storage_errors,
+    sync_file_system,
+    sync_folder,
+    write_file,
+)
+from diskreplay.segments.files.locks import held_lock, try_lock
 from diskreplay.segments.files.numbers import listed_numbers
 from diskreplay.segments.marks import shows_live_rows
 from diskreplay.segments.packs import current_numbers
@@ -76,12 +79,12 @@ class _Backup:
         self._root, self._copy = root, copy
         self._copier = FileCopier(share=link)
         self._account = Account(disk_usage(root.folder)[0], progress)
-        self._beside = Beside(root, copy.folder, self._copier, self._account)
+        self._store_files = StoreFiles(root, copy.folder, self._copier, self._account)
         self._done: dict[int, Identity] = {}  # the documents of the sealed segments that were copied
 
     def run(self) -> None:
         """Copy everything, durably."""
-        self._beside.copy_ahead()
+        self._store_files.copy_ahead()
         for number in current_numbers(self._root):
             with suppress(SegmentVanished, *DAMAGE):  # each is looked at again under the lock
                 if (info := read_segment(self._root, number)).sealed:
@@ -123,7 +126,7 @@ class _Backup:
     def _read_moment(self) -> _Moment:
         """Copy what is beside the segments, and note what these hold. The caller holds the store lock."""
         # Before the segments: no state of a sampler knows a step, and no limiter counts one, that the backup lacks.
-        self._beside.copy()
+        self._store_files.copy()
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
@@ -219,3 +222,76 @@ class _Backup:
             _, account = read_account(follower, StepCounter(self._copy))
             return account.total, account.quarantined
         return Steps(), 0
+
+
+# --- the hidden folder in which it is made, until it is complete and appears at its path ------------------------------
+
+
+def unfinished_path(to: Path) -> Path:
+    """Return where the backup that is to appear at a path is made."""
+    return hidden_beside(to, ".backup")
+
+
+@contextmanager
+def unfinished(root: Root, to: Path) -> Iterator[Path]:
+    """Have the folder of a backup that is being made for a block, locked; what an earlier one left is in it.
+
+    It appears at ``to`` when the block ends well, and stays where it is otherwise. Raises StoreExists where there is
+    something at ``to``, or something else in the place of the folder, StoreLocked where another process makes a backup
+    there, StorageFull where there is no room, ValueError where ``to`` is inside the store.
+    """
+    folder = unfinished_path(to)
+    _check(root, to, folder)
+    above = [parent for parent in folder.parents if not parent.exists()]
+    with storage_errors(folder, full_message(to)):
+        (folder / layout.COUNTERS).mkdir(parents=True, exist_ok=True)
+    lock = try_lock(folder / layout.COUNTERS / layout.LOCK)
+    if lock is None:
+        raise StoreLocked(f"another process is making a backup in {folder}; wait for it, or choose another path")
+    try:
+        _check(root, to, folder)  # the process that had the lock may have completed it
+        write_root_document(root, folder)
+        yield folder
+        try:
+            os.rename(folder, to)
+        except OSError as error:
+            if os.path.lexists(to):
+                raise _exists(to) from error
+            raise
+        for made in [to, *above]:
+            sync_folder(made.parent)
+    finally:
+        lock.release()
+
+
+def full_message(to: Path) -> str:
+    """Return what StorageFull says."""
+    return (
+        f"no space for the backup at {to}; free some and make the backup again, which goes on where it was, or delete "
+        f"{unfinished_path(to)}"
+    )
+
+
+def _exists(to: Path) -> StoreExists:
+    return StoreExists(f"{to} exists already; give the path of a new store")
+
+
+def _check(root: Root, to: Path, folder: Path) -> None:
+    """Check that a backup may be made in this folder and appear at this path."""
+    if os.path.lexists(to):
+        raise _exists(to)
+    if root.path.resolve() in to.resolve().parents:
+        raise ValueError(f"{to} is inside the store {root.path}; give a path outside of it")
+    if not os.path.lexists(folder):
+        return
+    refused = "; delete it, or choose another path"
+    if not is_folder(folder):
+        raise StoreExists(f"{folder} is in the way of the backup{refused}")
+    try:
+        found = read_verified(folder / layout.METADATA).get("uuid")
+    except (OSError, FormatError):
+        if all(name == layout.COUNTERS or name.startswith(".") for name in os.listdir(folder)):
+            return  # it was just begun
+        raise StoreExists(f"{folder} is not an unfinished backup of {root.path}{refused}") from None
+    if found != root.uuid:
+        raise StoreExists(f"{folder} is an unfinished backup of another store ({found}){refused}")

@@ -9,8 +9,8 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.integrity.backup import backup as module
-from diskreplay.integrity.backup.live_segments import LiveRows
-from diskreplay.integrity.backup.trees import SegmentVanished
+from diskreplay.integrity.backup.copying import SegmentVanished
+from diskreplay.integrity.backup.segments import LiveRows
 from diskreplay.segments.files.locks import held_lock, is_locked
 from diskreplay.segments.segment import SegmentInfo
 from tests.crash.workloads import Single, Vector, create

@@ -6,13 +6,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from diskreplay.folders import is_folder
-from diskreplay.integrity.backup.account import Account
-from diskreplay.integrity.backup.trees import copy_noted, files_below, make_folder, make_free_lock, remove_others
-from diskreplay.integrity.backup.unfinished import write_root_document
+from diskreplay.integrity.backup.copying import (
+    Account,
+    copy_noted,
+    files_below,
+    make_folder,
+    make_free_lock,
+    remove_others,
+)
 from diskreplay.segments.documents import layout, state_files
-from diskreplay.segments.documents.metadata import Identity, identify
+from diskreplay.segments.documents.metadata import Identity, identify, read_document
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.copies import FileCopier
+from diskreplay.segments.files.durable import sync_folder, write_atomic
 from diskreplay.segments.segment import DRAFT
 
 # What living processes make or remove, beside the counters.
@@ -21,7 +27,7 @@ _TEMPORARY = ("old-", "new-", DRAFT, state_files.DRAFT)
 _CHANGING = (layout.LIMITERS, layout.EVICTIONS)
 
 
-class Beside:
+class StoreFiles:
     """What lies beside the segments of a store, and its copy in another folder. Not thread-safe."""
 
     def __init__(self, root: Root, target: Path, copier: FileCopier, account: Account) -> None:
@@ -85,6 +91,14 @@ class Beside:
         stays = parts[0] == layout.SAMPLERS or path.startswith(f"{layout.COUNTERS}/quarantine/")
         copy_noted(source, target, "", path, self._copier, self._account, may_clone=stays)
         self._copied[path] = now
+
+
+def write_root_document(root: Root, folder: Path) -> None:
+    """Write the root's document into a copy as it is now, durably: by it an unfinished backup is known again."""
+    path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
+    if not path.exists() or read_document(path) != data:
+        write_atomic(path, data, synced=True)
+        sync_folder(folder)
 
 
 def _is_segment(folder: Path) -> bool:
