@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +23,13 @@ from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-# A writer that dies between a counter and its complement has added at most the steps of one segment.
-_MOST_STEPS = 1 << layout.POSITION_BITS
+# What a writer that dies between a counter and its complement has added at most: the steps of one segment.
+_MOST_ADDED = {
+    layout.STEPS_EVICTED: 1 << layout.POSITION_BITS,
+    layout.RESERVED: layout.RESERVED_AT_ONCE,
+    layout.CHANGES: 1,
+    layout.SEALED: 1,
+}
 
 
 # --- files whose bytes are known -------------------------------------------------------------------------------------
@@ -51,25 +56,28 @@ def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
         return None
     if name == layout.DOCUMENT_COPY:
         return whole_document(info.path / layout.METADATA)
-    candidates: list[bytes] = []
-    if is_of_table:
-        candidates = [_of_episodes(info, name)]
-    elif name == layout.BLOCKS:
-        candidates = [derive_blocks(info)]
-    elif file == layout.METADATA:
-        candidates = [_document(info, folder)]
-    elif name == layout.TABLES_COPY and info.packed is not None:
-        with suppress(OSError, FormatError):
-            candidates = [b"".join(read_tables(info).contents)]
-    elif name == layout.INDEXES_COPY and info.compressed:
-        candidates = [indexes_of(info)]
-    elif file == "c.0.0" and folder in layout.PACK_TABLES:
-        candidates = [table_from_copy(info, folder)]
-    elif file == "c.0" and folder in layout.LANE_COUNTERS:
-        # Sealing made them equal.
-        candidates = [_counter(info, other) for other in layout.LANE_COUNTERS if other != folder]
+    candidates = [_of_episodes(info, name)] if is_of_table else _candidates(info, folder, file)
     expected = info.checksums.get(name)
     return next((data for data in candidates if data and crc32c(data) == expected), None)
+
+
+def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
+    """Yield what a small file of a sealed segment may hold, by what else is there; nothing where that is damaged."""
+    name = f"{folder}/{file}"
+    if name == layout.BLOCKS:
+        yield derive_blocks(info)
+    elif file == layout.METADATA:
+        yield _document(info, folder)
+    elif name == layout.TABLES_COPY and info.packed is not None:
+        with suppress(OSError, FormatError):
+            yield b"".join(read_tables(info).contents)
+    elif name == layout.INDEXES_COPY and info.compressed:
+        yield indexes_of(info)
+    elif file == "c.0.0" and folder in layout.PACK_TABLES:
+        yield table_from_copy(info, folder)
+    elif file == "c.0" and folder in layout.LANE_COUNTERS:
+        # Sealing made them equal.
+        yield from (_counter(info, other) for other in layout.LANE_COUNTERS if other != folder)
 
 
 def whole_document(path: Path) -> bytes | None:
@@ -172,32 +180,27 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> s
 def _choose(
     values: list[int], others: list[int], numbers: list[int], aside: Sequence[int], evictions: int
 ) -> list[int]:
-    chosen: list[int] = []
+    pairs = zip(values, others, strict=True)
+    able = [[value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0] for pair in pairs]
+    # The lower horizon and frontier keep more.
+    chosen = [_newer(both, _MOST_ADDED.get(word, 0)) for word, both in enumerate(able)]
     following = 1 + max([*numbers, *aside], default=-1)
-    for word, pair in enumerate(zip(values, others, strict=True)):
-        low, high = min(able := [value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0]), max(able)
-        if word == layout.NEXT_SEGMENT:
-            # The lower of those above every segment: a flipped bit would use up numbers.
-            choice = min((v for v in able if following <= v <= layout.MAX_SEGMENTS), default=following)
-        elif word == layout.FIRST_LIVE:
-            most = min(numbers, default=chosen[layout.NEXT_SEGMENT])
-            choice = max((v for v in able if v <= most), default=0)
-        elif word == layout.STEPS_EVICTED:
-            choice = high if high - low <= _MOST_STEPS else low
-        elif word == layout.RESERVED:
-            choice = high if high - low <= layout.RESERVED_AT_ONCE else low
-        elif word in (layout.CHANGES, layout.SEALED):
-            choice = high if high - low == 1 else low
-        elif word == layout.BOOT:
-            choice = low if low == high else 0
-        elif word == layout.EVICTION_ENTRIES:
-            choice = max((v for v in able if v <= evictions), default=0)
-        else:
-            # The lower horizon and frontier keep more; the other words are not used.
-            most = layout.MOST_COUNTED if word in (layout.HORIZON, layout.FRONTIER) else -1
-            choice = min((v for v in able if v <= most), default=0)
-        chosen.append(choice)
-    return chosen
+    # The lower of those above every segment: a flipped bit would use up numbers.
+    above = [value for value in able[layout.NEXT_SEGMENT] if following <= value <= layout.MAX_SEGMENTS]
+    chosen[layout.NEXT_SEGMENT] = min(above, default=following)
+    least = min(numbers, default=chosen[layout.NEXT_SEGMENT])
+    chosen[layout.FIRST_LIVE] = max((value for value in able[layout.FIRST_LIVE] if value <= least), default=0)
+    there = (value for value in able[layout.EVICTION_ENTRIES] if value <= evictions)
+    chosen[layout.EVICTION_ENTRIES] = max(there, default=0)
+    if len({*able[layout.BOOT]}) > 1:
+        chosen[layout.BOOT] = 0
+    return [*chosen[: layout.SEALED + 1], *[0] * (layout.COUNTER_WORDS - layout.SEALED - 1)]
+
+
+def _newer(both: list[int], most: int) -> int:
+    """Return the higher one of a counter and its complement, if it is higher by no more than a writer adds."""
+    low, high = min(both), max(both)
+    return high if high - low <= most else low
 
 
 def _eviction_entries(root: Path) -> int:
