@@ -4,8 +4,7 @@ The order: rows that are no data are cut off or zeroed, shapes become exact, che
 and only then `sealed` is written. A sync is one of the whole file system: a segment is thirty files and folders, and
 waiting for each takes ten times as long. Only the background thread waits.
 
-A segment is sealed in its place. `GroupWriter` writes a sealed group, a pack or a rebuilt segment, into a folder of its
-own.
+A segment is sealed in its place. `GroupWriter` also makes packs and rebuilt segments, in a folder of their own.
 """
 
 import dataclasses
@@ -60,18 +59,93 @@ _NEWEST = 16
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
+class GroupWriter:
+    """Writes what a sealed group has, and takes the checksum of each file: chunks in any order, `finish` at the end.
+
+    The folders of its arrays are there. Nothing is synced: that is for whoever puts the group in its place.
+
+    Concurrency: one thread; several may seal chunks.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._sums: dict[str, int] = {}
+        self._blocks = BlockSums()
+        self._compressed: dict[str, Compressed] = {}
+        self._indexes: dict[str, bytes] = {}
+
+    def note(self, name: str, data: bytes) -> None:
+        """Take the checksum of a small file that is there."""
+        self._sums[name] = crc32c(data)
+
+    def small(self, name: str, data: bytes) -> None:
+        """Write a document, a counter, or what else is small and has a checksum."""
+        write_file(f"{self._folder}/{name}", data)
+        self.note(name, data)
+
+    @contextmanager
+    def chunk(self, array: RowArray, number: int = 0) -> Iterator[int]:
+        """Have a block write a chunk file by its descriptor, from nothing."""
+        with self._made(array, number) as fd:
+            yield fd
+            self.seal_chunk(array, number, fd)
+
+    @contextmanager
+    def shard(self, array: RowArray, chunk_rows: int, rows: int, level: int) -> Iterator[ShardWriter]:
+        """Have a block write the one chunk file of a compressed array; arguments as for `ShardWriter`."""
+        with self._made(array, 0) as fd:
+            writer = ShardWriter(fd, chunk_rows, array.row_bytes, rows, level)
+            yield writer
+            nbytes, index = writer.finish(), index_bytes(chunk_rows, rows)
+            self._compressed[array.path] = Compressed(rows, level, nbytes)
+            self._indexes[array.path] = os.pread(fd, index, nbytes - index)
+            self.seal_chunk(array, 0, fd, layout.BLOCK_BYTES)
+
+    def _made(self, array: RowArray, number: int) -> descriptor:
+        return descriptor(f"{self._folder}/{array.path}/{array.chunk_key(number)}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
+        """Take the checksums of a chunk file that is as it stays, and take away the permission to write it.
+
+        A chunk that was copied before it was sealed is told from one that was copied afterwards by that.
+        """
+        self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
+        protect(fd)
+
+    def block_sums(self, array: RowArray, number: int) -> bytes:
+        """Return the checksums of the blocks of a chunk that was sealed, as they are stored."""
+        return self._blocks.chunks[array.path, number]
+
+    def write_derived(self, info: SegmentInfo, rows: Ints, table: str) -> SegmentInfo:
+        """Write what follows from the chunks; return the attributes that ``info``, which has the others, lacks so far.
+
+        ``rows`` are those of each lane; the folder of the table of episodes is made at ``table``.
+        """
+        self._sums[layout.BLOCKS] = self._blocks.write(self._folder)
+        if self._indexes:
+            self.small(layout.INDEXES_COPY, b"".join(self._indexes[leaf] for leaf in sorted(self._indexes)))
+        info = dataclasses.replace(info, compressed=self._compressed)
+        episodes, sums = write_table(info, rows, table)
+        return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
+
+    def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
+        """Do what `write_derived` does, and write the group's own document last; return its attributes."""
+        info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
+        for name in (layout.DOCUMENT_COPY, layout.METADATA):
+            write_file(f"{self._folder}/{name}", info.own_document())
+        return info
+
+
 @dataclass
 class _Finished:
-    """A segment whose files are as they will stay, but for ``durable`` and its own attributes."""
+    """A segment whose files are as they will stay, but for ``durable`` and its own document."""
 
     info: SegmentInfo
     data: Extent
     kept_extent: Extent  # with what is kept behind it, though nothing proves that it is whole
     is_live: bool  # whether its memory is trusted
-    checksums: dict[str, int]
+    group: GroupWriter
     times: tuple[int, int] | None = None
-    blocks: BlockSums = field(default_factory=BlockSums)
-    episodes: int | None = None
     # By chunk.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
@@ -115,7 +189,7 @@ def seal_segments(
         sync_file_system(root.folder)
         for segment in finished:
             _place_table(segment)
-            for name in segment.checksums:
+            for name in segment.info.checksums:
                 check_written(f"{segment.info.path}/{name}")
     with storage_errors(root.folder):
         for segment in finished:
@@ -139,11 +213,10 @@ def _finish_files(
         rows = kept = _finish_counters(info)
     else:
         rows, kept = keep_proven_rows(info, salvaged)
-    # All three say the same in the end: any one of them can be restored from another.
-    crc = crc32c(rows.tobytes())
-    data = extent_of(info, rows)
-    sums = {f"{name}/c.0": crc for name in layout.LANE_COUNTERS}
-    segment = _Finished(info, data, extent_of(info, kept, data), is_live, sums)
+    data, group = extent_of(info, rows), GroupWriter(str(info.path))
+    for name in layout.LANE_COUNTERS:  # all three say the same in the end: one can be restored from another
+        group.note(f"{name}/c.0", rows.tobytes())
+    segment = _Finished(info, data, extent_of(info, kept, data), is_live, group)
     _finish_chunks(segment, is_waited_for)
     for path, document in info.documents():
         if array := info.arrays.get(path):
@@ -152,12 +225,10 @@ def _finish_files(
             name = f"{path}/{layout.METADATA}"
             if not _has_content(f"{info.path}/{name}", document):
                 write_atomic(info.path / name, document)
-            segment.checksums[name] = crc32c(document)
+            group.note(name, document)
     segment.times = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
-    segment.checksums[layout.BLOCKS] = segment.blocks.write(str(info.path))
     shutil.rmtree(_table_draft(info), ignore_errors=True)  # of a process that died here
-    segment.episodes, sums = write_table(info, rows, _table_draft(info))
-    segment.checksums |= sums
+    segment.info = group.write_derived(info, rows, _table_draft(info))
     return segment
 
 
@@ -176,7 +247,7 @@ def _place_table(segment: _Finished) -> None:
     folder = f"{segment.info.path}/{layout.EPISODES}"
     if os.path.lexists(folder):
         shutil.rmtree(folder, ignore_errors=True)
-    if segment.episodes is not None:
+    if segment.info.episodes is not None:
         os.rename(_table_draft(segment.info), folder)
 
 
@@ -192,11 +263,9 @@ def _write_sealed_beside(segment: _Finished) -> None:
         sealed=True,
         steps=sum(segment.steps.values()) - info.lost.surplus,
         values=tuple(segment.data.values.tolist()) if info.has_values else (),
-        checksums=segment.checksums,
         sealed_at=round(time.time(), 3),
         sealed_clock=boot_time(),
         times=segment.times,
-        episodes=segment.episodes,
         claimed=segment.claimed,
         unproven_steps=sum(segment.unproven_steps.values()),
         unproven_time=0 if segment.claimed is None else _latest(info),
@@ -283,10 +352,9 @@ def _chunk_count(segment: _Finished, array: RowArray) -> int:
 
 
 def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
-    """Punch out what lies past each lane's rows in a chunk, take its checksums, and count the steps by its flags.
+    """Punch out what lies past each lane's rows in a chunk, count the steps by its flags, and seal it.
 
-    Takes away the permission to write: a chunk that was copied before it was sealed is told from one that was copied
-    afterwards by that. Concurrency: a thread for one chunk, another for another.
+    Concurrency: a thread for one chunk, another for another.
     """
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
     kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
@@ -295,12 +363,11 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
         begins = np.arange(len(kept) + 1) * per_chunk
         for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
             punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
-        segment.checksums[f"{array.path}/{array.chunk_key(chunk)}"] = segment.blocks.add(array, chunk, fd)
         if array.path == layout.DONE:
             steps = _count_in_chunk(fd, _rows_inside(segment.rows, chunk, per_chunk), per_chunk)
             segment.steps[chunk] = steps
             segment.unproven_steps[chunk] = _count_in_chunk(fd, kept, per_chunk) - steps
-        protect(fd)
+        segment.group.seal_chunk(array, chunk, fd)
 
 
 def _finish_array(segment: _Finished, array: RowArray) -> None:
@@ -315,7 +382,7 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
     if not is_exact:
         info.write_rows(array.path, longest)
     note_changed(f"{info.path}/{name}", for_good=True)
-    segment.checksums[name] = crc32c(document)
+    segment.group.note(name, document)
 
 
 def _has_content(path: str, document: bytes) -> bool:
@@ -376,71 +443,3 @@ def may_seal(info: SegmentInfo) -> bool:
     it mounted too, a lock need not be seen from here, so only what was written here may be sealed.
     """
     return not is_shared(info.root.file_system) or info.machine == machine_id() or info.boot == boot_id()
-
-
-# --- a group in a folder of its own -----------------------------------------------------------------------------------
-
-
-class GroupWriter:
-    """Writes the files of one group: the small ones and the chunks in any order, `finish` at the end.
-
-    The folders of its arrays are there. Nothing is synced: that is for whoever puts the group in its place. Not
-    thread-safe.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._sums: dict[str, int] = {}
-        self._blocks = BlockSums()
-        self._compressed: dict[str, Compressed] = {}
-        self._indexes: dict[str, bytes] = {}
-
-    def small(self, name: str, data: bytes) -> None:
-        """Write a document, a counter, or what else is small and has a checksum."""
-        write_file(f"{self._folder}/{name}", data)
-        self._sums[name] = crc32c(data)
-
-    @contextmanager
-    def chunk(self, array: RowArray, number: int = 0) -> Iterator[int]:
-        """Have a block write a chunk file by its descriptor, from nothing."""
-        with self._made(array, number) as fd:
-            yield fd
-            self._seal(array, number, fd, None)
-
-    @contextmanager
-    def shard(self, array: RowArray, chunk_rows: int, rows: int, level: int) -> Iterator[ShardWriter]:
-        """Have a block write the one chunk file of a compressed array; arguments as for `ShardWriter`."""
-        with self._made(array, 0) as fd:
-            writer = ShardWriter(fd, chunk_rows, array.row_bytes, rows, level)
-            yield writer
-            nbytes, index = writer.finish(), index_bytes(chunk_rows, rows)
-            self._compressed[array.path] = Compressed(rows, level, nbytes)
-            self._indexes[array.path] = os.pread(fd, index, nbytes - index)
-            self._seal(array, 0, fd, layout.BLOCK_BYTES)
-
-    def _made(self, array: RowArray, number: int) -> descriptor:
-        return descriptor(f"{self._folder}/{array.path}/{array.chunk_key(number)}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-
-    def _seal(self, array: RowArray, number: int, fd: int, block: int | None) -> None:
-        self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
-        protect(fd)
-
-    def block_sums(self, array: RowArray, number: int) -> bytes:
-        """Return the checksums of the blocks of a chunk that was written, as they are stored."""
-        return self._blocks.chunks[array.path, number]
-
-    def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Write what follows from the chunks, and the group's own document last; return its attributes.
-
-        ``info`` has those of the attributes that do not follow from files, and the folder; ``rows`` are those of each
-        lane.
-        """
-        self._sums[layout.BLOCKS] = self._blocks.write(self._folder)
-        if self._indexes:
-            self.small(layout.INDEXES_COPY, b"".join(self._indexes[leaf] for leaf in sorted(self._indexes)))
-        info = dataclasses.replace(info, compressed=self._compressed)
-        episodes, sums = write_table(info, rows, f"{self._folder}/{layout.EPISODES}")
-        info = dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
-        for name in (layout.DOCUMENT_COPY, layout.METADATA):
-            write_file(f"{self._folder}/{name}", info.own_document())
-        return info
