@@ -75,7 +75,7 @@ def build_pack(
     sources: Sequence[SegmentInfo],
     evicted: EvictedBySegment,
     level: int | None,
-    pace: Callable[[], None] = lambda: None,
+    pace: Callable[[], None],
 ) -> SegmentInfo:
     """Build a pack of sealed segments, or of packs, in a folder in which nothing is but a lock that the caller holds.
 

@@ -146,7 +146,7 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
 # --- the store's counters --------------------------------------------------------------------------------------------
 
 
-def repair_words(root: Path, numbers: list[int], aside: Sequence[int] = ()) -> str | None:
+def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | None:
     """Make the store's counters possible again; return what they were and are, or None where they were right.
 
     One of a counter and its complement is right: a writer died between them, when the counter is the newer one, or a

@@ -24,7 +24,7 @@ from diskreplay.segments.sealing import count_steps_in, seal_segments
 from diskreplay.segments.segment import SegmentInfo, read_segment, write_unsealed
 
 
-def salvage(root: Root, *, dry_run: bool = False) -> Iterator[Action]:
+def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
     """Take the unproven steps of each segment as far as its flags are a sequence of episodes; yield what was taken.
 
     Rows whose time is before that of the previous row were not written whole, and end that as well.

@@ -104,7 +104,7 @@ def is_of_table(problem: Problem, where: str) -> bool:
 
 
 def find_losses(
-    info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool = False
+    info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool
 ) -> Losses | None:
     """Return what is lost if a segment is rebuilt; None where nothing is left of it, or nothing is known to be damaged.
 

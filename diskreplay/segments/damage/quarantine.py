@@ -276,7 +276,7 @@ def _segment_names(root: Path) -> list[str]:
 # --- taking out ------------------------------------------------------------------------------------------------------
 
 
-def bring_back(root: Path, entry: Quarantined, members: Sequence[int] = ()) -> None:
+def bring_back(root: Path, entry: Quarantined, members: Sequence[int]) -> None:
     """Move a segment back to its place, which is free. The caller holds the store lock, and has verified it.
 
     ``members`` are the numbers of those that are in a pack.

@@ -64,7 +64,7 @@ def _has_folders(info: SegmentInfo) -> bool:
     return all(is_folder(info.path / name) for name in info.blueprint.paths)
 
 
-def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None = None) -> tuple[Ints, Ints]:
+def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
     """Make the counters of a segment say what is proven; return these rows, and those that it had claimed.
 
     ``salvaged`` are the rows to take in place of the proven ones. May be repeated after a crash at any point.

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +61,11 @@ def open_slots(root: Root, name: str) -> Counters:
 
 def limiter_names(root: Root) -> list[str]:
     """Return the names of the limiters that have counted in a store, in order."""
-    folder = root.folder / layout.LIMITERS
+    return named_folders(root.folder / layout.LIMITERS)
+
+
+def named_folders(folder: Path) -> list[str]:
+    """Return the names of limiters, or states, that have a folder in this one, in order."""
     if not is_folder(folder):
         return []
     return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))

@@ -24,7 +24,7 @@ from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import is_folder
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.eviction_list import discarded_path
-from diskreplay.segments.documents.limiters import is_name
+from diskreplay.segments.documents.limiters import is_name, named_folders
 from diskreplay.segments.documents.metadata import (
     MAX_BYTES,
     Document,
@@ -258,10 +258,7 @@ def _chunk_name(shape: Sequence[int]) -> str:
 
 def state_names(root: Root) -> list[str]:
     """Return the names under which states are saved, in order."""
-    folder = root.folder / layout.SAMPLERS
-    if not is_folder(folder):
-        return []
-    return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
+    return named_folders(root.folder / layout.SAMPLERS)
 
 
 class Saved(NamedTuple):
@@ -385,11 +382,7 @@ def write_note(root: Root, name: str, value: Any) -> None:
     where there is no room, with the old note untouched, StoreNotFound where the store was deleted or replaced since it
     was opened.
     """
-    if not is_name(name):
-        raise ValueError(
-            f"a name is 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit, and not "
-            f"{layout.METADATA}; this one is {name!r}"
-        )
+    _check_name(name)
     try:
         data = seal_document({}, {_NOTE: value})
     except (TypeError, ValueError, RecursionError) as error:
