@@ -1,1 +1,1 @@
-"""Damage: damaged files and copies, rows without proof, and the quarantine."""
+"""What is damaged in a segment, rows without proof, and the quarantine."""

@@ -1,1 +1,1 @@
-"""The JSON documents of a store: its root, metadata of arrays and segments, notes, limiters, states, evictions."""
+"""The documents of a store: its root, metadata of arrays and segments, notes, limiters, states, evictions."""

@@ -1,1 +1,1 @@
-"""Files and folders: durable commits, locks, mappings, clones, file systems, machines and clocks."""
+"""Files and folders: durable commits, locks, mappings, copies, numbers of segments, machines and clocks."""
