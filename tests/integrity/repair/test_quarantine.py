@@ -709,11 +709,11 @@ def test_a_trainer_goes_on_when_a_segment_is_set_aside_and_brought_back(store_pa
 @pytest.mark.parametrize("distribution", [dr.Uniform, dr.Prioritized])
 def test_a_trainer_draws_lost_steps_again_when_their_original_is_brought_back(store_path, distribution):
     left = set(rebuilt(store_path))
-    with dr.open(store_path) as store:
-        with dr.Sampler(store, dr.Transitions(), distribution(), batch_size=256, seed=0) as sampler:
-            assert set(sampler.sample().numpy()["serial"].tolist()) == left
-            repair(store_path, restore=1)
-            assert set(sampler.sample().numpy()["serial"].tolist()) == set(range(30))
+    how = {"batch_size": 256, "seed": 0}
+    with dr.open(store_path) as store, dr.Sampler(store, dr.Transitions(), distribution(), **how) as sampler:
+        assert set(sampler.sample().numpy()["serial"].tolist()) == left
+        repair(store_path, restore=1)
+        assert set(sampler.sample().numpy()["serial"].tolist()) == set(range(30))
 
 
 def test_a_segment_that_was_replaced_by_another_with_its_number_is_read_again(store_path):
