@@ -3,32 +3,14 @@
 import pytest
 
 import diskreplay as dr
-from diskreplay.retention import policy
-from diskreplay.segments import sealing
-from diskreplay.segments.files.machine import BootTime, is_clock_synchronized
 from tests.retention.test_limits_of_size_and_age import numbers, visible
+from tests.testing.inner import Clock
 from tests.testing.support import append_numbered, serial_schema
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Clocks that stand still until a test moves them: `now` for all, `wall` alone, another boot, a time service."""
-
-    class Clock:
-        now, wall, boot, is_kept = 0.0, 1_000_000.0, "this boot", False
-
-        def time(self):
-            return self.now + self.wall
-
-        def boot_time(self):
-            return BootTime("this machine", self.boot, self.now)
-
-    clock = Clock()
-    for module in (sealing, policy):
-        monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(module, "boot_time", clock.boot_time)
-    monkeypatch.setattr(policy, "is_clock_synchronized", lambda: clock.is_kept)
-    return clock
+    return Clock(monkeypatch)
 
 
 def test_segments_leave_when_they_are_too_old(tmp_store, clock):
@@ -96,10 +78,10 @@ def test_a_clock_that_a_time_service_keeps_is_believed(tmp_store, clock):
         assert left_after_a_look(store) == []
 
 
-def test_a_segment_that_another_machine_sealed_leaves_when_it_was_known_for_so_long(tmp_store, clock, monkeypatch):
+def test_a_segment_that_another_machine_sealed_leaves_when_it_was_known_for_so_long(tmp_store, clock):
     write_old(tmp_store, clock)
-    monkeypatch.setattr(policy, "boot_time", lambda: BootTime("another machine", "its boot", 5000.0 + clock.now))
-    clock.wall += 1e9
+    clock.machine, clock.boot = "another machine", "its boot"
+    clock.now, clock.wall = clock.now + 5000.0, clock.wall - 5000.0 + 1e9
     with dr.open(tmp_store, "a") as store:
         assert left_after_a_look(store) == list(range(5))
         clock.now += 59
@@ -116,10 +98,6 @@ def test_a_segment_from_the_future_is_as_old_as_it_is_known(tmp_store, clock):
         assert left_after_a_look(store) == list(range(5))
         clock.now += 60
         assert left_after_a_look(store) == []
-
-
-def test_whether_a_time_service_keeps_the_clock_is_asked_of_the_kernel():
-    assert is_clock_synchronized() in (True, False)
 
 
 def test_an_unsealed_segment_never_leaves_and_newer_ones_do(tmp_store, clock):

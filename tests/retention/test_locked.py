@@ -9,13 +9,10 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.errors import StorageFull
-from diskreplay.retention import retention
-from diskreplay.sampling import prefetcher
-from diskreplay.segments.documents import layout
-from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.testing import check_account
-from diskreplay.writing import sealer
 from tests.retention.test_evict import segments_on_disk, store, visible, write
+from tests.testing import inner
+from tests.testing.on_disk import WORDS
 from tests.testing.support import append_numbered, serial_schema
 
 assert store  # a fixture
@@ -26,7 +23,7 @@ def test_sealed_segments_are_not_read_while_the_store_is_locked(tmp_store, monke
         for first in range(0, 200, 5):
             append_numbered(writer, range(first, first + 5))
     read, held = [], []
-    lock, reading = retention.held_lock, retention.read_segment
+    lock, reading = map(inner.real, (inner.EVICTION_LOCK, inner.EVICTION_READ))
 
     @contextmanager
     def locked(path):
@@ -35,8 +32,8 @@ def test_sealed_segments_are_not_read_while_the_store_is_locked(tmp_store, monke
             yield
             held.pop()
 
-    monkeypatch.setattr(retention, "held_lock", locked)
-    monkeypatch.setattr(retention, "read_segment", lambda *args: read.append(bool(held)) or reading(*args))
+    monkeypatch.setattr(*inner.EVICTION_LOCK, locked)
+    monkeypatch.setattr(*inner.EVICTION_READ, lambda *args: read.append(bool(held)) or reading(*args))
     with dr.open(tmp_store, "a") as store:
         assert len(store) == 200
     assert len(read) == len(segments_on_disk(tmp_store)) > 20
@@ -44,10 +41,10 @@ def test_sealed_segments_are_not_read_while_the_store_is_locked(tmp_store, monke
 
 
 def test_what_there_was_no_room_to_count_as_evicted_leaves_when_there_is(tmp_store, monkeypatch):
-    real = StoreCounters.set
+    real = inner.real(inner.SET_COUNTER)
 
     def set_counter(counters, word, value):
-        if word == layout.STEPS_EVICTED:
+        if word == WORDS.index("evicted"):
             raise StorageFull(errno.ENOSPC, "no room")
         real(counters, word, value)
 
@@ -57,7 +54,7 @@ def test_what_there_was_no_room_to_count_as_evicted_leaves_when_there_is(tmp_sto
     ):
         append_numbered(writer, range(20))
         with monkeypatch.context() as patch:
-            patch.setattr(StoreCounters, "set", set_counter)
+            patch.setattr(*inner.SET_COUNTER, set_counter)
             with suppress(StorageFull):
                 for first in range(20, 60, 5):
                     append_numbered(writer, range(first, first + 5))
@@ -84,7 +81,7 @@ def test_a_segment_that_there_was_no_room_to_seal_is_no_error_when_there_is(tmp_
 
     with dr.create(tmp_store, serial_schema(), segment_steps=10, chunk_bytes=1024) as store, store.writer() as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(sealer, "seal_segments", seal_segments)
+            patch.setattr(*inner.SEAL_SEGMENTS, seal_segments)
             append_numbered(writer, range(14), end="terminated")
             append_numbered(writer, range(14, 16))
             assert refused.wait(60)
@@ -96,7 +93,7 @@ def test_a_segment_that_there_was_no_room_to_seal_is_no_error_when_there_is(tmp_
 
 
 def test_a_sampler_keeps_every_batch_that_it_has_planned(store, monkeypatch):
-    monkeypatch.setattr(prefetcher, "LEAST_FOR_A_THREAD", 0)
+    inner.gather_in_threads(monkeypatch)
     write(store, 20)
     args = {"batch_size": 32, "seed": 3, "prefetch": 3}
     sampler, twin = (dr.Sampler(store, dr.Transitions(), **args) for _ in range(2))
@@ -125,8 +122,8 @@ def test_thousands_of_segments_leave_in_parts_so_that_others_get_the_lock(tmp_st
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, 150, steps=1)
         held = []
-        real = retention.held_lock
-        monkeypatch.setattr(retention, "held_lock", lambda *args: held.append(args) or real(*args))
+        real = inner.real(inner.EVICTION_LOCK)
+        monkeypatch.setattr(*inner.EVICTION_LOCK, lambda *args: held.append(args) or real(*args))
         assert store.evict(lambda episode: episode["serial"][0] % 150 < 140) == 140
         assert len(held) == 4  # to hide them, and to delete 64, 64 and 12
         assert segments_on_disk(tmp_store) == list(range(140, 150))

@@ -24,3 +24,7 @@ def test_a_machine_or_boot_that_is_not_known_is_like_no_other(identities, monkey
             assert function() in seen  # for one process it is one
     assert len(seen) == 6
     assert all(name.startswith("unknown-") for name in seen)
+
+
+def test_whether_a_time_service_keeps_the_clock_is_asked_of_the_kernel():
+    assert machine.is_clock_synchronized() in (True, False)

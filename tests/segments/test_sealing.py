@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.segments import sealing, segment
-from diskreplay.writing import sealer
 from tests.segments.test_marks import copy_while_sealed, marked_serials
+from tests.testing import inner
 from tests.testing.commands import repair
 from tests.testing.on_disk import attributes_of, is_locked, segment_of
 from tests.testing.support import append_numbered, serial_schema, serials, wait_until
@@ -43,7 +42,8 @@ def files(segment):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_two_threads_finish_a_segment_that_somebody_waits_for(tmp_store, monkeypatch, fails):
-    finish, seal, helped, shared = sealing._finish_chunk, sealer.seal_segments, threading.Event(), []
+    finish, seal = map(inner.real, (inner.FINISH_CHUNK, inner.SEAL_SEGMENTS))
+    helped, shared = threading.Event(), []
 
     def finish_chunk(segment, array, chunk):
         if threading.current_thread().name.startswith("diskreplay-checksums"):
@@ -54,18 +54,18 @@ def test_two_threads_finish_a_segment_that_somebody_waits_for(tmp_store, monkeyp
         finish(segment, array, chunk)
         assert helped.wait(60)
 
-    monkeypatch.setattr(sealing, "_SHARED_BYTES", 0)
+    inner.share_chunks(monkeypatch)
 
     def seal_waited_for(root, infos, is_waited_for):
         helped.clear()  # each attempt is shared
         seal(root, infos, None, lambda: True)
 
-    monkeypatch.setattr(sealer, "seal_segments", seal_waited_for)
+    monkeypatch.setattr(*inner.SEAL_SEGMENTS, seal_waited_for)
     with dr.create(tmp_store, SCHEMA, chunk_bytes=4096) as store:
         writer = store.writer()
         write(writer, 50)
         with monkeypatch.context() as patch:
-            patch.setattr(sealing, "_finish_chunk", finish_chunk)
+            patch.setattr(*inner.FINISH_CHUNK, finish_chunk)
             with pytest.raises(OSError, match="the disk is gone") if fails else nullcontext():
                 writer.close()
     dr.open(tmp_store, "a").close()  # which waits until what was left is sealed
@@ -127,7 +127,7 @@ def test_a_file_that_could_not_be_written_back_keeps_its_segment_from_being_seal
         writer = store.writer(durability="none")
         write(writer, 3)
         with monkeypatch.context() as patch:
-            patch.setattr(sealing, "check_written", check_written)
+            patch.setattr(*inner.CHECK_WRITTEN, check_written)
             with pytest.raises(OSError, match="Input/output error"):
                 writer.close()
         assert len(failed) == 1  # and no second try, which would find nothing wrong
@@ -146,7 +146,7 @@ def test_a_file_that_could_not_be_written_back_keeps_its_segment_from_being_seal
 def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed(
     tmp_store, monkeypatch, segments, has_room
 ):
-    may_seal, is_postponed, seal_segments = threading.Event(), threading.Event(), sealer.seal_segments
+    may_seal, is_postponed, seal_segments = threading.Event(), threading.Event(), inner.real(inner.SEAL_SEGMENTS)
 
     def seal_late(*args, **kwargs):
         if not has_room and not may_seal.is_set():
@@ -155,7 +155,7 @@ def test_segments_that_a_writer_has_left_are_marked_while_they_wait_to_be_sealed
         may_seal.wait()
         seal_segments(*args, **kwargs)
 
-    monkeypatch.setattr(sealer, "seal_segments", seal_late)
+    monkeypatch.setattr(*inner.SEAL_SEGMENTS, seal_late)
     with dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store:
         try:
             with store.writer(durability=0.2) as writer:
@@ -184,7 +184,7 @@ def test_who_is_interrupted_while_a_segment_waits_to_be_sealed_keeps_nobody_from
         writer = store.writer()
         append_numbered(writer, range(10))
         with monkeypatch.context() as patch:
-            patch.setattr(sealer.Sealer, "submit", interrupt)
+            patch.setattr(*inner.SUBMIT_SEGMENT, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 append_numbered(writer, range(10, 15))
         writer.close()
@@ -198,7 +198,7 @@ def test_who_is_interrupted_while_a_segment_waits_to_be_sealed_keeps_nobody_from
 
 
 def test_segments_that_there_is_no_room_to_seal_stay_locked_until_they_are_sealed(tmp_store, monkeypatch):
-    seal_segments, submit = sealer.seal_segments, sealer.Sealer.submit
+    seal_segments, submit = map(inner.real, (inner.SEAL_SEGMENTS, inner.SUBMIT_SEGMENT))
     submitted: list[int] = []
     locked: list[bool] = []
     has_room, may_refuse, has_begun, seals_last = (threading.Event() for _ in range(4))
@@ -222,8 +222,8 @@ def test_segments_that_there_is_no_room_to_seal_stay_locked_until_they_are_seale
         with suppress(dr.StorageFull):
             writer.flush()
 
-    monkeypatch.setattr(sealer, "seal_segments", seal)
-    monkeypatch.setattr(sealer.Sealer, "submit", submit_noted)
+    monkeypatch.setattr(*inner.SEAL_SEGMENTS, seal)
+    monkeypatch.setattr(*inner.SUBMIT_SEGMENT, submit_noted)
     with (
         dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=10) as store,
         store.writer(durability=3600.0) as writer,
@@ -258,7 +258,7 @@ def test_segments_of_dead_writers_that_there_is_no_room_to_seal_hold_no_descript
         append_numbered(writer, range(5))
         shutil.copytree(tmp_store, copy)
     with monkeypatch.context() as patch:
-        patch.setattr(sealer, "seal_segments", refuse)
+        patch.setattr(*inner.SEAL_SEGMENTS, refuse)
         store = dr.open(copy, "a")
         wait_until(lambda: not any(thread.name == "diskreplay-sealer" for thread in threading.enumerate()), 60)
         assert not is_locked(segment_of(copy) / "committed/lock")
@@ -277,7 +277,7 @@ def test_a_copy_whose_sealing_was_interrupted_still_proves_its_rows(tmp_store, m
 
     copy = copy_while_sealed(tmp_store, marked)
     with monkeypatch.context() as patch:
-        patch.setattr(sealing, "forget_claims", interrupt)
+        patch.setattr(*inner.FORGET_CLAIMS, interrupt)
         with pytest.raises(dr.StorageFull):
             dr.open(copy, "a").close()
     with dr.open(copy) as reader:
@@ -293,7 +293,7 @@ def test_a_copy_whose_sealing_was_interrupted_still_proves_its_rows(tmp_store, m
 @pytest.mark.usefixtures("no_patience")
 @pytest.mark.parametrize("marked", [0, 1])
 def test_a_copy_that_is_sealed_while_its_document_is_read_shows_what_is_proven(tmp_store, monkeypatch, marked):
-    copy, is_whole_copy, waiting = copy_while_sealed(tmp_store, marked), segment.is_whole_copy, [True]
+    copy, is_whole_copy, waiting = copy_while_sealed(tmp_store, marked), inner.real(inner.IS_WHOLE_COPY), [True]
 
     def seal_first(*args):
         if waiting:
@@ -301,7 +301,7 @@ def test_a_copy_that_is_sealed_while_its_document_is_read_shows_what_is_proven(t
             dr.open(copy, "a").close()
         return is_whole_copy(*args)
 
-    monkeypatch.setattr(segment, "is_whole_copy", seal_first)
+    monkeypatch.setattr(*inner.IS_WHOLE_COPY, seal_first)
     with dr.open(copy) as reader:
         assert not waiting
         assert serials(reader) == [*range(marked)]

@@ -9,13 +9,9 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.errors import StorageFull
-from diskreplay.segments.documents import layout
-from diskreplay.segments.files import locks
-from diskreplay.segments.files.commit import StoreCounters
-from diskreplay.segments.segment_writer import SegmentWriter
-from diskreplay.writing import sealer as sealer_module
-from diskreplay.writing.append_cursor import AppendCursor
 from tests.crash.injection import Interrupt
+from tests.testing import inner
+from tests.testing.on_disk import WORDS
 from tests.testing.support import append_numbered, serial_schema, serials
 from tests.writing.test_dropped import wait_until_sealed
 from tests.writing.test_preallocation import _ahead_at_once, drafts, half_fill, store
@@ -23,19 +19,21 @@ from tests.writing.test_preallocation import _ahead_at_once, drafts, half_fill, 
 assert _ahead_at_once, store  # fixtures
 
 
-@pytest.mark.parametrize("at", ["publish", "write"])
-def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was_published(store, monkeypatch, at):
+@pytest.mark.parametrize(("at", "kept"), [(inner.PUBLISH_ROWS, 4), (inner.WRITE_ROWS, 3)], ids=["publish", "write"])
+def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was_published(
+    store, monkeypatch, at, kept
+):
     writer = store.writer()
     append_numbered(writer, range(3), end="open")
-    real = getattr(SegmentWriter, at)
+    real = inner.real(at)
 
     def interrupted(self, *args, **kwargs):
         real(self, *args, **kwargs)
         raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(AppendCursor, "append", lambda *step: False)  # which is interrupted elsewhere
-        patch.setattr(SegmentWriter, at, interrupted)
+        patch.setattr(*inner.APPEND_ROW, lambda *step: False)  # which is interrupted elsewhere
+        patch.setattr(*at, interrupted)
         with pytest.raises(Interrupt):
             append_numbered(writer, [3])
     with pytest.raises(dr.WriterClosed):
@@ -43,7 +41,7 @@ def test_a_writer_that_is_interrupted_inside_an_append_closes_and_keeps_what_was
     store.close()
     with dr.open(store.path) as reader:
         (episode,) = reader.episodes
-        assert episode["serial"].tolist() == list(range(4 if at == "publish" else 3))
+        assert episode["serial"].tolist() == list(range(kept))
         assert len(episode.obs) == len(episode) + 1
 
 
@@ -56,8 +54,8 @@ def test_a_writer_that_cannot_close_does_not_keep_the_others_from_it(store, monk
     with pytest.raises(dr.StorageFull):
         store.close()
     monkeypatch.undo()
-    seal = sealer_module.seal_segments
-    monkeypatch.setattr(sealer_module, "seal_segments", lambda *a, **k: (time.sleep(0.2), seal(*a, **k)))
+    seal = inner.real(inner.SEAL_SEGMENTS)
+    monkeypatch.setattr(*inner.SEAL_SEGMENTS, lambda *a, **k: (time.sleep(0.2), seal(*a, **k)))
     bad.close()  # waits for it, though the store was closed before
     with dr.open(store.path) as reader:
         assert [s["state"] for s in reader.info()["segments"]] == ["sealed"] * 3
@@ -68,7 +66,7 @@ def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store)
     with dr.create(tmp_store, serial_schema()) as store:
         writer = store.writer()
         append_numbered(writer, [1])
-        with pytest.warns(ResourceWarning), store._sealer._condition, locks._taking:
+        with pytest.warns(ResourceWarning), store._sealer._condition, inner.taking_locks:
             del writer
         wait_until_sealed(tmp_store)
         assert store.info()["segments"][0]["state"] == "sealed"
@@ -79,11 +77,11 @@ def test_a_writer_that_is_dropped_in_the_middle_of_anything_is_sealed(tmp_store)
 
 
 def test_one_that_there_is_no_room_to_count_leaves_nothing(store, monkeypatch):
-    real_set, real_rename = StoreCounters.set, os.rename
+    real_set, real_rename = inner.real(inner.SET_COUNTER), os.rename
     refused = []
 
     def set_counter(counters, word, value):
-        if word == layout.NEXT_SEGMENT and not refused:
+        if word == WORDS.index("next_segment") and not refused:
             refused.append(value)
             raise StorageFull(errno.ENOSPC, "no room")
         real_set(counters, word, value)
@@ -96,7 +94,7 @@ def test_one_that_there_is_no_room_to_count_leaves_nothing(store, monkeypatch):
     with store.writer() as writer:
         following = half_fill(writer)
         assert len(drafts(store)) == 1
-        monkeypatch.setattr(StoreCounters, "set", set_counter)
+        monkeypatch.setattr(*inner.SET_COUNTER, set_counter)
         monkeypatch.setattr(os, "rename", rename)
         append_numbered(writer, range(following, 100))
     assert refused

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.backup import backup as module
-from tests.testing import packed
+from tests.testing import inner, packed
 from tests.testing.commands import verify
 from tests.testing.support import digest
 
@@ -62,9 +61,8 @@ def test_segments_may_be_merged_while_a_backup_is_made(store, to, monkeypatch, s
 
         return merge_once
 
-    name = {"ahead": "copy_sealed", "moment": "_complete"}[stage]
-    holder = module if stage == "ahead" else module._Backup
-    monkeypatch.setattr(holder, name, merge(getattr(holder, name)))
+    point = {"ahead": inner.COPY_SEALED, "moment": inner.COMPLETE_BACKUP}[stage]
+    monkeypatch.setattr(*point, merge(inner.real(point)))
     made = store.backup(to)
     assert merged[0] > 5
     assert (made.steps, made.problems) == (steps, [])

@@ -6,16 +6,11 @@ import shutil
 import pytest
 
 import diskreplay as dr
-from diskreplay.integrity.repair import dead_writers, repair as repair_module
-from diskreplay.segments.damage.quarantine import move_aside
-from diskreplay.segments.documents.limiters import StepCounter
-from diskreplay.segments.files.locks import held_lock
-from diskreplay.store import info as info_module
 from tests.integrity.repair.test_quarantine import SEGMENT, original, set_aside, store_path
-from tests.testing import packed
+from tests.testing import inner, packed
 from tests.testing.commands import Refused, repair
 from tests.testing.limited import LimiterCounts, count_anew
-from tests.testing.on_disk import flip
+from tests.testing.on_disk import flip, locked
 from tests.testing.support import append_numbered, serial_schema
 
 assert original, store_path  # fixtures
@@ -25,9 +20,10 @@ pytestmark = pytest.mark.usefixtures("no_patience")
 def test_a_state_that_was_just_being_replaced_when_it_was_verified_is_left_alone(tmp_store, monkeypatch):
     with dr.create(tmp_store, serial_schema()) as store:
         store.save_sampler_state("run", {"step": 7})
-    stale, real = dr.Problem("metadata", "samplers/run/1/zarr.json", "is of another store"), repair_module.verify
+    stale = dr.Problem("metadata", "samplers/run/1/zarr.json", "is of another store")
+    real = inner.real(inner.REPAIR_VERIFY)
     monkeypatch.setattr(
-        repair_module, "verify", lambda *args, deep=False, **kwargs: real(*args, deep=deep, **kwargs) + [stale] * deep
+        *inner.REPAIR_VERIFY, lambda *args, deep=False, **kwargs: real(*args, deep=deep, **kwargs) + [stale] * deep
     )
     done = repair(tmp_store)
     assert done.actions == done.left == done.quarantine == []
@@ -35,7 +31,7 @@ def test_a_state_that_was_just_being_replaced_when_it_was_verified_is_left_alone
         assert store.load_sampler_state("run") == {"step": 7}
 
 
-@pytest.mark.parametrize("look", ["is_never_written", "fate_of"])
+@pytest.mark.parametrize("look", inner.LOOKS_AT_DEAD.values(), ids=inner.LOOKS_AT_DEAD)
 def test_a_segment_that_is_evicted_while_dead_ones_are_looked_for_is_not_told_of(
     tmp_store, tmp_path, monkeypatch, look
 ):
@@ -45,28 +41,29 @@ def test_a_segment_that_is_evicted_while_dead_ones_are_looked_for_is_not_told_of
         append_numbered(other, range(3, 5), end="open")
         other.flush()
         shutil.copytree(tmp_store, tmp_path / "dead")
-    real = getattr(dead_writers, look)
+    real = inner.real(look)
 
     def after_an_eviction(*args):
         shutil.rmtree(tmp_path / "dead/segments/00000000", ignore_errors=True)
         return real(*args)
 
-    monkeypatch.setattr(dead_writers, look, after_an_eviction)
+    monkeypatch.setattr(*look, after_an_eviction)
     done = repair(tmp_path / "dead")
     assert [(action.what, action.where) for action in done.actions] == [("sealed", "segments/00000001")]
     assert done.left == done.quarantine == []
 
 
 def test_a_repair_waits_for_the_lock_of_the_store(store_path, monkeypatch):
-    monkeypatch.setattr("diskreplay.integrity.repair.remedies.held_lock", lambda path: held_lock(path, 0.01))
-    with held_lock(store_path / "counters/lock"), pytest.raises(Refused, match="^another process has held "):
+    held_lock = inner.real(inner.REPAIR_LOCK)
+    monkeypatch.setattr(*inner.REPAIR_LOCK, lambda path: held_lock(path, 0.01))
+    with locked(store_path / "counters/lock"), pytest.raises(Refused, match="^another process has held "):
         repair(store_path)
 
 
 def test_a_segment_that_was_put_into_a_pack_since_it_was_looked_at_is_left_alone(tmp_store, monkeypatch):
     packed.write_segments(tmp_store)
     (tmp_store / "segments/00000000/reward/zarr.json").write_bytes(b"{}")
-    episodes, verify = packed.shown(tmp_store), repair_module.verify
+    episodes, verify = packed.shown(tmp_store), inner.real(inner.REPAIR_VERIFY)
     packed.keep_members(monkeypatch)
     merged = []
 
@@ -77,7 +74,7 @@ def test_a_segment_that_was_put_into_a_pack_since_it_was_looked_at_is_left_alone
                 merged.append(store.compact()["segments"])
         return found
 
-    monkeypatch.setattr(repair_module, "verify", look)
+    monkeypatch.setattr(*inner.REPAIR_VERIFY, look)
     done = repair(tmp_store)
     assert merged[0] > 5
     assert (done.actions, done.left) == ([], [])
@@ -96,14 +93,14 @@ def test_a_segment_that_was_sealed_with_bad_flags_is_set_aside_whole(store_path,
 
 def test_a_segment_that_leaves_while_a_store_is_described_is_not_counted(store_path, monkeypatch):
     with dr.open(store_path) as store:
-        real = info_module._sum_lane
+        real = inner.real(inner.SUM_LANE)
 
         def leaving(snapshot, group, start, returns):
             if int(snapshot.episodes.first[group[0]]) >> 35 == 1 and (store_path / SEGMENT).exists():
-                move_aside(store_path, SEGMENT, "just now")
+                set_aside(store_path)
             return real(snapshot, group, start, returns)
 
-        monkeypatch.setattr(info_module, "_sum_lane", leaving)
+        monkeypatch.setattr(*inner.SUM_LANE, leaving)
         info = store.info()
         assert (info["steps"], info["episodes"]["total"]) == (20, 4)
         assert store.episode_table()["segment"].tolist() == [0, 0, 2, 2]
@@ -112,8 +109,8 @@ def test_a_segment_that_leaves_while_a_store_is_described_is_not_counted(store_p
 
 def test_limiters_count_from_nothing_once_a_repair(store_path, monkeypatch):
     begun = []
-    begin = StepCounter._begin
-    monkeypatch.setattr(StepCounter, "_begin", lambda counter: (begun.append(1), begin(counter))[1])
+    begin = inner.real(inner.BEGIN_COUNT)
+    monkeypatch.setattr(*inner.BEGIN_COUNT, lambda counter: (begun.append(1), begin(counter))[1])
     set_aside(store_path)
     following = LimiterCounts(store_path)
     with dr.open(store_path, "a") as store:

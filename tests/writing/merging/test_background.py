@@ -14,12 +14,9 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from diskreplay.segments.documents.root import read_root
-from diskreplay.segments.files.locks import try_lock
-from diskreplay.writing import sealer
-from diskreplay.writing.merging import background
-from diskreplay.writing.merging.background import BackgroundCompaction
+from tests.testing import inner
 from tests.testing.merged import folders
+from tests.testing.on_disk import is_locked
 from tests.testing.support import append_numbered, serial_schema
 
 THREAD = "diskreplay-compaction"
@@ -30,17 +27,9 @@ MANY = 70
 SERIALS = list(range(5 * MANY))
 
 
-def merge_soon(patch: pytest.MonkeyPatch) -> None:
-    """Have what is written merged at once, and seal all segments together: who merges looks once, and finds enough."""
-    patch.setattr(background, "_FIRST_S", 0.01)
-    patch.setattr(background, "_BETWEEN_S", 0.01)
-    patch.setattr(sealer, "_FULL_BATCH", 1000)
-    patch.setattr(sealer, "_BATCH_WAIT_S", 60.0)
-
-
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    merge_soon(monkeypatch)
+    inner.merge_soon(monkeypatch)
 
 
 def write(store: dr.Store, episodes: int, first: int = 0) -> None:
@@ -132,13 +121,6 @@ def turn_file() -> Path:
     return file
 
 
-def is_nobodys_turn() -> bool:
-    turn = try_lock(turn_file())
-    if turn is not None:
-        turn.release()
-    return turn is not None
-
-
 def exists(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -148,7 +130,7 @@ def exists(process: int) -> bool:
 
 
 def write_and_stay(path: Path, started: "multiprocessing.SimpleQueue[int]") -> None:
-    merge_soon(pytest.MonkeyPatch())
+    inner.merge_soon(pytest.MonkeyPatch())
     with dr.create(path, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
         started.put(stop_who_merges(store))
@@ -166,7 +148,7 @@ def test_who_merges_ends_with_the_process_that_wanted_it_and_keeps_its_turn_till
     writer.join()
     resume(process)
     assert ends(lambda: not exists(process))
-    assert ends(is_nobodys_turn)
+    assert ends(lambda: not is_locked(turn_file()))
     with dr.open(tmp_store, "a") as store:
         assert serials(store) == SERIALS
     assert not list(tmp_store.glob("counters/next-*"))
@@ -201,7 +183,7 @@ def test_a_store_that_was_renamed_is_merged(tmp_path: Path, monkeypatch: pytest.
 def test_merging_stops_where_the_program_does_not_want_the_signal(
     tmp_store: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(background, "_ASK_AGAIN_S", 0.01)
+    inner.ask_again_soon(monkeypatch)
     handler = signal.signal(signal.SIGTERM, signal.SIG_IGN if how == "ignored" else signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if how == "blocked" else set())
     try:
@@ -219,12 +201,12 @@ def test_merging_stops_where_the_program_does_not_want_the_signal(
 def test_merging_goes_on_after_a_thread_that_failed(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
-        begin = background._begin
-        monkeypatch.setattr(background, "_begin", lambda _: {}["an environment that changed"])
+        begin = inner.real(inner.BEGIN_MERGING)
+        monkeypatch.setattr(*inner.BEGIN_MERGING, lambda _: {}["an environment that changed"])
         write(store, MANY // 2)
         assert ends(lambda: store._compaction._looked_at is not None and not is_working())
         assert store._compaction._thread is not None  # the one that failed
-        monkeypatch.setattr(background, "_begin", begin)
+        monkeypatch.setattr(*inner.BEGIN_MERGING, begin)
         write(store, MANY, first=MANY // 2)
         assert ends(lambda: len(folders(tmp_store)) < MANY)
         assert len(serials(store)) == 5 * (MANY + MANY // 2)
@@ -332,22 +314,3 @@ def test_no_process_is_begun_beside_another_one_that_merges(tmp_store: Path) -> 
             assert ends(lambda: not is_working())
         assert len(folders(tmp_store)) == MANY
         assert not store._retention.is_making_pack()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "segments"),
-    [
-        ({}, background._BEGUN),
-        ({"compression": "zstd"}, 1),  # 4 GiB each
-        ({"compression": "zstd", "segment_steps": 1000}, background._BEGUN),
-        ({"compression": "zstd", "segment_steps": "episode"}, background._BEGUN),
-        ({"compression": "zstd", "segment_steps": 1_000_000}, 6),
-    ],
-)
-def test_segments_are_looked_at_again_when_there_may_be_enough(
-    tmp_store: Path, kwargs: dict[str, object], segments: int
-) -> None:
-    dr.create(tmp_store, serial_schema(), **kwargs).close()  # type: ignore[arg-type]
-    root = read_root(tmp_store)
-    made = BackgroundCompaction(root, root.counters(writable=False), lambda: False)
-    assert made._between == segments

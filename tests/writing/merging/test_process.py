@@ -148,3 +148,22 @@ def test_it_begins_no_further_pack_when_its_turn_is_over(unmerged: dr.Store, mon
     while run_here(unmerged, monkeypatch):
         left.append(len(folders(Path(unmerged.path))))
     assert left == [70, 55, 40, 25, 10]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "segments"),
+    [
+        ({}, background._BEGUN),
+        ({"compression": "zstd"}, 1),  # 4 GiB each
+        ({"compression": "zstd", "segment_steps": 1000}, background._BEGUN),
+        ({"compression": "zstd", "segment_steps": "episode"}, background._BEGUN),
+        ({"compression": "zstd", "segment_steps": 1_000_000}, 6),
+    ],
+)
+def test_segments_are_looked_at_again_when_there_may_be_enough(
+    tmp_store: Path, kwargs: dict[str, object], segments: int
+) -> None:
+    with dr.create(tmp_store, serial_schema(), **kwargs) as store:  # type: ignore[arg-type]
+        root = store._root
+        made = background.BackgroundCompaction(root, root.counters(writable=False), lambda: False)
+    assert made._between == segments
