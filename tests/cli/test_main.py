@@ -71,11 +71,15 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
         (["inspect"], "Missing argument 'PATH'"),
         (["inspect", "a", "b"], "unexpected extra argument"),
         (["inspect", "a", "--nonsense"], "No such option: --nonsense"),
-        (["episodes", "a", "--limit", "-1"], "--limit"),
-        (["episodes", "a", "--limit", "many"], "--limit"),
+        (["episodes", "a", "--limit", "-7"], "'--limit': -7 is less than 0"),
+        (["episodes", "a", "--limit", "many"], "'--limit': 'many' is not a whole number"),
+        (["episodes", "a", "--min-total-reward", "high"], "'high' is not a number"),
+        (["watch", "a", "--interval", "nan"], "nan is not 86400.0 or less"),
+        (["frames", "a", "0", "--out", "x.gif", "--fps", "nan"], "nan is not 240.0 or less"),
+        (["frames", "a", "0", "--out", "x.gif", "--scale", "33"], "33 is not 32 or less"),
         (["episodes", "a", "--ended", "somehow"], "'somehow' is not one of"),
         (["episodes", "a", "--json", "--csv"], "--json and --csv exclude each other"),
-        (["plot", "a", "dreams"], "Invalid value for 'WHAT'"),
+        (["plot", "a", "dreams"], "Invalid value for 'WHAT': 'dreams' is not one of"),
         (["plot", "a", "total_reward", "--out", "x.jpeg"], "--out is a file that ends in .png or .svg, not x.jpeg"),
         (["frames", "a", "0"], "Missing option '--out'"),
         (["frames", "a", "0", "--out", "x.avi"], "--out is a file that ends in .png, .gif or .mp4, not x.avi"),
@@ -86,7 +90,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
         (["--json"], "goes with --version, or behind a command that takes it"),
         (["--json", "inspect", "a"], "goes with --version, or behind a command that takes it"),
         (["show", "a"], "Missing argument 'EPISODE'"),
-        (["show", "a", "first"], "Invalid value for 'EPISODE'"),
+        (["show", "a", "1.5"], "Invalid value for 'EPISODE': '1.5' is not a whole number"),
         (["show", "a", "0", "--nonsense"], "unexpected extra argument"),
         (["show", "a", "0", "--steps", "few"], "--steps is A:B or one number, such as 0:10 or -1, not 'few'"),
         (["episodes", "a", "--min-length", "4", "--max-length", "3"], "--min-length 4 is more than --max-length 3"),
@@ -98,30 +102,7 @@ def test_a_wrong_argument_takes_one_line_and_exit_code_2(run: Callable, argument
     assert is_one_line(done.err)
     assert message in done.err
     assert "--help)" in done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        (["episodes", "a", "--limit", "many"], "many"),
-        (["episodes", "a", "--limit", "-7"], "-7"),
-        (["episodes", "a", "--min-total-reward", "high"], "high"),
-        (["watch", "a", "--interval", "nan"], "nan"),
-        (["frames", "a", "0", "--out", "x.gif", "--fps", "nan"], "nan"),
-        (["frames", "a", "0", "--out", "x.gif", "--scale", "33"], "33"),
-        (["show", "a", "1.5"], "1.5"),
-        (["episodes", "a", "--ended", "somehow"], "somehow"),
-        (["plot", "a", "dreams"], "dreams"),
-    ],
-)
-def test_a_value_that_is_refused_is_named_whatever_library_refuses_it(
-    run: Callable, arguments: list[str], value: str
-) -> None:
-    done = run(*arguments)
-    assert (done.code, done.out) == (2, "")
-    assert is_one_line(done.err)
-    assert value in done.err
-    assert "Input should" not in done.err
+    assert "Input should" not in done.err  # words of a library
     assert "Value error" not in done.err
 
 

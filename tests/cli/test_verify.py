@@ -261,28 +261,6 @@ def test_what_cannot_be_mended_is_told(run: Callable, filled: Path) -> None:
     assert done.out.splitlines()[2].startswith("checksum  zarr.json  ")
 
 
-@pytest.mark.parametrize("command", ["verify", "repair"])
-@pytest.mark.parametrize("make", ["nothing", "file", "folder"])
-def test_what_is_no_store_takes_one_line_and_exit_code_2(
-    run: Callable, tmp_path: Path, make: str, command: str
-) -> None:
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "folder").mkdir()
-    done = run(command, tmp_path / make)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("diskreplay: ")
-    assert done.err.count("\n") == 1
-    assert str(tmp_path / make) in done.err
-    assert "unexpected" not in done.err
-
-
-@pytest.mark.parametrize("command", ["verify", "repair"])
-def test_the_commands_explain_themselves(run: Callable, command: str) -> None:
-    done = run(command, "--help")
-    assert (done.code, done.err) == (0, "")
-    assert f"Usage: diskreplay {command}" in done.out
-
-
 @pytest.mark.slow
 def test_a_bar_goes_to_a_terminal_and_findings_do_not(filled: Path, run_in_terminal: Callable) -> None:
     for number in range(1, 4):
