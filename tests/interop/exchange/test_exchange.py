@@ -5,8 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.interop import npz
-from diskreplay.interop.exchange.episode_data import EpisodeData
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, export_from
-from diskreplay.interop.exchange.importing import EPISODES_A_NOTE, Source, import_into, import_notes
+from diskreplay.interop import dreamer, npz, torchrl_memmap
 from tests.interop.round_trips import (
-    CASES,
     EPISODES,
     NEEDS,
     PLAIN,
@@ -29,72 +25,50 @@ from tests.interop.round_trips import (
     StopAt,
     content,
     make_store,
-    random_episode,
+    notes_of_episodes,
     write_side_folder,
 )
 
-LACKING = {
-    "obs/state/0": "it has images alone",
-    "extra/log_prob": "it has no such column",
-    "episode/seed": "it knows no seeds",
-    "final_obs": "it ends with the last step",
-    "ends": "it has one flag",
-    "priority": "it has no priorities",
-    "notes": "it has no texts",
-    "schema": "it has no spaces",
-    "metadata": "it has no place for it",
-}
+
+def make_set(path: Path, episodes: int = 5) -> Path:
+    """Make a data set of which every second episode has notes, and episode n has 1 + n % 4 steps."""
+    ends = [(1 + n % 4, "terminated", True) for n in range(episodes)]
+    store = make_store(path.with_name(f"{path.name}-store"), "vectors", ends)
+    with dr.open(store, "a") as opened:
+        opened.write_note("import", {"author": "nobody"})
+        first = {str(opened.episodes[n].ids[0]): {"text": f"episode {n}"} for n in range(0, episodes, 2)}
+        opened.write_note("import-00000000", first)
+    npz.export_dataset(store, path)
+    shutil.rmtree(store)
+    return path
 
 
-class InMemory:
-    """A format that keeps episodes in memory, and fails where it is told to."""
-
-    def __init__(self, lacking: dict[str, str] | None = None, fails_at: int | None = None) -> None:
-        self.lacking, self.fails_at = lacking or {}, fails_at
-        self.whole: list[EpisodeData] = []
-
-    def write(self, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-        plan.path.mkdir()
-        for number, episode in enumerate(episodes):
-            if number == self.fails_at:
-                raise OSError(errno.EIO, "the disk is gone")
-            (plan.path / f"{number}").touch()
-            self.whole.append(episode)
-
-    def export_dataset(self, store: Any, path: Path, **options: Any) -> Exported:
-        return export_from(store, path, lambda *_: Format(self.lacking, self.write), **options)
-
-
-def noted_source(episodes: int = 5, name: str = "made", fails_at: int | None = None) -> Source:
-    """A data set of which every second episode has notes."""
-    schema = SCHEMAS["vectors"]
-
-    def read(first: int) -> Iterator[EpisodeData]:
-        for number in range(first, episodes):
-            if number == fails_at:
-                raise OSError(errno.EIO, "the disk is gone")
-            values = random_episode(schema, np.random.default_rng(number), 1 + number % 4, "terminated", True)
-            yield EpisodeData(values.steps, True, False, notes=None if number % 2 else {"text": f"episode {number}"})
-
-    steps = sum(1 + number % 4 for number in range(episodes))
-    return Source("made", Path(name), schema, episodes, steps, read, {"author": "nobody"})
+@contextmanager
+def lacks_episode(data_set: Path, number: int) -> Iterator[None]:
+    """Have an episode of a data set missing during the block, in which an import fails there."""
+    file = data_set / f"episode-{number:08d}.npz"
+    file.rename(file.with_suffix(".away"))
+    with pytest.raises(dr.FormatError, match=f"{file.name} cannot be read: "):
+        yield
+    file.with_suffix(".away").rename(file)
 
 
 # --- import ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails_at", [0, 1, 3, EPISODES_A_NOTE + 3])
+@pytest.mark.parametrize("fails_at", [0, 1, 3, 131])
 def test_an_import_goes_on_after_the_episodes_that_are_there(tmp_path: Path, fails_at: int) -> None:
-    count = EPISODES_A_NOTE + 10
-    with pytest.raises(OSError, match="the disk is gone"):
-        import_into(tmp_path / "a", noted_source(count, fails_at=fails_at))
-    resumed = import_into(tmp_path / "a", noted_source(count))
+    count = 138  # notes of 128 episodes are a document
+    data_set = make_set(tmp_path / "set", count)
+    with lacks_episode(data_set, fails_at):
+        npz.import_dataset(data_set, tmp_path / "a")
+    resumed = npz.import_dataset(data_set, tmp_path / "a")
     assert (resumed.episodes, resumed.resumed) == (count - fails_at, fails_at)
-    import_into(tmp_path / "b", noted_source(count))
+    npz.import_dataset(data_set, tmp_path / "b")
     assert content(tmp_path / "a") == content(tmp_path / "b")
     with dr.open(tmp_path / "a") as store:
-        note, of_episodes = import_notes(store)
+        note, of_episodes = store.read_note("import"), notes_of_episodes(store)
         texts = [of_episodes.get(int(episode.ids[0])) for episode in store.episodes]
         assert store.verify(deep=True) == []
     assert (note["complete"], note["metadata"]) == (True, {"author": "nobody"})
@@ -102,106 +76,108 @@ def test_an_import_goes_on_after_the_episodes_that_are_there(tmp_path: Path, fai
 
 
 def test_an_import_into_a_store_of_other_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="gone"):
-        import_into(tmp_path / "a", noted_source(fails_at=3))
-    for other in (noted_source(name="other"), noted_source(6)):
-        with pytest.raises(dr.StoreExists, match=r"imported from other data \(format made, source made, .*\); give"):
-            import_into(tmp_path / "a", other)
+    data_set, other = make_set(tmp_path / "set"), make_set(tmp_path / "other")
+    with lacks_episode(data_set, 3):
+        npz.import_dataset(data_set, tmp_path / "a")
+    shutil.rmtree(data_set)
+    for given in (other, make_set(data_set, 6)):
+        with pytest.raises(dr.StoreExists, match=r"imported from other data \(format npz, source .*set, .*\); give"):
+            npz.import_dataset(given, tmp_path / "a")
     make_store(tmp_path / "b", "vectors")
     with pytest.raises(dr.StoreExists, match="has steps that no import has written; give the path of a new store$"):
-        import_into(tmp_path / "b", noted_source())
+        npz.import_dataset(data_set, tmp_path / "b")
     with pytest.raises(dr.StoreExists, match="another schema"):
-        import_into(make_store(tmp_path / "c", "images", []), noted_source())
+        npz.import_dataset(data_set, make_store(tmp_path / "c", "images", []))
 
 
 def test_an_import_fills_an_empty_store_of_its_schema(tmp_path: Path) -> None:
     dr.create(tmp_path / "a", SCHEMAS["vectors"], segment_steps="episode").close()
-    assert import_into(tmp_path / "a", noted_source()).episodes == 5
+    assert npz.import_dataset(make_set(tmp_path / "set"), tmp_path / "a").episodes == 5
 
 
 def test_an_import_is_not_resumed_where_episodes_were_evicted_meanwhile(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="gone"):
-        import_into(tmp_path / "a", noted_source(fails_at=3))
+    data_set = make_set(tmp_path / "set")
+    with lacks_episode(data_set, 3):
+        npz.import_dataset(data_set, tmp_path / "a")
     with dr.open(tmp_path / "a", "a") as store:
         assert store.evict(lambda episode: len(episode) == 2) == 2
     with pytest.raises(dr.StoreExists, match="has lost episodes since its import was interrupted"):
-        import_into(tmp_path / "a", noted_source())
+        npz.import_dataset(data_set, tmp_path / "a")
 
 
 def test_an_import_is_not_resumed_where_the_data_have_changed(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="gone"):
-        import_into(tmp_path / "a", noted_source(fails_at=3))
-    made = noted_source()
-    changed = replace(made, read=lambda first: noted_source(6).read(first + 1))
+    data_set = make_set(tmp_path / "set")
+    with lacks_episode(data_set, 3):
+        npz.import_dataset(data_set, tmp_path / "a")
+    (data_set / "episode-00000001.npz").rename(data_set / "episode-00000000.npz")
     with pytest.raises(dr.StoreExists, match="^episode 0 of .* has 1 steps and that of the data set 2: it cannot be"):
-        import_into(tmp_path / "a", changed)
+        npz.import_dataset(data_set, tmp_path / "a")
 
 
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_dry_run_names_what_the_format_lacks_of_these_episodes_and_writes_nothing(tmp_path: Path, case: str) -> None:
-    store, made = make_store(tmp_path / "store", case, priorities=True), InMemory(LACKING)
-    would = made.export_dataset(store, tmp_path / "set", dry_run=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
-    expected = {"final_obs", "ends", "priority", "schema"}
-    if case == "nested":
-        expected |= {"obs/state/0", "extra/log_prob", "episode/seed"}
-    assert {name for name, _ in would.not_held} == expected
-    assert dict(would.not_held)["ends"] == "it has one flag"
-    assert would == made.export_dataset(store, tmp_path / "set")
-
-
 @pytest.mark.parametrize(
-    ("episodes", "lost"),
+    ("episodes", "of_torchrl", "of_dreamer"),
     [
-        (PLAIN, []),
-        ([], []),
-        ([(3, "cut", True)], ["ends", "cut"]),
-        ([(3, "both", True)], ["ends"]),
-        ([(3, "truncated", False)], ["no_final_obs"]),
+        (PLAIN, [], []),
+        ([], [], []),
+        ([(3, "cut", True)], ["cut"], ["ends"]),
+        ([(3, "both", True)], [], ["ends"]),
+        ([(3, "truncated", False)], ["no_final_obs"], ["no_final_obs"]),
     ],
 )
-def test_only_what_some_episode_has_is_named(tmp_path: Path, episodes: list[Any], lost: list[str]) -> None:
-    store = make_store(tmp_path / "store", "nested", episodes)
-    lacking = dict.fromkeys(("ends", "cut", "no_final_obs", "priority", "notes", "metadata"), "why")
-    assert InMemory(lacking).export_dataset(store, tmp_path / "set").not_held == [(name, "why") for name in lost]
+def test_only_what_some_episode_has_is_named(
+    tmp_path: Path, episodes: list[Any], of_torchrl: list[str], of_dreamer: list[str]
+) -> None:
+    store = make_store(tmp_path / "store", "vectors", episodes)
+    for module, lost, options in ((torchrl_memmap, of_torchrl, {"capacity": 40}), (dreamer, of_dreamer, {})):
+        would = module.export_dataset(store, tmp_path / "set", dry_run=True, **options)
+        assert [name for name, _ in would.not_held if name != "schema"] == lost
+        assert all(reason for _, reason in would.not_held)
 
 
 @pytest.mark.parametrize(
-    ("lacking", "expected"),
+    ("module", "case", "expected"),
     [
-        ([], []),
-        (["ends", "no_final_obs"], []),
-        (["ends", "priority"], ["priority"]),
-        (["episode/seed"], ["seed", "seed"]),  # the first of these episodes has no fields
+        (npz, "nested", []),
+        (dreamer, "vectors", ["priority"]),
+        # The first of these episodes has no fields.
+        (dreamer, "nested", ["goal", "goal", "priority", "seed", "seed", "task", "task"]),
     ],
 )
 def test_episodes_are_read_for_lacking_names_until_these_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: list[str], expected: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, case: str, expected: list[str]
 ) -> None:
-    store, read, read_field = make_store(tmp_path / "store", "nested", priorities=True), [], dr.Episode.__getitem__
+    store, read, read_field = make_store(tmp_path / "store", case, priorities=True), [], dr.Episode.__getitem__
 
     def noted(episode: dr.Episode, name: str) -> Any:
         read.append(name)
         return read_field(episode, name)
 
     monkeypatch.setattr(dr.Episode, "__getitem__", noted)
-    made = InMemory(dict.fromkeys(lacking, "why"))
-    would = made.export_dataset(store, tmp_path / "set", where=lambda episode: len(episode) > 3, dry_run=True)
-    assert [name for name, _ in would.not_held] == lacking
-    assert read == expected
+    module.export_dataset(store, tmp_path / "set", where=lambda episode: len(episode) > 3, dry_run=True)
+    assert sorted(read) == expected
 
 
 @pytest.mark.parametrize("fails_at", [0, 5])
-def test_an_export_that_fails_leaves_nothing_and_begins_anew(tmp_path: Path, fails_at: int) -> None:
-    store, made = make_store(tmp_path / "store", "nested"), InMemory(fails_at=fails_at)
-    with pytest.raises(OSError, match="gone"):
-        made.export_dataset(store, tmp_path / "above/set")
+def test_an_export_that_fails_leaves_nothing_and_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    store, target, savez, written = make_store(tmp_path / "store", "nested"), tmp_path / "above/set", np.savez, []
+
+    def fail(file: Path, **arrays: np.ndarray) -> None:
+        if len(written) == fails_at:
+            raise OSError(errno.EIO, "the disk is gone")
+        written.append(file)
+        savez(file, **arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", fail)
+        with pytest.raises(OSError, match="gone"):
+            npz.export_dataset(store, target)
     assert list((tmp_path / "above").iterdir()) == []
-    again = InMemory()
-    assert again.export_dataset(store, tmp_path / "above/set").episodes == len(again.whole) == len(EPISODES)
+    assert npz.export_dataset(store, target).episodes == len(EPISODES)
     assert [path.name for path in (tmp_path / "above").iterdir()] == ["set"]
 
 
@@ -245,18 +221,18 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None
 
 
 def test_an_export_never_replaces_what_is_there(tmp_path: Path) -> None:
-    store, made = make_store(tmp_path / "store", "vectors"), InMemory()
+    store = make_store(tmp_path / "store", "vectors")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     for name in ("file", "link", "store"):
         with pytest.raises(dr.StoreExists, match=f"{name} exists already; give the path of a new data set$"):
-            made.export_dataset(store, tmp_path / name)
+            npz.export_dataset(store, tmp_path / name)
 
     def make_folder(done: int, total: int) -> None:
         (tmp_path / "set").mkdir(exist_ok=True)
 
     with pytest.raises(dr.StoreExists, match="set exists already"):
-        made.export_dataset(store, tmp_path / "set", progress=make_folder)
+        npz.export_dataset(store, tmp_path / "set", progress=make_folder)
     assert list((tmp_path / "set").iterdir()) == list(tmp_path.glob(".*")) == []
 
 
@@ -273,13 +249,13 @@ def test_some_episodes_are_exported_in_order_and_open_ones_are_counted(tmp_path:
 
 
 def test_notes_of_an_import_are_named_where_they_have_no_place_and_kept_where_they_have(tmp_path: Path) -> None:
-    import_into(tmp_path / "a", noted_source())
-    would = InMemory(LACKING).export_dataset(tmp_path / "a", tmp_path / "x", dry_run=True)
+    npz.import_dataset(make_set(tmp_path / "set"), tmp_path / "a")
+    would = dreamer.export_dataset(tmp_path / "a", tmp_path / "x", dry_run=True)
     assert {name for name, _ in would.not_held} >= {"notes", "metadata"}
     assert npz.export_dataset(tmp_path / "a", tmp_path / "y").not_held == []
     npz.import_dataset(tmp_path / "y", tmp_path / "b")
     with dr.open(tmp_path / "b") as store:
-        _, of_episodes = import_notes(store)
+        of_episodes = notes_of_episodes(store)
         texts = [of_episodes.get(int(episode.ids[0])) for episode in store.episodes]
     assert texts == [{"text": "episode 0"}, None, {"text": "episode 2"}, None, {"text": "episode 4"}]
 
@@ -289,51 +265,40 @@ def test_notes_of_an_import_are_named_where_they_have_no_place_and_kept_where_th
 
 @pytest.mark.parametrize("where", ["set/diskreplay", "set.diskreplay"])
 def test_an_import_names_the_values_of_a_side_folder_and_reads_none(tmp_path: Path, where: str) -> None:
-    (tmp_path / "set").mkdir()
-    source = replace(noted_source(), place=tmp_path / "set")
-    write_side_folder(tmp_path / where, source.schema)
+    data_set, schema = make_set(tmp_path / "set"), SCHEMAS["vectors"]
+    write_side_folder(tmp_path / where, schema)
     said = f"^{tmp_path / where} is from an export by an earlier .*: the store lacks final_obs, obs, priority of the"
-    with pytest.warns(UserWarning, match=said):
-        assert import_into(tmp_path / "a", source).episodes == 5
-    assert import_into(tmp_path / "a", source).resumed == 5  # complete already: nothing is said
+    with pytest.warns(UserWarning, match=said) as warned:
+        assert npz.import_dataset(data_set, tmp_path / "a").episodes == 5
+    assert [each.filename for each in warned] == [__file__]
+    assert npz.import_dataset(data_set, tmp_path / "a").resumed == 5  # complete already: nothing is said
     shutil.rmtree(tmp_path / where)
     other = {"format": "lerobot", "source": "x", "metadata": {}}
     write_side_folder(tmp_path / where, SCHEMAS["images"], metadata=other, not_held=[])
     with pytest.warns(UserWarning, match=": the store lacks metadata, schema of the exported store. The format npz"):
-        import_into(tmp_path / "b", source)
+        npz.import_dataset(data_set, tmp_path / "b")
     shutil.rmtree(tmp_path / where)
-    write_side_folder(tmp_path / where, source.schema, not_held=[])
-    import_into(tmp_path / "c", source)  # nothing is lost, nothing is said
+    write_side_folder(tmp_path / where, schema, not_held=[])
+    npz.import_dataset(data_set, tmp_path / "c")  # nothing is lost, nothing is said
     assert content(tmp_path / "a") == content(tmp_path / "b") == content(tmp_path / "c")
 
 
 def test_a_resumed_import_warns_again_of_a_side_folder(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    source = replace(noted_source(fails_at=3), place=tmp_path / "set")
-    write_side_folder(tmp_path / "set/diskreplay", source.schema)
-    with pytest.warns(UserWarning, match="the store lacks final_obs"), pytest.raises(OSError, match="the disk is gone"):
-        import_into(tmp_path / "a", source)
-    with pytest.warns(UserWarning, match="the store lacks final_obs"):
-        assert import_into(tmp_path / "a", replace(source, read=noted_source().read)).resumed == 3
-
-
-def test_a_side_folder_is_warned_of_where_the_import_is_called(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", "vectors")
-    npz.export_dataset(store, tmp_path / "set")
+    data_set = make_set(tmp_path / "set")
     write_side_folder(tmp_path / "set/diskreplay", SCHEMAS["vectors"])
-    with pytest.warns(UserWarning, match="the store lacks final_obs") as warned:
-        npz.import_dataset(tmp_path / "set", tmp_path / "back")
-    assert [each.filename for each in warned] == [__file__]
+    with pytest.warns(UserWarning, match="the store lacks final_obs"), lacks_episode(data_set, 3):
+        npz.import_dataset(data_set, tmp_path / "a")
+    with pytest.warns(UserWarning, match="the store lacks final_obs"):
+        assert npz.import_dataset(data_set, tmp_path / "a").resumed == 3
 
 
 def test_an_export_that_an_earlier_release_did_not_complete_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    source = replace(noted_source(), place=tmp_path / "set")
-    write_side_folder(tmp_path / "set/diskreplay", source.schema, complete=False)
+    data_set = make_set(tmp_path / "set")
+    write_side_folder(tmp_path / "set/diskreplay", SCHEMAS["vectors"], complete=False)
     with pytest.raises(dr.FormatError, match="^the export to .*set was interrupted; delete it and .*export again$"):
-        import_into(tmp_path / "a", source)
+        npz.import_dataset(data_set, tmp_path / "a")
     for text in ("{", "[]", '{"version": 2}', '{"version": 1}'):
         (tmp_path / "set/diskreplay/export.json").write_text(text)
         with pytest.raises(dr.FormatError, match="set/diskreplay"):
-            import_into(tmp_path / "a", source)
+            npz.import_dataset(data_set, tmp_path / "a")
     assert not (tmp_path / "a").exists()

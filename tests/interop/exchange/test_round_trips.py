@@ -69,16 +69,19 @@ def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, sc
     if scheme == "dreamer" and case == "images":
         renamed["obs"] = "obs/image"
     store = make_store(tmp_path / "store", case, priorities=case == "nested")
+    target = tmp_path / expected.name
+    would = module.export_dataset(store, target, dry_run=True, **expected.options)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
     exported = check_round_trip(
         store,
-        tmp_path / expected.name,
+        target,
         module.export_dataset,
         module.import_dataset,
         lambda path: renamed.get(path, path),
         **expected.options,
     )
     assert {name for name, _ in exported.not_held} == expected.always | (expected.nested if case == "nested" else set())
-    assert exported.lossy == []
+    assert (exported.lossy, would) == ([], exported)
     assert {path.name for path in tmp_path.iterdir()} == {expected.name, f"{expected.name}-back", "store"}
 
 
