@@ -6,11 +6,10 @@ from contextlib import nullcontext, suppress
 
 from diskreplay.errors import FormatError, StoreNotFound
 from diskreplay.folders import OpenFolder, is_folder, shown_paths
-from diskreplay.integrity.repair.dead_writers import DeadWriters
+from diskreplay.integrity.repair.dead_writers import DeadWriters, salvage
 from diskreplay.integrity.repair.remedies import Remedies, Repaired, without
 from diskreplay.integrity.repair.repair_documents import from_copy, known_document, repair_words, restore_file
 from diskreplay.integrity.repair.restore import restore_segment
-from diskreplay.integrity.repair.salvage import salvage
 from diskreplay.integrity.repair.segment_repair import SegmentRepair
 from diskreplay.integrity.verify.check_root import COUNTERS_FILE, GROUPS, read_plan, read_words
 from diskreplay.integrity.verify.files import Problem
