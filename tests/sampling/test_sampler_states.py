@@ -268,8 +268,10 @@ def test_many_episodes_are_sorted_at_the_same_batch(
 FRESH = """
 import hashlib, sys
 import diskreplay as dr
+from diskreplay.sampling import prefetcher
 from tests.sampling import test_sampler_states as t
 
+prefetcher.LEAST_FOR_A_THREAD = 0  # as of `threads_make_all` here: else nothing is drawn ahead there
 with dr.open(sys.argv[1]) as store:
     view, distribution = t.VIEWS[sys.argv[2]](), t.DISTRIBUTIONS[sys.argv[3]]()
     sampler = dr.Sampler(store, view, distribution, batch_size=16, prefetch=2, seed=7)
