@@ -9,8 +9,14 @@ from numpy.typing import NDArray
 
 from diskreplay import markup
 from diskreplay.errors import FormatError, SchemaError
-from diskreplay.schema.spaces import DTYPE_NAMES, Field, dtype_map_argument, tree_from_example, tree_from_space
-from diskreplay.schema.tuple_record import TupleRecord
+from diskreplay.schema.spaces import (
+    DTYPE_NAMES,
+    Field,
+    TupleRecord,
+    dtype_map_argument,
+    tree_from_example,
+    tree_from_space,
+)
 
 __all__ = ["Field", "Schema", "TupleRecord"]
 

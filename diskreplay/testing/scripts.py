@@ -184,16 +184,13 @@ def _vector_calls(
 ) -> Iterator[Call]:
     """Interleave the lanes: each is (its scripts, step of the first one)."""
     width, at = len(lanes), [0] * len(lanes)
-    row_trees = {"obs": schema.obs, "next_obs": schema.obs, "action": schema.action, "extra": schema.extra}
     while any(lanes):
         for i, scripts in enumerate(lanes):
             while at[i] == 0 and scripts and scripts[0].plan.whole:
                 whole = scripts.pop(0)
                 yield _whole(whole, (i,), _priorities(plan, rng, whole.plan.steps))
         mask = np.array([bool(scripts) and not (plan.masked and rng.random() < 0.3) for scripts in lanes])
-        row: dict[str, Any] = {name: random_values(tree, rng, (width,)) for name, tree in row_trees.items()}
-        row["reward"] = random_rewards(schema.reward, rng, width)
-        row["flags"] = (np.zeros(width, bool), np.zeros(width, bool))
+        row = _random_row(schema, width, rng)
         done, cut = [], np.zeros(width, bool)
         for i in np.flatnonzero(mask).tolist():
             script = lanes[i][0]
@@ -224,6 +221,15 @@ def _vector_calls(
             yield "end_episode", (), {"final_obs": final, "mask": cut, **values}
         if rng.random() < 0.05:
             yield "flush", (), {}
+
+
+def _random_row(schema: Schema, width: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return what an append gets for lanes that it skips: anything."""
+    trees = {"obs": schema.obs, "next_obs": schema.obs, "action": schema.action, "extra": schema.extra}
+    row: dict[str, Any] = {name: random_values(tree, rng, (width,)) for name, tree in trees.items()}
+    row["reward"] = random_rewards(schema.reward, rng, width)
+    row["flags"] = (np.zeros(width, bool), np.zeros(width, bool))
+    return row
 
 
 def _put(rows: Any, index: int, row: Any) -> None:

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from diskreplay.schema.tuple_record import TupleRecord
+from diskreplay.schema.spaces import TupleRecord
 
 PAIR = TupleRecord(["x", 5])
 
