@@ -5,7 +5,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -186,42 +185,32 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
 
 
 def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
-    need = partial(_need, given)
-    packed = _parse_packed(given)
-    compressed = _parse_compressed(given, plan)
+    packed, compressed = _parse_packed(given), _parse_compressed(given, plan)
     requires = [*([] if packed is None else [layout.PACKS]), *([layout.ZSTD] if compressed else [])]
     if given.get("requires", []) != requires:
         raise ValueError(f"needs {given.get('requires')!r:.80} and not {requires}")
     if given["store"] != plan.store:
         raise ValueError(f"a segment of another store, {given['store']!r:.40}")
-    need(is_uuid(given["uuid"]), "uuid")
     lanes, chunk_rows, sealed = given["lanes"], given["chunk_rows"], given["sealed"]
-    need(_are_whole(lanes) and 1 <= len(set(lanes)) <= layout.MAX_LANES and max(lanes) < layout.MAX_LANES, "lanes")
+    _need(given, {"lanes": _are_whole(lanes, most=layout.MAX_LANES - 1) and 1 <= len(set(lanes)) <= layout.MAX_LANES})
     if len(set(lanes)) < len(lanes):
         raise ValueError("a lane is there twice")
     _check_chunk_rows(plan, len(lanes), chunk_rows, compressed)
-    need(isinstance(sealed, bool), "sealed")
-    _check_origin(given)
-    claimed, unproven = given.get("claimed", []), given.get("unproven_steps", 0)
     most_rows = layout.POSITION_MASK // len(lanes)
-    need(_are_whole(claimed, most=most_rows) and len(claimed) in (0, len(lanes)), "claimed")
-    need(is_whole(unproven), "unproven_steps")
-    need(is_whole(given.get("unproven_time", 0), 0, _MOST_NS), "unproven_time")
+    _need(given, _are_common(given, len(lanes), most_rows))
     if packed is not None:
-        need(lanes == [0], "lanes")
-        need(sealed, "sealed")
-        need(not claimed, "claimed")
-    need(packed is not None or not compressed, "compressed")
+        _need(given, {"lanes": lanes == [0], "sealed": sealed, "claimed": not given.get("claimed")})
+    _need(given, {"compressed": packed is not None or not compressed})
     if sealed:
-        _check_sealed(given, len(lanes) if plan.episode_arrays else 0, most_rows)
+        _need(given, _are_of_sealed(given, len(lanes) if plan.episode_arrays else 0, most_rows))
     times = given["times"] if sealed else None
     return Attributes(
         lanes=len(lanes),
         chunk_rows={path: chunk_rows[path] for path in plan.arrays},
         in_place=in_place,
         writer=given["writer"],
-        claimed=tuple(claimed),
-        unproven_steps=unproven,
+        claimed=tuple(given.get("claimed", ())),
+        unproven_steps=given.get("unproven_steps", 0),
         sealed=sealed,
         steps=given["steps"] if sealed else 0,
         times=None if times is None else tuple(times),
@@ -236,9 +225,43 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     )
 
 
-def _need(given: Any, is_good: bool, name: str) -> None:
-    if not is_good:
-        raise ValueError(f"{name} is {given.get(name)!r:.60}")
+def _need(given: Any, good: Mapping[str, bool]) -> None:
+    """Raise ValueError for the first attribute that is not good."""
+    for name, is_good in good.items():
+        if not is_good:
+            raise ValueError(f"{name} is {given.get(name)!r:.60}")
+
+
+def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
+    """Tell of attributes that sealed segments and others have whether each can be."""
+    claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # where the epoch is on the clock of the rows
+    return {
+        "uuid": is_uuid(given["uuid"]),
+        "sealed": isinstance(given["sealed"], bool),
+        "writer": is_whole(given["writer"], most=layout.MAX_SEGMENTS - 1),
+        "inode": is_whole(given["inode"]),
+        **{name: isinstance(given[name], str) for name in ("machine_id", "boot_id", "created")},
+        "volume": _are_whole(given["volume"], 3),
+        "clock": is_whole(wall, -_MOST_NS, _MOST_NS),
+        "claimed": _are_whole(claimed, most=most_rows) and len(claimed) in (0, lanes),
+        "unproven_steps": is_whole(given.get("unproven_steps", 0)),
+        "unproven_time": is_whole(given.get("unproven_time", 0), 0, _MOST_NS),
+    }
+
+
+def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
+    """Tell of attributes that sealing adds whether each can be."""
+    checksums, times = given["checksums"], given["times"]
+    are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
+    return {
+        "checksums": are_sums,
+        "steps": is_whole(given["steps"]),
+        "values": _are_whole(given.get("values", []), lanes_with_values, most_rows),
+        "episodes": given.get("episodes") is None or is_whole(given["episodes"]),
+        "sealed_at": is_positive(given.get("sealed_at", 1)),
+        "sealed_clock": _is_boot_time(given.get("sealed_clock")),
+        "times": times is None or (_are_whole(times, 2) and times[0] <= times[1] <= _MOST_NS),
+    }
 
 
 def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mapping[str, Compressed]) -> None:
@@ -252,32 +275,6 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
                 raise ValueError(f"compressed says {compressed[path]} of {path}, whose chunk has {rows} rows")
         elif rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
             raise ValueError(f"chunks of {path} are too large")
-
-
-def _check_origin(given: Any) -> None:
-    """Raise ValueError if writer, machine, disk or clock cannot be."""
-    need = partial(_need, given)
-    need(is_whole(given["writer"]) and given["writer"] < layout.MAX_SEGMENTS, "writer")
-    need(is_whole(given["inode"]), "inode")
-    for name in ("machine_id", "boot_id", "created"):
-        need(isinstance(given[name], str), name)
-    need(_are_whole(given["volume"], 3), "volume")
-    wall = given["clock"]["wall"]  # where the epoch is on the clock of the rows
-    need(isinstance(wall, int) and not isinstance(wall, bool) and abs(wall) <= _MOST_NS, "clock")
-
-
-def _check_sealed(given: Any, lanes_with_values: int, most_rows: int) -> None:
-    """Raise ValueError if what sealing adds cannot be."""
-    need = partial(_need, given)
-    checksums, times = given["checksums"], given["times"]
-    are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()))
-    need(are_sums and max(checksums.values(), default=0) < 1 << 32, "checksums")
-    need(is_whole(given["steps"]), "steps")
-    need(_are_whole(given.get("values", []), lanes_with_values, most_rows), "values")
-    need(given.get("episodes") is None or is_whole(given["episodes"]), "episodes")
-    need(is_positive(given.get("sealed_at", 1)), "sealed_at")
-    need(_is_boot_time(given.get("sealed_clock")), "sealed_clock")
-    need(times is None or (_are_whole(times, 2) and times[0] <= times[1] <= _MOST_NS), "times")
 
 
 def _parse_packed(given: Any) -> tuple[int, int] | None:
