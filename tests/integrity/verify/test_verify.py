@@ -301,6 +301,7 @@ DAMAGE = {
         f"{SEGMENT}/zarr.json",
     ),
     "huge chunks": (with_attributes(".", chunk_bytes=1 << 60), "metadata", "zarr.json"),
+    "a number as the time of creation": (with_attributes(".", created=5), "metadata", "zarr.json"),
     "no schema": (with_attributes(".", schema={}), "metadata", "zarr.json"),
     "no templates": (with_attributes(".", segment_metadata={}), "metadata", "zarr.json"),
     "a file in the root": (write_file("notes.txt"), "unexpected", "notes.txt"),
