@@ -56,9 +56,9 @@ class Plan:
 
 
 class Limits(NamedTuple):
-    """Which ids of its views a sampler may draw: each only `times` often, and only those that `indices` hold.
+    """Limits of the ids that a sampler draws: `times` of how often, `indices` of how many ids; None: no limit.
 
-    None: no such limit. They are the arguments `max_times_sampled` and `max_size` of a sampler.
+    They are the arguments `max_times_sampled` and `max_size` of a sampler.
     """
 
     times: TimesSampled | None
@@ -92,11 +92,11 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """What batches are drawn from: a view, the population of its ids, and what draws them.
+    """A view, the population of its ids, and the distribution that draws batches of them.
 
-    `distribution` is that of the sampler; `own` is the view's, None if the view has none, and draws in its place.
-    `bounded` draws any id that may be drawn, and `active` only as often as it may be. `errors` makes the priorities of
-    items, and `random` tells whether batches depend on more than their ids.
+    `distribution` is the argument of the sampler; a view may have its `own`, which draws instead. `bounded` draws within
+    the limit of how many ids, and `active` within all limits. `errors` makes the priorities of items, and `random` tells
+    whether batches depend on more than their ids.
     """
 
     view: View

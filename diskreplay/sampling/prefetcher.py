@@ -1,4 +1,4 @@
-"""What makes the batches of a sampler: large ones ahead, by threads, while the trainer computes."""
+"""The makers of a sampler's batches. Threads make large ones ahead, while the trainer computes."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -76,7 +76,7 @@ def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | N
 
 
 class Makers:
-    """What makes the batches of one view: `gatherer` when they are asked for, and `prefetcher` ahead.
+    """The makers of the batches of one view: `gatherer` makes them when they are asked for, `prefetcher` ahead.
 
     `prefetcher` is None if the view or the size of its batches says that it is not worth it. `planned` batches are
     drawn at once; for `item_steps` see `View`, for the arguments `Sampler`.

@@ -55,6 +55,9 @@ from diskreplay.views.base import View
 from diskreplay.workers import told_of_forks
 from diskreplay.writing.limiter import AttachedLimiter, RateLimiter
 
+# One line says what is active: when a sampler is made, and when its view or distribution is set.
+_logger = logging.getLogger("diskreplay")
+
 
 class Statistics:
     """Counts of one sampler, which adds to them under its lock.
@@ -96,10 +99,6 @@ class Statistics:
             "seconds_elsewhere": self.elsewhere,
             **{name: spent + self._kept[name] for name, spent in seconds.items()},
         }
-
-
-# One line says what is active: when a sampler is made, and when its view or distribution is set.
-_logger = logging.getLogger("diskreplay")
 
 
 class Payments:

@@ -1,4 +1,4 @@
-"""What a sampler does to a batch before it is delivered: functions of batches, and transforms of frames."""
+"""Transforms of batches before a sampler delivers them: functions of batches, and transforms of frames."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -135,7 +135,7 @@ def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
 
 
 class Rollback:
-    """Takes back what a load changed in a distribution and in transforms; both are as they were when this was made."""
+    """Restores a distribution and transforms as they were when this was made, if a load of a state fails."""
 
     def __init__(self, distribution: Distribution, transforms: Sequence[Transform]) -> None:
         self._distribution, self._place = distribution, distribution.place()

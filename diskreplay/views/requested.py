@@ -361,7 +361,7 @@ def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Pa
 
 
 def _observations(fields: Sequence[StepField], wanted: set[Path], shares_frames: bool) -> list[WindowLeaf]:
-    """Return the leaves of the observations of windows, those that are wanted."""
+    """Return the wanted leaves of the observations of windows."""
     if shares_frames:
         shown = [field for field in fields if {field.path, _following(field.path)} & wanted]
         return [WindowLeaf(field._replace(stack=1).leaf, field.source, stack=field.stack) for field in shown]
