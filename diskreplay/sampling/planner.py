@@ -94,9 +94,9 @@ class Limits(NamedTuple):
 class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
-    `distribution` is the argument of the sampler; a view may have its `own`, which draws instead. `bounded` draws within
-    the limit of how many ids, and `active` within all limits. `errors` makes the priorities of items, and `random` tells
-    whether batches depend on more than their ids.
+    `distribution` is the argument of the sampler; a view may have its `own`, which draws instead. `bounded` draws
+    within the limit of how many ids, and `active` within all limits. `errors` makes the priorities of items, and
+    `random` tells whether batches depend on more than their ids.
     """
 
     view: View
