@@ -1,6 +1,5 @@
 """Store: create, open, refresh, snapshots."""
 
-import multiprocessing
 import pickle
 
 import numpy as np
@@ -117,27 +116,6 @@ def test_a_store_pickles_as_its_path_and_mode(tmp_store):
                 copy.writer()
 
 
-def count_in_process(store, queue):
-    with store:
-        queue.put(len(store))
-
-
-@pytest.mark.slow
-def test_a_store_can_be_handed_to_another_process(tmp_store):
-    filled(tmp_store)
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    with dr.open(tmp_store) as store:
-        process = context.Process(target=count_in_process, args=(store, queue))
-        process.start()
-        assert queue.get(timeout=600) == 12
-        process.join()
-        assert process.exitcode == 0
-        process.close()
-    queue.close()
-    queue.join_thread()
-
-
 def test_closing_twice_is_fine(tmp_store):
     store = dr.create(tmp_store, serial_schema())
     store.close()
@@ -216,14 +194,6 @@ def test_rows_are_seen_through_a_mapping_that_was_made_before_they_were_written(
 
         assert later[:, 0].tolist() == list(range(7))
         assert np.shares_memory(first, later)
-
-
-def test_info_tells_steps_episodes_and_segments(tmp_store):
-    filled(tmp_store)
-    with dr.open(tmp_store) as store:
-        info = store.info()
-
-    assert (info["steps"], info["episodes"]["total"], len(info["segments"])) == (12, 3, 1)
 
 
 def test_a_corrupt_store_object_cannot_be_used_after_close(tmp_store):

@@ -278,30 +278,6 @@ def test_a_writer_of_a_closed_store_is_closed(tmp_store):
         writer.append(**STEP)
 
 
-def test_a_forked_child_may_not_append(store):
-    with store.writer() as writer:
-        append_numbered(writer, range(2), end="open")
-        reader, pipe = os.pipe()
-        child = os.fork()
-        if child == 0:  # leaves at once, whatever happens: this process is a copy of the test runner
-            try:
-                writer.append(**changed(STEP, obs=np.full(3, 2, np.float32), serial=2))
-                os.write(pipe, b"appended")
-            except dr.WriterClosed:
-                os.write(pipe, b"WriterClosed")
-            except BaseException as error:
-                os.write(pipe, repr(error).encode())
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        os.close(pipe)
-        with open(reader, "rb") as answer:
-            assert answer.read() == b"WriterClosed"
-        append_numbered(writer, range(2, 4))
-
-        assert serials(store) == [[0, 1, 2, 3]]
-
-
 def test_mode_r_never_writes(filled):
     with dr.open(filled) as store:
         check_refused(store, store.writer, dr.ReadOnlyError, 'mode "a"')

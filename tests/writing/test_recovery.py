@@ -119,27 +119,6 @@ def test_a_living_writers_segment_is_not_taken_from_it(store):
         assert [len(e) for e in store.episodes] == [5]
 
 
-def test_a_forked_child_can_neither_append_nor_free_the_lock(store):
-    with store.writer() as writer:
-        append_numbered(writer, range(3), end="open")
-        pid = os.fork()
-        if pid == 0:
-            refused = 0
-            for call in (lambda: append_numbered(writer, [3]), writer.flush, writer.end_episode):
-                try:
-                    call()
-                except dr.WriterClosed:
-                    refused += 1
-            writer.close()
-            os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-        assert is_locked(lock_of(store))
-        append_numbered(writer, range(3, 5))
-        store.refresh()
-
-        assert [e["serial"].tolist() for e in store.episodes] == [[0, 1, 2, 3, 4]]
-
-
 @pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "rename"])
 def test_a_full_disk_refuses_the_row_and_loses_nothing(store, monkeypatch, call):
     with store.writer() as writer:
