@@ -1,4 +1,4 @@
-"""The short ways of both writers write the very bytes that the long way writes, and cast by the very same rules."""
+"""The short ways of both writers write the very bytes that the long way writes."""
 
 from pathlib import Path
 
@@ -7,61 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import diskreplay as dr
-from diskreplay.ids import POSITION_BITS
-from diskreplay.kernels.table import chosen
-from diskreplay.segments.documents.layout import CLOSE_LANES
-from diskreplay.testing.scripts import play, random_values
-from diskreplay.testing.strategies import DTYPES, schemas, writer_plans
-from diskreplay.writing.append_cursor import AppendCursor, Lane
-from diskreplay.writing.casting import PartCaster, leaf_caster
-from diskreplay.writing.episode_writer import EpisodeWriter
-from diskreplay.writing.vector_writer import VectorSteps, as_item
+from diskreplay.testing.scripts import play
+from diskreplay.testing.strategies import schemas, writer_plans
+from tests.testing.inner import real
+from tests.testing.on_disk import POSITION_BITS
 from tests.testing.support import append_numbered, digest, quiet, scratch, serial_schema
-
-
-class BlocksOfOne(EpisodeWriter):
-    """Makes room for every step of a lone lane, and writes it as a block of one."""
-
-    def append(self, items, next_obs, terminated, truncated, episode):
-        self.read_clock()
-        rows = 2 if terminated or truncated or next_obs is not None else 1
-        self.make_room(self.lanes[0], items, rows, values=bool(episode))
-        self._append_block_of_one(self.lanes[0], items, next_obs, terminated, truncated, episode)
-
-
-class LaneByLane(VectorSteps):
-    """Makes room for every lane of a step by itself, and writes a block of one in each."""
-
-    def __init__(self, episode_writer):
-        super().__init__(episode_writer)
-        episode_writer.lanes[:] = [Lane(i) for i in range(len(episode_writer.lanes))]
-
-    def append(self, step):
-        episode_writer = self._episode_writer
-        episode_writer.read_clock()
-        self._make_room(step)
-        for i in self._lanes_that_need_more(step).tolist():
-            ends, cuts = bool(step.ends[i]), bool(step.cuts[i])
-            next_obs = None if step.next_obs is None else self._items(step.next_obs, i)
-            episode = step.episode if step.episode and (ends or cuts) else {}
-            values = {leaf: as_item(leaf, value[i]) for leaf, value in episode.items()}
-            episode_writer._append_block_of_one(
-                episode_writer.lanes[i], self._items(step.values, i), next_obs, ends, cuts, values
-            )
-
-    def _needs_only_writing(self, newest, step):
-        return False
-
-    def _lanes_that_need_more(self, step):
-        return self._every if step.lanes is None else step.lanes
-
-
-def long_way(writer):
-    """Make a fresh writer do without its short ways."""
-    writer._episode_writer.__class__ = BlocksOfOne
-    if isinstance(writer, dr.VectorWriter):
-        writer._steps = LaneByLane(writer._episode_writer)
-    return writer
+from tests.writing import inner
+from tests.writing.inner import CLOSE_LANES, long_way
 
 
 def rows_on_disk(path):
@@ -72,9 +24,7 @@ def rows_on_disk(path):
 @pytest.fixture(autouse=True)
 def still_clock(monkeypatch):
     """One time for all rows, so that those of two stores have the same bytes."""
-    monkeypatch.setattr("diskreplay.writing.append_cursor.clock_gettime_ns", lambda clock: 5)
-    monkeypatch.setattr("diskreplay.writing.episode_writer.clock_ns", lambda: 5)
-    monkeypatch.setattr("diskreplay.segments.sealing.clock_ns", lambda: 5)
+    inner.stop_clock(monkeypatch)
 
 
 wide = st.just(dr.Field((4100,), "uint8"))  # written by position
@@ -184,7 +134,7 @@ def test_a_lane_that_leaves_the_older_segment_lets_the_newest_end_in_the_same_st
 
 @pytest.mark.parametrize("given", ["always", "sometimes"])
 def test_compiled_code_writes_what_numpy_writes(tmp_path, monkeypatch, given):
-    lanes, calls, kernel = 2 * CLOSE_LANES, [], chosen("write_lanes")
+    lanes, calls, kernel = 2 * CLOSE_LANES, [], inner.write_lanes()
 
     def counted(lanes, rows, *rest):
         calls.append(len(rows))
@@ -192,7 +142,7 @@ def test_compiled_code_writes_what_numpy_writes(tmp_path, monkeypatch, given):
 
     schema = serial_schema(episode={"seed": dr.Field((), "int64")})
     for name, way in {"compiled": counted, "numpy": None}.items():
-        monkeypatch.setattr("diskreplay.writing.vector_writer.if_made", lambda _, way=way: way)
+        monkeypatch.setattr(*inner.IF_MADE, lambda _, way=way: way)
         with dr.create(tmp_path / name, schema, chunk_bytes=1 << 15, segment_steps=13 * lanes) as store:
             writer = quiet(store.writer(num_envs=lanes))
             for call in vector_calls(np.random.default_rng(3), lanes, 40, "next_step", given):
@@ -207,7 +157,7 @@ def test_compiled_code_writes_what_numpy_writes(tmp_path, monkeypatch, given):
 @pytest.mark.parametrize("sampler_first", [False, True])
 def test_a_process_that_samples_writes_many_lanes_with_compiled_code(tmp_store, sampler_first, monkeypatch):
     asked = []
-    monkeypatch.setattr("diskreplay.store.store.compile_all", asked.extend)
+    monkeypatch.setattr(*inner.COMPILE_ALL, asked.extend)
     with dr.create(tmp_store, serial_schema()) as store:
         writers = [] if sampler_first else [store.writer(num_envs=CLOSE_LANES + 1)]
         assert asked == []
@@ -221,7 +171,7 @@ def test_a_process_that_samples_writes_many_lanes_with_compiled_code(tmp_store, 
 def test_the_short_way_is_taken(tmp_store, monkeypatch):
     """Otherwise the tests above compare the long way with itself."""
     taken = {"lone": 0, "lanes": 0}
-    real_append, real_write, real_make_room = AppendCursor.append, VectorSteps._write, EpisodeWriter.make_room
+    real_append, real_write, real_make_room = map(real, (inner.APPEND_ROW, inner.WRITE_STEP, inner.MAKE_ROOM))
 
     def append(self, *args):
         done = real_append(self, *args)
@@ -237,9 +187,9 @@ def test_the_short_way_is_taken(tmp_store, monkeypatch):
         return real_make_room(self, *args, **kwargs)
 
     made_room = []
-    monkeypatch.setattr(AppendCursor, "append", append)
-    monkeypatch.setattr(VectorSteps, "_write", write)
-    monkeypatch.setattr(EpisodeWriter, "make_room", make_room)
+    monkeypatch.setattr(*inner.APPEND_ROW, append)
+    monkeypatch.setattr(*inner.WRITE_STEP, write)
+    monkeypatch.setattr(*inner.MAKE_ROOM, make_room)
     obs = np.zeros((4, 3), np.float32)
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as lone, store.writer(num_envs=4) as vector:
         for t in range(100):
@@ -249,70 +199,6 @@ def test_the_short_way_is_taken(tmp_store, monkeypatch):
 
     assert taken == {"lone": 100, "lanes": 100}
     assert len(made_room) == 1 + 1  # the first of the lanes opens the segment and reserves rows for all
-
-
-# --- casts -----------------------------------------------------------------------------------------------------------
-
-NUMBERS = st.one_of(
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.sampled_from([0, 127, 128, 255, 256, 65504, 65519, 65520, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 10**400]),
-    st.floats(),
-    st.sampled_from([3.4028234663852886e38, 3.4028235677973366e38, 1e300, -0.0, 5e-324, np.inf, np.nan]),
-    st.just("text"),
-    st.none(),
-    st.lists(st.integers(0, 3), max_size=2),
-)
-
-
-@st.composite
-def values(draw):
-    """A Python value, or the same as a scalar or array of some dtype of numpy."""
-    value, dtype, kind = draw(NUMBERS), draw(st.sampled_from(DTYPES)), draw(st.integers(0, 3))
-    try:
-        with np.errstate(all="ignore"):
-            array = np.asarray(value).astype(dtype)
-    except (TypeError, ValueError, OverflowError):
-        return value
-    return (value, array, array[()], np.broadcast_to(array, (2, *array.shape))[..., None])[kind]
-
-
-def outcome(call):
-    """The bytes that come out, or the error's words."""
-    try:
-        return call().tobytes()
-    except dr.SchemaError as error:
-        return str(error)
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(DTYPES), st.sampled_from([(), (1,), (2,), (2, 1)]), values(), st.sampled_from(["obs", "action"]))
-def test_a_caster_gives_what_the_field_gives(dtype, shape, value, path):
-    field = dr.Field(shape, dtype)
-
-    def cast():
-        item = leaf_caster(field, path).item(value)
-        # As it enters the chunk: bytes as they are, a number by assignment.
-        chunk = np.zeros(1, f"V{field.row_bytes}" if type(item) is bytes else field.dtype)
-        chunk[0] = item
-        return chunk
-
-    assert outcome(cast) == outcome(lambda: field.cast(value, path))
-
-
-@settings(max_examples=50, deadline=None)
-@given(schemas(), st.integers(0, 2**32 - 1))
-def test_the_items_of_a_part_are_its_leaves_in_order(schema, seed):
-    rng = np.random.default_rng(seed)
-    for part, tree in (("obs", schema.obs), ("action", schema.action), ("extra", schema.extra)):
-        value = random_values(tree, rng)
-        plain = [np.asarray(x).tobytes() for _, x in schema.flatten(part, value)]
-        items = PartCaster(schema, part).items(value)
-        assert [item if type(item) is bytes else np.asarray(item).tobytes() for item in items] == plain
-        if isinstance(value, dict):
-            shuffled = dict(reversed(value.items()))
-            assert PartCaster(schema, part).items(shuffled) == items or any(item != item for item in items)
 
 
 # --- interruptions ---------------------------------------------------------------------------------------------------
