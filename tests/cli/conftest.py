@@ -110,6 +110,12 @@ def run_in_terminal() -> Callable[..., tuple[subprocess.CompletedProcess[bytes],
     return run_process
 
 
+def segment(number: int, **said: Any) -> dict[str, Any]:
+    """What `Store.info()` might say of a segment of which no step has left."""
+    without = ("steps_hidden", "steps_evicted", "steps_discarded", "steps_lost", "steps_unproven", "merged")
+    return {"number": number, **dict.fromkeys(without, 0), **said}
+
+
 @pytest.fixture
 def info() -> dict[str, Any]:
     """What `Store.info()` might say of a store with one living and one dead writer."""
@@ -143,51 +149,9 @@ def info() -> dict[str, Any]:
         "total_reward": {"count": 1_003, "mean": 101.25, "std": 7.5, "min": -3.0, "median": 99.0, "max": 500.0},
         "length": {"count": 1_003, "mean": 1230.5, "std": 0.0, "min": 9, "median": 1000.0, "max": 12_345},
         "segments": [
-            {
-                "number": 0,
-                "writer": 0,
-                "lanes": 1,
-                "rows": 700_100,
-                "steps": 700_000,
-                "steps_hidden": 0,
-                "steps_evicted": 0,
-                "steps_discarded": 0,
-                "steps_lost": 0,
-                "steps_unproven": 0,
-                "merged": 0,
-                "state": "sealed",
-                "bytes": 10**9,
-            },
-            {
-                "number": 1,
-                "writer": 1,
-                "lanes": 8,
-                "rows": 9,
-                "steps": 8,
-                "steps_hidden": 0,
-                "steps_evicted": 0,
-                "steps_discarded": 0,
-                "steps_lost": 0,
-                "steps_unproven": 0,
-                "merged": 0,
-                "state": "dead",
-                "bytes": 4096,
-            },
-            {
-                "number": 2,
-                "writer": 0,
-                "lanes": 1,
-                "rows": 534_560,
-                "steps": 534_559,
-                "steps_hidden": 0,
-                "steps_evicted": 0,
-                "steps_discarded": 0,
-                "steps_lost": 0,
-                "steps_unproven": 0,
-                "merged": 0,
-                "state": "writing",
-                "bytes": 5,
-            },
+            segment(0, writer=0, lanes=1, rows=700_100, steps=700_000, state="sealed", bytes=10**9),
+            segment(1, writer=1, lanes=8, rows=9, steps=8, state="dead", bytes=4096),
+            segment(2, writer=0, lanes=1, rows=534_560, steps=534_559, state="writing", bytes=5),
         ],
         "writers": [
             {"writer": 0, "state": "alive", "segments": 2, "lanes": 1, "steps": 1_234_559},
