@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.errors import FormatError
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.files import machine
@@ -112,43 +111,6 @@ def test_a_sealed_segment_without_rows_has_no_times(tmp_store):
     assert info.times is not None
     reseal(tmp_store / SEGMENT / "zarr.json", lambda attributes: attributes.update(times=None))
     assert read_segment(read_root(tmp_store), 0).times is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"times": [2, 1]},
-        {"times": [-1, 1]},
-        {"times": [1]},
-        {"times": [1, 1 << 63]},
-        {"times": [1.0, 2.0]},
-        {"times": [True, 2]},
-        {"times": 5},
-        {"clock": None},
-        {"clock": {}},
-        {"clock": {"wall": None}},
-        {"clock": {"wall": 1.5}},
-        {"clock": {"wall": True}},
-        {"clock": {"wall": 1 << 63}},
-        {"clock": {"wall": -(10**40)}},
-    ],
-)
-def test_hostile_times_and_clocks_are_refused(tmp_store, change):
-    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
-        append_numbered(writer, range(5))
-    reseal(tmp_store / SEGMENT / "zarr.json", lambda attributes: attributes.update(change))
-    with pytest.raises(FormatError, match="unusable attributes"):
-        read_segment(read_root(tmp_store), 0)
-
-
-@pytest.mark.parametrize("name", ["times", "clock"])
-def test_a_segment_without_them_is_refused(tmp_store, name):
-    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
-        append_numbered(writer, range(5))
-    reseal(tmp_store / SEGMENT / "zarr.json", lambda attributes: attributes.pop(name))
-    with pytest.raises(FormatError, match=f"unusable attributes .KeyError.*{name}"):
-        read_segment(read_root(tmp_store), 0)
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
