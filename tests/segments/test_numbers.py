@@ -5,11 +5,12 @@ import shutil
 import pytest
 
 import diskreplay as dr
-from diskreplay.segments.documents import layout
-from diskreplay.segments.files import commit
-from diskreplay.segments.files.commit import StoreCounters
 from tests.crash.power import another_boot
+from tests.testing import inner
+from tests.testing.on_disk import POSITION_BITS, segment_of, words
 from tests.testing.support import append_numbered, serial_schema
+
+AT_ONCE = 64  # numbers are reserved at once
 
 
 def write_segment(path, serial):
@@ -17,11 +18,7 @@ def write_segment(path, serial):
     with dr.open(path, "a") as store, store.writer(durability="none") as writer:
         append_numbered(writer, [serial])
     with dr.open(path) as store:
-        return int(store.episodes[-1].ids[-1]) >> layout.POSITION_BITS
-
-
-def reserved(path):
-    return int(StoreCounters(str(path / "counters/c.0")).read()[layout.RESERVED])
+        return int(store.episodes[-1].ids[-1]) >> POSITION_BITS
 
 
 @pytest.fixture
@@ -37,23 +34,23 @@ def test_a_number_that_a_loss_of_power_took_back_is_not_given_again(store_path):
     # A sampler has seen these; then the power went.
     (store_path / "counters/c.0").write_bytes(on_disk)
     for number in range(1, 4):
-        shutil.rmtree(store_path / "segments" / layout.segment_name(number))
+        shutil.rmtree(segment_of(store_path, number))
     with another_boot():
-        assert write_segment(store_path, 4) == layout.RESERVED_AT_ONCE
-        assert write_segment(store_path, 5) == layout.RESERVED_AT_ONCE + 1
-    assert reserved(store_path) == 2 * layout.RESERVED_AT_ONCE
+        assert write_segment(store_path, 4) == AT_ONCE
+        assert write_segment(store_path, 5) == AT_ONCE + 1
+    assert words(store_path)["reserved"] == 2 * AT_ONCE
 
 
 @pytest.mark.slow(turns=4)
 def test_a_number_is_reserved_on_the_disk_before_it_is_used(store_path, monkeypatch):
-    synced, real = [], commit.sync_file
+    synced, real = [], inner.real(inner.SYNC_COUNTERS)
 
     def sync_file(path):
         real(path)
-        synced.append(reserved(store_path))
+        synced.append(words(store_path)["reserved"])
 
-    monkeypatch.setattr(commit, "sync_file", sync_file)
-    for serial in range(layout.RESERVED_AT_ONCE + 2):
+    monkeypatch.setattr(*inner.SYNC_COUNTERS, sync_file)
+    for serial in range(AT_ONCE + 2):
         number = write_segment(store_path, serial)
         assert number == serial < synced[-1]
-    assert synced == [layout.RESERVED_AT_ONCE, 2 * layout.RESERVED_AT_ONCE]
+    assert synced == [AT_ONCE, 2 * AT_ONCE]

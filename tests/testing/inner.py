@@ -15,7 +15,7 @@ from diskreplay.segments import sealing, segment
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.layout import FORMAT_VERSION as FORMAT_VERSION
 from diskreplay.segments.documents.limiters import StepCounter
-from diskreplay.segments.files import locks, machine
+from diskreplay.segments.files import commit, locks, machine
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.machine import BootTime
 from diskreplay.segments.segment_writer import SegmentWriter
@@ -31,6 +31,7 @@ APPEND_ROW: Point = (AppendCursor, "append")
 WRITE_ROWS: Point = (SegmentWriter, "write")
 PUBLISH_ROWS: Point = (SegmentWriter, "publish")
 SET_COUNTER: Point = (StoreCounters, "set")
+SYNC_COUNTERS: Point = (commit, "sync_file")
 taking_locks = locks._taking
 
 # Sealing.
