@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -96,7 +96,7 @@ def _documents(stored: dict[str, Any]) -> dict[str, Document]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowArray:
     """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time``, ``priority``.
 
@@ -107,8 +107,8 @@ class RowArray:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     row_bytes: int
-    text: str
     is_of_episodes: bool
+    template: Document = field(repr=False, compare=False)
 
     def chunk_key(self, chunk: int) -> str:
         """Return the file name of a chunk."""
@@ -119,10 +119,17 @@ class RowArray:
         found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
         return None if found is None else int(found[1])
 
+    @cached_property
+    def _text(self) -> str:
+        """Its zarr.json with blanks, which only who writes one needs."""
+        return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
+
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
         """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
         # The number of rows is as long whatever it is, so that it can be written in its place.
-        return _filled(self.text, (lanes, f"{rows:{layout.ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape))
+        return _filled(
+            self._text, (lanes, f"{rows:{layout.ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape)
+        )
 
 
 class Blueprint:
@@ -140,19 +147,23 @@ class Blueprint:
         tables: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         self._root, self._templates, self._leaves, self._tables = templates[""], templates, leaves, tables
-        self._texts = {
-            path: _with_blanks(document) if document.get("node_type") == "array" else dump(document).decode()
-            for path, document in sorted(templates.items())
-            if path
-        }
         self.arrays = {
-            path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, self._texts[path], layout.is_of_episodes(path))
+            path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, layout.is_of_episodes(path), templates[path])
             for path, leaf in leaves.items()
         }
-        others = self._texts.keys() - self.arrays.keys() - tables.keys()
-        self.counters = [path for path, text in self._texts.items() if path in others and _SHAPE in text]
-        self.paths = list(self._texts)
+        self.paths = sorted(path for path in templates if path)
+        others = {*self.paths} - self.arrays.keys() - tables.keys()
+        self.counters = [path for path in self.paths if path in others and _is_array(templates[path])]
         self.values = [path for path, array in self.arrays.items() if array.is_of_episodes]
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """The zarr.json, with blanks, of what has no rows."""
+        documents = {path: self._templates[path] for path in self.paths if path not in self.arrays}
+        blank = {
+            path: shaped(document, _SHAPE, _CHUNK_SHAPE) for path, document in documents.items() if _is_array(document)
+        }
+        return {path: dump(document).decode() for path, document in (documents | blank).items()}
 
     @cached_property
     def with_priority(self) -> "Blueprint":
@@ -183,11 +194,11 @@ class Blueprint:
 
         Arrays of episode fields have as many ``values`` then.
         """
-        for path, text in self._texts.items():
+        for path in self.paths:
             array = self.arrays.get(path)
             if array is None:
                 shape = self._tables.get(path, (lanes,))
-                yield path, _filled(text, shape, shape)
+                yield path, _filled(self._texts[path], shape, shape)
             else:
                 most = chunk_rows[path]
                 known = most if rows is None else min(values if array.is_of_episodes else rows, most)
@@ -216,8 +227,8 @@ class Blueprint:
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
-def _with_blanks(template: Document) -> str:
-    return dump(shaped(template, _SHAPE, _CHUNK_SHAPE)).decode()
+def _is_array(template: Document) -> bool:
+    return template.get("node_type") == "array"
 
 
 def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...]) -> bytes:
@@ -238,6 +249,7 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
     usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
     try:
+        dump(usable)  # or only the next writer would find out
         return Blueprint(usable, array_leaves(schema))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None
