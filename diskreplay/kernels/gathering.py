@@ -72,21 +72,33 @@ MANY_SLOTS = 1 << 10
 _ENDS = ids.TERMINATED | ids.TRUNCATED
 
 
-@jit.kernel("int", "ints", "int", "int", "int", "ints", "int", "out_ints2", "out_bytes", "out_bytes")
-def find_windows(
-    step_ids: Ints, n: int, stack: int, whole: int, snapshot: Ints, table: int, windows: Ints, ends: Bytes,
-    behind: Bytes,
-) -> int:  # fmt: skip
-    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
+@jit.inlined
+def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
+    """Read what is known of the lanes of ids from memory, all at once: of many segments no cache holds it."""
+    origin, slots, reached = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS], snapshot[frozen.REACHED]
+    lanes, lane_base = snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
+    committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
+    for i in range(step_ids.size):
+        slot = (step_ids[_at(i)] >> ids.POSITION_BITS) - origin
+        if 0 <= slot < slots:
+            touch(lanes + 8 * slot)
+            touch(lane_base + 8 * slot)
+            touch(snapshot[frozen.FOLDERS] + 8 * slot)
+    for i in range(step_ids.size):
+        slot = (step_ids[_at(i)] >> ids.POSITION_BITS) - origin
+        if 0 <= slot < slots and load_int(lanes + 8 * slot) > 0:
+            place = load_int(lane_base + 8 * slot)
+            touch(snapshot[frozen.FIRST_ROWS] + 8 * place)
+            if reached:
+                touch(snapshot[frozen.OLDEST] + 8 * place)
+            touch(committed + 8 * place)
 
-    `table` is the address of the line of `gathering` of the flags. `stack` rows up to the step's own are looked at for
-    the episode's start. With `whole`, row AFTER of an open episode must be a step and not only an observation. `ends`
-    gets bit 1 where the window reaches the end of a terminated episode, bit 2 of a truncated or cut one, and the flags
-    FIRST and CUT of the window's first row. Returns the first id that has no such window or whose flags are not mapped,
-    or -1.
 
-    `n` 0: write the window of one row of each id that is a step's; its flags go to `ends`, and those of the row behind
-    it, 0 if the lane ends, to `behind`. OWN_STOP gets the end of the lane.
+@jit.inlined
+def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Ints) -> int:
+    """Find where each id's row is, up to one that is not visible or has no mapped flags; return how many were found.
+
+    AFTER gets the address of the row's flags, K how many the chunk has from there on, OWN_STOP the end of the lane.
     """
     # Read once: for all that the compiler knows, each number that is written may be one of the record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
@@ -94,26 +106,7 @@ def find_windows(
     folders, first_rows = snapshot[frozen.FOLDERS], snapshot[frozen.FIRST_ROWS]
     rows, all_lanes, live_lanes = snapshot[frozen.ROWS], snapshot[frozen.ALL_LANES], snapshot[frozen.LIVE_LANES]
     live, live_base, first_growing = snapshot[frozen.LIVE], snapshot[frozen.LIVE_BASE], snapshot[frozen.FIRST_GROWING]
-    shifts, first_chunks = load_int(table + 8 * SHIFT), load_int(table + 8 * FIRST_CHUNK)
-    chunk_counts, bases = load_int(table + 8 * CHUNKS), load_int(table + 8 * BASES)
-    places = load_int(table + 8 * BASES_SIZE)
-    # Of many segments no cache holds what is known of the lanes: it is read from memory at once.
-    for i in range(step_ids.size if slots >= MANY_SLOTS else 0):
-        slot = (step_ids[_at(i)] >> ids.POSITION_BITS) - origin
-        if 0 <= slot < slots:
-            touch(lanes + 8 * slot)
-            touch(lane_base + 8 * slot)
-            touch(folders + 8 * slot)
-    for i in range(step_ids.size if slots >= MANY_SLOTS else 0):
-        slot = (step_ids[_at(i)] >> ids.POSITION_BITS) - origin
-        if 0 <= slot < slots and load_int(lanes + 8 * slot) > 0:
-            place = load_int(lane_base + 8 * slot)
-            touch(first_rows + 8 * place)
-            if reached:
-                touch(oldest + 8 * place)
-            touch(rows + 8 * (COMMITTED * all_lanes + place))
-    # First where each id's row is, up to one that is not visible or has no mapped flags. AFTER gets the address of the
-    # row's flags, K how many the chunk has from there on, OWN_STOP the end of the lane.
+    first_chunks, chunk_counts, shifts, bases, places = table
     located = 0
     while located < step_ids.size:
         item = _at(located)
@@ -156,87 +149,137 @@ def find_windows(
         located += 1
     for i in range(located):
         touch(windows[AFTER, _at(i)])
-    words = (1 << WORD * n) - 1 if 0 < n < WORD else -1
+    return located
+
+
+@jit.inlined
+def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
+    """Return the oldest row that a stack may show, -1 where flags on the way are not mapped.
+
+    Rows that are hidden are shown: they are of the episode. The addresses of the folder's chunks lie from `bases` on.
+    """
+    chunk, base, floor = -1, 0, row
+    while floor > 0 and row - floor < stack - 1:
+        floor -= 1
+        inside = floor + before
+        if inside >> bits != chunk:
+            chunk = inside >> bits
+            base = load_int(bases + 8 * chunk)
+            if base == 0:
+                return -1
+        if load_byte(base + (line << bits) + (inside & ((1 << bits) - 1))) & ids.FIRST:
+            break
+    return floor
+
+
+@jit.inlined
+def _are_zeros(at: int, count: int) -> bool:
+    """Tell whether so many flags from an address on are zeros; there is memory for a word."""
+    words = (1 << WORD * count) - 1 if count < WORD else -1
+    last = at + count - WORD
+    found = load_int(max(at, last)) & words
+    while found == 0 and at < last:
+        found = load_int(at)
+        at += WORD
+    return found == 0
+
+
+@jit.inlined
+def _walk(
+    windows: Ints, item: int, flags: int, n: int, whole: int, live: tuple[int, int, int], table: tuple[int, ...]
+) -> tuple[int, int, bool, int]:
+    """Look at one flag after the other from the row of an item on, whose own are `flags`.
+
+    Returns the steps of the window, 0 where it has none or its flags are not mapped; the flags that end its episode;
+    whether the row behind the window has an observation; and the flags of that row, 0 if the lane ends.
+    """
+    folder, before = windows[FOLDER, item], windows[BEFORE, item]
+    first_chunks, chunk_counts, shifts, bases, places = table
+    # Rows are counted as in the folder here: those of the lane have as many before them.
+    row, stop = windows[ROW, item] + before, windows[OWN_STOP, item] + before
+    bits, first = load_int(shifts + 8 * folder), load_int(first_chunks + 8 * folder)
+    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # what of a chunk is before the lane's line
+    count = min(load_int(chunk_counts + 8 * folder), places - first)
+    chunk, base, k = row >> bits, windows[AFTER, item] - (row & mask), 0
+    while True:
+        k += 1
+        after, following = row + k, 0
+        if after < stop:
+            if after >> bits != chunk:
+                chunk = after >> bits
+                base = load_int(bases + 8 * (first + chunk)) if chunk < count else 0
+                if base == 0:
+                    return 0, 0, False, 0
+                base += above
+            following = load_byte(base + (after & mask))
+        if n == 0:
+            return k, 0, False, following
+        if flags & _ENDS:
+            return k, flags, following & ids.OBSERVATION_ONLY != 0, following
+        live_rows, live_base, live_lanes = live
+        column = load_int(live_base + 8 * windows[SLOT, item]) if after >= stop else -1
+        if column >= 0:
+            observed = load_int(live_rows + 8 * (OBSERVED * live_lanes + column + windows[LANE, item]))
+            is_there = k == n and not whole and after - before < observed
+            return (k if is_there else 0), 0, True, 0
+        if following & ids.NO_STEP:
+            end = following | (following & ids.CUT) >> 3
+            return k, end, following & ids.OBSERVATION_ONLY != 0, following
+        if after >= stop or following & ids.FIRST:
+            return k, ids.TRUNCATED, False, following
+        if k == n:
+            return k, 0, True, following
+        flags = following
+
+
+@jit.kernel("int", "ints", "int", "int", "int", "ints", "int", "out_ints2", "out_bytes", "out_bytes")
+def find_windows(
+    step_ids: Ints, n: int, stack: int, whole: int, snapshot: Ints, table: int, windows: Ints, ends: Bytes,
+    behind: Bytes,
+) -> int:  # fmt: skip
+    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
+
+    `table` is the address of the line of `gathering` of the flags. `stack` rows up to the step's own are looked at for
+    the episode's start. With `whole`, row AFTER of an open episode must be a step and not only an observation. `ends`
+    gets bit 1 where the window reaches the end of a terminated episode, bit 2 of a truncated or cut one, and the flags
+    FIRST and CUT of the window's first row. Returns the first id that has no such window or whose flags are not mapped,
+    or -1.
+
+    `n` 0: write the window of one row of each id that is a step's; its flags go to `ends`, and those of the row behind
+    it, 0 if the lane ends, to `behind`. OWN_STOP gets the end of the lane.
+    """
+    if snapshot[frozen.SLOTS] >= MANY_SLOTS:
+        _touch_lanes(step_ids, snapshot)
+    first_chunks, chunk_counts = load_int(table + 8 * FIRST_CHUNK), load_int(table + 8 * CHUNKS)
+    shifts, bases = load_int(table + 8 * SHIFT), load_int(table + 8 * BASES)
+    flags_table = first_chunks, chunk_counts, shifts, bases, load_int(table + 8 * BASES_SIZE)
+    live = snapshot[frozen.LIVE], snapshot[frozen.LIVE_BASE], snapshot[frozen.LIVE_LANES]
+    located = _locate(step_ids, snapshot, flags_table, windows)
     for i in range(located):
         item = _at(i)
         address, row, stop = windows[AFTER, item], windows[ROW, item], windows[OWN_STOP, item]
         flags = load_byte(address)
         if flags & ids.NO_STEP:
             return i
-        begins, floor = flags & (ids.FIRST | ids.CUT), row
+        floor = row
         if stack > 1 and not flags & ids.FIRST:
-            # The oldest row that the stack may show. Rows that are hidden are shown: they are of the episode.
-            folder, before = windows[FOLDER, item], windows[BEFORE, item]
-            bits, first = load_int(shifts + 8 * folder), load_int(first_chunks + 8 * folder)
-            chunk, base = -1, 0
-            while floor > 0 and row - floor < stack - 1:
-                floor -= 1
-                inside = floor + before
-                if inside >> bits != chunk:
-                    chunk = inside >> bits
-                    base = load_int(bases + 8 * (first + chunk))
-                    if base == 0:
-                        return i
-                if load_byte(base + (windows[LINE, item] << bits) + (inside & ((1 << bits) - 1))) & ids.FIRST:
-                    break
+            folder = windows[FOLDER, item]
+            chunks = bases + 8 * load_int(first_chunks + 8 * folder)
+            bits = load_int(shifts + 8 * folder)
+            floor = _find_floor(row, windows[BEFORE, item], stack, windows[LINE, item], bits, chunks)
+            if floor < 0:
+                return i
+        windows[FLOOR, item] = floor
+        k, end, final, following = n, 0, True, 0
         # Nearly every window lies in the middle of an episode: its steps and the row behind them have no flags.
-        if flags & _ENDS == 0 and n > 0 and row + n < stop and windows[K, item] > max(n, WORD):
-            at, last = address + 1, address + 1 + n - WORD
-            found = load_int(max(at, last)) & words
-            while found == 0 and at < last:
-                found = load_int(at)
-                at += WORD
-            if found == 0:
-                after = row + n
-                windows[FLOOR, item], windows[AFTER, item], windows[K, item] = floor, after, n
-                windows[OBS_STOP, item] = windows[STEP_STOP, item] = windows[FRAMES_STOP, item] = after + 1
-                ends[item] = begins
-                continue
-        # Rows are counted as in the folder here: those of the lane have as many before them.
-        folder, before = windows[FOLDER, item], windows[BEFORE, item]
-        row, stop = row + before, stop + before
-        bits, first = load_int(shifts + 8 * folder), load_int(first_chunks + 8 * folder)
-        mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # what of a chunk is before the lane's line
-        count = min(load_int(chunk_counts + 8 * folder), places - first)
-        chunk, base = row >> bits, address - (row & mask)
-        k, end, final = 0, 0, False
-        while True:
-            k += 1
-            after, following = row + k, 0
-            if after < stop:
-                if after >> bits != chunk:
-                    chunk = after >> bits
-                    base = load_int(bases + 8 * (first + chunk)) if chunk < count else 0
-                    if base == 0:
-                        return i
-                    base += above
-                following = load_byte(base + (after & mask))
+        is_inside = flags & _ENDS == 0 and n > 0 and row + n < stop and windows[K, item] > max(n, WORD)
+        if not is_inside or not _are_zeros(address + 1, n):
+            k, end, final, following = _walk(windows, item, flags, n, whole, live, flags_table)
+            if k == 0:
+                return i
             if n == 0:
-                break
-            if flags & _ENDS:
-                end, final = flags, following & ids.OBSERVATION_ONLY != 0
-                break
-            column = load_int(live_base + 8 * windows[SLOT, item]) if after >= stop else -1
-            if column >= 0:
-                observed = load_int(live + 8 * (OBSERVED * live_lanes + column + windows[LANE, item]))
-                if k != n or whole or after - before >= observed:
-                    return i
-                final = True
-                break
-            if following & ids.NO_STEP:
-                end, final = following | (following & ids.CUT) >> 3, following & ids.OBSERVATION_ONLY != 0
-                break
-            if after >= stop or following & ids.FIRST:
-                end = ids.TRUNCATED
-                break
-            if k == n:
-                final = True
-                break
-            flags = following
-        if n == 0:
-            windows[FLOOR, item], windows[AFTER, item] = floor, after - before
-            ends[item], behind[item] = flags, following
-            continue
+                windows[AFTER, item], ends[item], behind[item] = row + 1, flags, following
+                continue
         at_end = end & _ENDS
         if at_end and not final and not at_end & ids.TERMINATED:
             # There is nothing to bootstrap from behind the last step: the window ends at that step's observation.
@@ -244,12 +287,10 @@ def find_windows(
             if k == 0:
                 return i
             at_end, final = 0, True
-            after -= 1
-        is_step = not at_end and after < stop
-        after -= before
-        windows[FLOOR, item], windows[AFTER, item], windows[K, item] = floor, after, k
+        after = row + k
+        windows[AFTER, item], windows[K, item] = after, k
         windows[OBS_STOP, item] = after + 1 if final else 0
         windows[FRAMES_STOP, item] = after + 1 if final else after
-        windows[STEP_STOP, item] = after + 1 if is_step else 0
-        ends[item] = at_end | begins
+        windows[STEP_STOP, item] = after + 1 if not at_end and after < stop else 0
+        ends[item] = at_end | flags & (ids.FIRST | ids.CUT)
     return -1 if located == step_ids.size else located

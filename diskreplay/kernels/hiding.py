@@ -115,6 +115,40 @@ def _set_entry(
 
 
 @jit.inner
+def _list_lane(
+    tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
+    found: Ints,
+) -> bool:  # fmt: skip
+    """Put the oldest step of a lane into the heap, if it has one; tell whether its time is mapped."""
+    status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
+    if status > 0:
+        by_place[LISTED, place] = 1
+        _push(heap, _behind(heap, found[WAITING], found[FRONT]), found)
+    return bool(status >= 0)
+
+
+@jit.inlined
+def _take_first(heap: Ints, at: int, found: Ints) -> None:
+    """Take the first entry out of the heap, 0, or out of the ring."""
+    half = heap.shape[0] >> 1
+    if at > 0:
+        front = found[FRONT] + 1
+        found[WAITING] -= 1
+        found[FRONT] = front if front < half else 0
+        return
+    found[SIZE] -= 1
+    last, child = found[SIZE], 1
+    while child < last:  # the last entry moves down to where it belongs
+        if child + 1 < last and _before(heap, child + 1, child):
+            child += 1
+        if not _before(heap, child, last):
+            break
+        _copy(heap, at, child)
+        at, child = child, 2 * child + 1
+    _copy(heap, at, last)
+
+
+@jit.inner
 def note_last(found: Ints) -> None:
     """Note before which time steps are hidden by now: steps of one call have one time, and some of them may be left."""
     found[PAST] = max(found[PAST], found[LAST])
@@ -152,25 +186,18 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
                 by_place[TAIL, place] = line
                 if by_place[LISTED, place] == 0:
                     base = first - row * width
-                    status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
-                    if status < 0:
+                    if not _list_lane(tables, origin, place, base, width, log, rows, heap, by_place, found):
                         by_place[LINE, place], by_place[TAIL, place] = oldest, newest
                         return UNMAPPED
-                    if status > 0:
-                        by_place[LISTED, place] = 1
-                        _push(heap, _behind(heap, found[WAITING], found[FRONT]), found)
         found[SEEN] = line + 1
     for which in range(growing.shape[0]):
         base, width = (growing[which, live.SLOT] + origin) << POSITION_BITS, growing[which, live.LANES]
         for lane in range(width):
             place = growing[which, live.PLACE] + lane
-            if by_place[LISTED, place] == 0 and rows[live.OPEN_START, place] >= 0:
-                status = _set_entry(tables, origin, place, base + lane, width, log, rows, heap, by_place, found)
-                if status < 0:
-                    return UNMAPPED
-                if status > 0:
-                    by_place[LISTED, place] = 1
-                    _push(heap, _behind(heap, found[WAITING], found[FRONT]), found)
+            if by_place[LISTED, place] != 0 or rows[live.OPEN_START, place] < 0:
+                continue
+            if not _list_lane(tables, origin, place, base + lane, width, log, rows, heap, by_place, found):
+                return UNMAPPED
     while found[SIZE] > 0 or found[WAITING] > 0:
         at, front = np.int64(0), half + found[FRONT]
         if found[WAITING] > 0 and (found[SIZE] == 0 or _before(heap, front, 0)):
@@ -193,21 +220,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
                 return UNMAPPED
             found[COUNT] -= 1
             found[HIDDEN] += 1
-            found[LAST] = when if when > found[LAST] else found[LAST]
-        if at == 0:
-            found[SIZE] -= 1
-            last, child = found[SIZE], np.int64(1)
-            while child < last:  # the last entry moves down to where it belongs
-                if child + 1 < last and _before(heap, child + 1, child):
-                    child += 1
-                if not _before(heap, child, last):
-                    break
-                _copy(heap, at, child)
-                at, child = child, 2 * child + 1
-            _copy(heap, at, last)
-        else:
-            found[WAITING] -= 1
-            found[FRONT] = front + 1 - half if front + 1 < 2 * half else 0
+            found[LAST] = max(when, found[LAST])
+        _take_first(heap, at, found)
         if status == 0:
             by_place[LISTED, place] = 0
             continue

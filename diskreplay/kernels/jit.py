@@ -84,6 +84,11 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return register_jitable(function) if IS_COMPILED else function
 
 
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function a part of the one kernel that calls it: LLVM must not make a call of it."""
+    return register_jitable(forceinline=True)(function) if IS_COMPILED else function
+
+
 def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """Return the shared kernels that a kernel calls."""
     found = (function.__globals__.get(name) for name in function.__code__.co_names)

@@ -240,6 +240,24 @@ def _want_difference(
     return lacking
 
 
+@jit.inner
+def _entering_priority(table: Ints) -> float:
+    """Return the priority that new ids enter with, 1.0 before any; the bounds count ids that can be drawn again."""
+    pages, stacks = packed.ints2(table, paging.PAGES), packed.ints2(table, paging.STACKS)
+    raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
+    entering = np.int64(0)
+    for i in range(number(table, paging.HEIGHTS, CHANGED)):
+        page = stacks[CHANGED, i]
+        rows = pages[page, paging.WANTED] & ~pages[page, paging.SHOWN]
+        entering |= rows & ~pages[page, paging.KNOWN]
+        rows &= pages[page, paging.KNOWN]
+        while rows != 0:
+            raise_bound(page, raw[_at((page << PAGE_BITS) + jit.lowest_bit(rows))], bounds)
+            rows &= rows - 1
+    largest = largest_given(pages, raw, bounds) if entering != 0 else 0.0
+    return largest if largest > 0.0 else 1.0
+
+
 @jit.kernel(
     "int", "out_ints2", "strided_ints2", "out_ints2", "ints", "ints2", "int", "int", "int", "float"
 )  # fmt: skip
@@ -263,7 +281,7 @@ def offer(
     """
     pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
     stacks, heights = packed.ints2(table, paging.STACKS), packed.ints(table, paging.HEIGHTS)
-    raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
+    raw = packed.floats(table, paging.RAW)
     starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
     sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
     places, nodes = packed.ints(table, paging.PLACES), packed.ints(table, paging.NODES)
@@ -304,18 +322,7 @@ def offer(
             begin, old_begin = end, old_end
     if lacking > 0:
         return lacking
-    # The priority that new ids enter with; and the bounds count ids again that can be drawn again.
-    entering = np.int64(0)
-    for i in range(heights[CHANGED]):
-        page = stacks[CHANGED, i]
-        rows = pages[page, paging.WANTED] & ~pages[page, paging.SHOWN]
-        entering |= rows & ~pages[page, paging.KNOWN]
-        rows &= pages[page, paging.KNOWN]
-        while rows != 0:
-            raise_bound(page, raw[_at((page << PAGE_BITS) + jit.lowest_bit(rows))], bounds)
-            rows &= rows - 1
-    fresh = largest_given(pages, raw, bounds) if entering != 0 else 0.0
-    fresh = fresh if fresh > 0.0 else 1.0
+    fresh = _entering_priority(table)
     # Masses for what is wanted of the pages that were touched, and 0 for what is not.
     values[0] = fresh
     powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])

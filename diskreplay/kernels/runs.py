@@ -228,6 +228,35 @@ def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int6
 _at = np.uint64
 
 
+@jit.inlined
+def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
+    """Return how many samples start in an episode, at which step the first does, and one that was moved, or -1."""
+    length, step, last, open_rows, observed, _, followed, from_end = rule
+    skipped, count, moved, total = 0, 0, -1, steps
+    if last != ALL_STEPS and not end & ids.TERMINATED:
+        total -= followed if end & ids.OBSERVATION_ONLY else 1
+    missing = total - length
+    if end & ids.OPEN:
+        beyond = (obs_rows if observed else steps) - open_rows
+        if open_rows > 0 and beyond >= 0:
+            count = (beyond if step == 1 else beyond // step) + 1
+    elif last == ALL_STEPS:
+        count = steps
+    elif total > 0 and (missing <= 0 or last == FIRST_ONLY):
+        count = 1 if missing >= 0 or last != DROPPED else 0
+    elif total > 0:
+        count = missing // step + 1
+        rest = missing - (count - 1) * step
+        if from_end:
+            skipped = rest
+        if rest and step < length + rest:
+            if last == PADDED:
+                count += 1
+            elif last == MOVED_BACK:
+                moved = 0 if from_end else missing
+    return count, skipped, moved
+
+
 @jit.kernel("int", "out_ints2", "int", "ints", "ints2", "int")
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
     """Write the ids at which samples of episodes start.
@@ -241,8 +270,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     returned, which is negative. With RUNS_AND_OPEN the episodes that are open in the snapshot follow.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
-    length, step, last, open_rows, observed, since = rule[0], rule[1], rule[2], rule[3], rule[4], rule[5]
-    followed, from_end = rule[6], rule[7]
+    step, since = rule[1], rule[5]
+    numbers = rule[0], step, rule[2], rule[3], rule[4], since, rule[6], rule[7]  # read once
     left = 0 if kind == LINES else given.shape[1]
     listed = given.shape[0] if kind == LINES else left
     growing, live, row_bytes = snapshot[frozen.GROWING], snapshot[frozen.LIVE], 8 * snapshot[frozen.LIVE_LANES]
@@ -274,28 +303,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 if start < 0 or steps <= 0:
                     continue
             spacing = apart * step
-            total = steps
-            if last != ALL_STEPS and not end & ids.TERMINATED:
-                total -= followed if end & ids.OBSERVATION_ONLY else 1
-            missing = total - length
-            if end & ids.OPEN:
-                beyond = (obs_rows if observed else steps) - open_rows
-                if open_rows > 0 and beyond >= 0:
-                    count = (beyond if step == 1 else beyond // step) + 1
-            elif last == ALL_STEPS:
-                count = steps
-            elif total > 0 and (missing <= 0 or last == FIRST_ONLY):
-                count = 1 if missing >= 0 or last != DROPPED else 0
-            elif total > 0:
-                count = missing // step + 1
-                rest = missing - (count - 1) * step
-                if from_end:
-                    skipped = rest
-                if rest and step < length + rest:
-                    if last == PADDED:
-                        count += 1
-                    elif last == MOVED_BACK:
-                        moved = 0 if from_end else missing
+            count, skipped, moved = _samples(numbers, steps, obs_rows, end)
         if i < left or time < reached:
             slot, position = (begin >> ids.POSITION_BITS) - origin, begin & ids.POSITION_MASK
             width = jit.load_int(snapshot[frozen.LANES] + 8 * slot) if 0 <= slot < snapshot[frozen.SLOTS] else 0
