@@ -20,14 +20,16 @@ def distribution(**kwargs: Any) -> Any:
     return dr.Prioritized(**{"alpha": 0.7, "eps": EPS, **kwargs})
 
 
-def chances(sampler: Any) -> dict[int, float]:
+def sampler_of(store: Any, view: Any = None, drawing: Any = None, **kwargs: Any) -> dr.Sampler:
+    """Make a sampler whose batches tell the probability of each id."""
+    kwargs = {"batch_size": 8, "seed": 0, "fields": ("...", "probability"), **kwargs}
+    return dr.Sampler(store, view or dr.Transitions(), drawing or distribution(), **kwargs)
+
+
+def chances(sampler: dr.Sampler) -> dict[int, float]:
     """The probability of each id that can be drawn, as the next draw has it."""
-    planner = sampler._planner
-    planner._store.refresh()
-    planner._refresh_population()
-    ids = np.sort(planner.target.population.take(np.arange(planner.target.population.size)))
-    drawing: dr.Prioritized = planner.target.distribution
-    return dict(zip(ids.tolist(), drawing.chances(planner.target.population, ids).tolist(), strict=True))
+    ids = sampler.ids()
+    return dict(zip(ids.tolist(), sampler.gather(ids).probability.tolist(), strict=True))
 
 
 def check_chances(sampler: Any, raw: dict[int, float], alpha: float = 0.7) -> int:
@@ -53,7 +55,7 @@ def test_new_steps_begin_with_their_priority_and_others_with_the_largest_given(t
 
     def made() -> dr.Sampler:
         drawing = dr.Mixture([(distribution(), 1.0)]) if mixed else distribution()
-        return dr.Sampler(store, dr.Transitions(), drawing, batch_size=16, seed=0)
+        return sampler_of(store, drawing=drawing, batch_size=16)
 
     with dr.create(tmp_store, schema, capacity=120, segment_steps=30, chunk_bytes=256) as store, store.writer() as one:
         sampler = made()
@@ -105,8 +107,8 @@ def test_an_initial_priority_is_to_the_bit_what_an_update_with_it_would_be(tmp_p
                 np.zeros((1001, 3)), np.zeros(1000, int), np.zeros(1000), terminated=True, priority=given,
                 serial=np.arange(1000),
             )  # fmt: skip
-        samplers.append(dr.Sampler(tmp_path / name, dr.Transitions(), distribution(), batch_size=64, seed=0))
-    assert samplers[1].update_priorities(samplers[1]._planner._store.episodes[0].ids, errors) == 0
+        samplers.append(sampler_of(tmp_path / name, batch_size=64))
+    assert samplers[1].update_priorities(samplers[1].ids(), errors) == 0
     for _ in range(20):
         first, second = (sampler.sample() for sampler in samplers)
         for name in ("index", "weight"):
@@ -170,7 +172,7 @@ def test_windows_begin_with_the_mix_of_the_priorities_of_their_steps(
             with store.writer(num_envs) as writer:
                 play(plan, schema, [quiet(writer), model.writer(num_envs)], 1000 * number)
         ids = serial_ids(store)
-        sampler = dr.Sampler(store, view, distribution(eta=eta), batch_size=8, seed=0)
+        sampler = sampler_of(store, view, distribution(eta=eta))
         found = chances(sampler)
         given, lacking = {}, set()
         for episode in model.episodes:
@@ -212,7 +214,7 @@ def test_windows_across_episodes_begin_with_the_mix_over_all_of_their_episodes(t
             for serial in range(200):
                 given[serial] = None if rng.random() < 0.3 else float(rng.random())
                 append_numbered(writer, [serial], "terminated" if serial % 9 == 8 else "open", priority=given[serial])
-        sampler = dr.Sampler(store, view, distribution(), batch_size=8, seed=0)
+        sampler = sampler_of(store, view)
         serials = {i: serial for serial, i in serial_ids(store).items()}
         raw: dict[int, float] = {}
         for i in chances(sampler):
@@ -228,7 +230,7 @@ def test_windows_across_episodes_begin_with_the_mix_over_all_of_their_episodes(t
 def test_a_sampler_that_comes_later_begins_as_one_that_was_there_from_the_first_step_on(tmp_store: Path) -> None:
     rng = np.random.default_rng(1)
     with dr.create(tmp_store, serial_schema(), segment_steps=50) as store:
-        early = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=8, seed=0)
+        early = sampler_of(store)
         with store.writer() as writer:
             for t in range(400):
                 priority = float(rng.normal(0, 2)) if t > 30 and rng.random() < 0.5 else None
@@ -236,11 +238,9 @@ def test_a_sampler_that_comes_later_begins_as_one_that_was_there_from_the_first_
                 if t % 7 == 0:
                     early.sample()
         with dr.open(tmp_store) as again:
-            late = dr.Sampler(again, dr.Transitions(), distribution(), batch_size=8, seed=0)
+            late = sampler_of(again)
             assert chances(late) == chances(early)
-            only = dr.Sampler(
-                again, dr.Transitions(), distribution(), batch_size=8, where=lambda e: int(e["serial"][0]) % 2 == 0
-            )
+            only = sampler_of(again, where=lambda e: int(e["serial"][0]) % 2 == 0)
             part, every = chances(only), chances(late)
             given = {i: p for e in again.episodes for i, p in zip(e.ids.tolist(), e["priority"], strict=True) if p > 0}
             both = sorted(part.keys() & given.keys())
@@ -256,7 +256,7 @@ def test_the_first_priority_of_a_segment_is_never_missed(
     """A writer adds the array, and publishes the step, while a sampler is in the middle of a refresh."""
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer, dr.open(tmp_store) as reader:
         append_numbered(writer, range(5), "open")
-        sampler = dr.Sampler(reader, dr.Transitions(), distribution(), batch_size=4, seed=0)
+        sampler = sampler_of(reader)
         sampler.sample()
 
         def read(counters: Any) -> bytes:
@@ -278,7 +278,7 @@ def test_a_segment_that_was_read_before_its_first_priority_is_read_again(
     """Also if another thread has looked at the counter in between, with a snapshot that does not have the segment."""
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as one, dr.open(tmp_store) as reader:
         append_numbered(one, range(3), "open")
-        sampler = dr.Sampler(reader, dr.Transitions(), distribution(), batch_size=4, seed=0)
+        sampler = sampler_of(reader)
         sampler.sample()
         before = reader.snapshot
         with store.writer() as two:
@@ -336,13 +336,13 @@ def test_they_count_inside_of_a_mixture_and_where_ids_are_limited_and_shared(tmp
 def test_priorities_of_a_state_go_before_initial_ones(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
         append_numbered(writer, range(10), priority=3.0)
-        sampler = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=4, seed=0)
+        sampler = sampler_of(store)
         sampler.sample()
         sampler.update_priorities(store.episodes[0].ids[:5], np.full(5, 7.0))
         state = sampler.state_dict()
         append_numbered(writer, range(10, 15), priority=9.0)
         append_numbered(writer, range(15, 17))
-        other = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=4, seed=1)
+        other = sampler_of(store, seed=1)
         other.load_state_dict(state)
         ids = serial_ids(store)
         raw = [7.0] * 5 + [3.0] * 5 + [9.0] * 7

@@ -4,7 +4,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -33,17 +32,6 @@ def check(batch: dr.Batch) -> None:
     np.testing.assert_array_equal(fields["next_obs"], fields["obs"] + fields["n_steps"][:, None])
     going_on = ~fields["terminated"]
     np.testing.assert_allclose(fields["discount"][going_on], 0.9 ** fields["n_steps"][going_on], rtol=1e-6, atol=1e-30)
-
-
-def test_the_newest_step_is_sampled_at_once(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
-        sampler = dr.Sampler(store, dr.Transitions(), batch_size=64, seed=0)
-        for serial in range(20):
-            append_steps(writer, serial, 1, end=False)
-            batch = sampler.sample()
-            assert len(store) == serial + 1
-            assert set(batch.action.tolist()) <= set(range(serial + 1))
-        assert batch.action.max() == 19
 
 
 @pytest.mark.slow
@@ -238,19 +226,6 @@ def test_threads_sample_while_a_thread_writes(tmp_store: Path, shared: bool) -> 
         assert failures == []
 
 
-def test_returns_over_a_long_episode_of_many_chunks_equal_the_sum(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA, chunk_bytes=256) as store, store.writer() as writer:
-        writer.append_episode(
-            np.arange(901)[:, None] * np.ones(3), np.arange(900), np.ones(900), terminated=False, truncated=True
-        )
-        batch = dr.Sampler(store, dr.Transitions(None, gamma=0.9), batch_size=900, seed=0).sample()
-        check(batch)
-        left = 900 - batch.action.numpy()
-        np.testing.assert_allclose(batch.reward, (1 - 0.9**left) / 0.1, rtol=1e-6)
-        assert batch.truncated.all()
-        assert (batch.n_steps.numpy() == left).all()
-
-
 def test_one_store_gives_every_n_and_not_a_byte_of_it_changes(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
         for first, steps in ((0, 7), (7, 40), (47, 1)):
@@ -265,31 +240,6 @@ def test_one_store_gives_every_n_and_not_a_byte_of_it_changes(tmp_store: Path) -
             assert batch.n_steps.max() == n
             sampler.update_priorities(batch.index, batch.reward)
     assert {path: path.read_bytes() for path in tmp_store.rglob("*") if path.is_file()} == before
-
-
-def test_hybrid_actions_from_an_environment_to_batches(tmp_store: Path) -> None:
-    space = gym.spaces.Tuple((gym.spaces.Discrete(7, start=-1), gym.spaces.Box(-1, 1, (2,), np.float32)))
-    schema = dr.Schema.from_spaces(gym.spaces.Box(-np.inf, np.inf, (1,), np.float32), space)
-    space.seed(0)
-    actions = [space.sample() for _ in range(30)]
-    with dr.create(tmp_store, schema) as store, store.writer() as writer:
-        for t, action in enumerate(actions):
-            writer.append([t], action, 0.0, t == 29, next_obs=[t + 1])
-        sampler = dr.Sampler(store, dr.Transitions(next_fields=("action",)), batch_size=100, seed=0)
-        batch = sampler.sample()
-        assert batch.action["0"].shape == (100,)
-        assert batch.next_mask.tolist() == (batch.obs[:, 0] < 29).tolist()
-        for name, shift in (("action", 0), ("next_action", 1)):
-            for item, t in enumerate(batch.obs[:, 0].int().tolist()):
-                # Behind the last step there is no action.
-                discrete, continuous = actions[t + shift] if t + shift < 30 else (0, np.zeros(2))
-                assert int(batch[name]["0"][item]) == discrete
-                np.testing.assert_array_equal(batch[name]["1"][item].numpy(), continuous)
-        sampler.view = dr.Sequences(length=10, overlap=0)
-        window = sampler.sample(1)
-        first = int(window.obs[0, 0, 0])
-        assert window.action["0"][0].tolist() == [int(discrete) for discrete, _ in actions[first : first + 10]]
-        np.testing.assert_array_equal(window.action["1"][0], [moved for _, moved in actions[first : first + 10]])
 
 
 def test_a_path_is_opened_and_closed_with_the_sampler(tmp_store: Path) -> None:

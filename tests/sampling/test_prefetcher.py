@@ -13,6 +13,7 @@ import pytest
 
 import diskreplay as dr
 from tests.conftest import own_threads
+from tests.crash.injection import in_child
 from tests.sampling.inner import WARM_BATCHES, disk_reads
 from tests.testing.support import resident_pages, run_python
 
@@ -326,21 +327,13 @@ def test_a_sampler_belongs_to_one_process(store: Any) -> None:
     sampler.sample()
     with pytest.raises(TypeError, match="a sampler cannot be sent to another process: make one there"):
         pickle.dumps(sampler)
-    reading, writing = os.pipe()
-    with sampler._lock:  # which nobody will release in the child
-        pid = os.fork()
-    if pid == 0:
-        try:
+
+    def child(_: Any) -> None:
+        with sampler, pytest.raises(dr.ReplayError, match="belongs to another process"):
             sampler.sample()
-        except dr.ReplayError as error:
-            os.write(writing, str(error).encode())
-        with sampler:
-            pass  # closing is fine
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        assert b"belongs to another process" in pipe.read()
-    assert os.waitpid(pid, 0)[1] == 0
+
+    with sampler._lock:  # which nobody will release in the child
+        in_child(child)
     sampler.sample()
     sampler.close()
 

@@ -15,6 +15,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.testing import check_account
+from tests.crash import injection
 from tests.testing.on_disk import is_locked
 from tests.testing.support import REPOSITORY, append_numbered, mapped_files, serial_schema, wait_until
 
@@ -34,24 +35,8 @@ def store(tmp_store):
 
 
 def in_child(function):
-    """Run a function in a forked child; fail with what it raised. The child leaves without any cleaning up."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        text = b"-"
-        try:
-            signal.alarm(600)
-            function()
-        except BaseException as error:
-            text = repr(error).encode()
-        finally:
-            os.write(into, text)
-            os._exit(0)
-    os.close(into)
-    with open(out, "rb") as pipe:
-        text = pipe.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert text == b"-", text.decode()
+    """Run a function in a forked child, which leaves without any cleaning up; fail where it raised."""
+    injection.in_child(lambda tell: function())
 
 
 def check_batch(batch):

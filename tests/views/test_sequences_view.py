@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from tests.parity.test_sequences import views, windows_of
+from tests.testing.support import append_numbered, serial_schema
 from tests.views.fakes import (
     FLAT_SCHEMA,
     OPEN,
@@ -27,10 +28,6 @@ from tests.views.fakes import (
     runs_of,
 )
 from tests.views.strategies import snapshots
-
-SERIAL_SCHEMA = dr.Schema(
-    obs=dr.Field((2,), "float32"), action=dr.Field((), "int64"), extra={"state": dr.Field((3,), "float32")}
-)
 
 
 def one_episode(steps: int, end: str = "terminated", final: bool = True, schema: dr.Schema = FLAT_SCHEMA) -> Snapshot:
@@ -279,57 +276,10 @@ def test_kinds_tell_ids_apart_that_mean_different_things() -> None:
 # On real stores.
 
 
-def append_steps(writer: Any, first: int, steps: int, end: bool = True) -> None:
-    """Append steps numbered by their action; the observation and the state hold the number too."""
-    for serial in range(first, first + steps):
-        writer.append(
-            np.full(2, serial, np.float32), serial, float(serial), end and serial == first + steps - 1,
-            next_obs=np.full(2, serial + 1, np.float32), state=np.full(3, serial, np.float32),
-        )  # fmt: skip
-
-
-def test_a_sampler_draws_windows_with_the_recurrent_state_of_their_first_step(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
-        for first, steps in ((0, 30), (100, 80), (300, 200)):
-            append_steps(writer, first, steps)
-        view = dr.Sequences(80, 40, burn_in=40, start_only=("state",))
-        with dr.Sampler(store, view, batch_size=64, seed=0) as sampler:
-            batch = sampler.sample()
-    assert batch.obs.shape == (64, 80, 2)
-    assert batch.state.shape == (64, 3)
-    assert set(batch.action[:, 0].tolist()) == {0, 100, 300, 340, 380, 420}
-    assert torch.equal(batch.state[:, 0], batch.action[:, 0].float())
-    assert torch.equal(batch.obs[..., 0][batch.mask], batch.action[batch.mask].float())
-    assert torch.equal(batch.next_obs[..., 0][batch.mask], batch.action[batch.mask].float() + 1)
-    starts_episode = torch.tensor([a in (0, 100, 300) for a in batch.action[:, 0].tolist()])
-    assert torch.equal(batch.is_first[:, 0], starts_episode)
-    assert torch.equal(batch.loss_mask[:, :40].all(1), starts_episode & (batch.mask.sum(1) >= 40))
-    assert (batch.weight == 1).all()
-    # The observation behind the last step of a short episode is its final one; behind that there is nothing.
-    short = batch.obs[batch.action[:, 0] == 0][0, :, 0]
-    assert short.tolist() == [*range(31), *[0.0] * 49]
-
-
-def test_a_window_of_an_open_episode_appears_as_soon_as_it_is_full(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
-        sampler = dr.Sampler(store, dr.Sequences(4, 2), batch_size=50, seed=0)
-        append_steps(writer, 0, 3, end=False)
-        with pytest.raises(dr.NotEnoughData, match=r"^the store has 3 steps, 0 of them sampleable as Sequences\("):
-            sampler.sample()
-        append_steps(writer, 3, 1, end=False)
-        assert set(sampler.sample().action[:, 0].tolist()) == {0}
-        append_steps(writer, 4, 5, end=False)
-        batch = sampler.sample()
-        assert set(batch.action[:, 0].tolist()) == {0, 2, 4}
-        assert batch.mask.all()
-        append_steps(writer, 9, 1)
-        assert set(sampler.sample().action[:, 0].tolist()) == {0, 2, 4, 6}
-
-
 def test_a_continuation_after_a_length_cut_is_no_start(tmp_store: Path) -> None:
-    store = dr.create(tmp_store, SERIAL_SCHEMA, segment_steps=8)
+    store = dr.create(tmp_store, serial_schema(), segment_steps=8)
     with store, store.writer() as writer:
-        append_steps(writer, 0, 40)
+        append_numbered(writer, range(40))
         store.refresh()
         assert store.num_episodes > 1
         sampler = dr.Sampler(store, dr.Sequences(6, 3, burn_in=3), batch_size=300, seed=0)
@@ -349,56 +299,9 @@ def test_a_continuation_after_a_length_cut_is_no_start(tmp_store: Path) -> None:
         assert torch.equal(whole.next_obs[..., 0][whole.mask], whole.action[whole.mask].float() + 1)
 
 
-def test_windows_that_begin_before_the_frontier_vanish_and_the_others_stay_where_they_are(tmp_store: Path) -> None:
-    store = dr.create(tmp_store, SERIAL_SCHEMA, capacity=25)
-    with store, store.writer() as writer:
-        append_steps(writer, 0, 40)
-        sampler = dr.Sampler(store, dr.Sequences(8, 4, frame_stack=3), batch_size=100, seed=0)
-        batch = sampler.sample()
-        assert len(store) == 25
-        assert set(batch.action[:, 0].tolist()) == {16, 20, 24, 28, 32}
-        # Stacks read frames before the window, hidden ones too.
-        assert batch.obs.shape == (100, 8, 3, 2)
-        item = batch.action[:, 0].tolist().index(16)
-        assert batch.obs[item, :3, :, 0].tolist() == [[14, 15, 16], [15, 16, 17], [16, 17, 18]]
-        with pytest.raises(dr.NotEnoughData):
-            dr.Sampler(store, dr.Episodes()).sample()
-
-
-def test_gathering_an_id_at_which_no_window_starts_is_an_invalid_index(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
-        append_steps(writer, 0, 20)
-        store.refresh()
-        ids = store.episodes[0].ids
-        for view in (dr.Sequences(8, 4), dr.Episodes()):
-            sampler = dr.Sampler(store, view)
-            assert sampler.gather(ids[:1]).action[0, 0] == 0
-            with pytest.raises(dr.InvalidIndex, match=f"^id {ids[1]} is step 1 of its episode"):
-                sampler.gather(ids[1:2])
-
-
-def test_a_batch_of_episodes_is_as_long_as_its_longest(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
-        for first, steps in ((0, 3), (100, 7), (200, 5)):
-            append_steps(writer, first, steps)
-        store.refresh()
-        first_ids = [piece.ids[0] for piece in store.episodes]
-        sampler = dr.Sampler(store, dr.Episodes())
-        for chosen, length in (((0, 2), 5), ((0,), 3), ((2, 1, 0), 7)):
-            batch = sampler.gather([first_ids[i] for i in chosen])
-            assert batch.obs.shape == (len(chosen), length, 2)
-            assert batch.mask.sum(1).tolist() == [(3, 7, 5)[i] for i in chosen]
-            assert batch.terminated.sum(1).tolist() == [1] * len(chosen)
-            assert torch.equal(batch.loss_mask, batch.mask)
-        short = dr.Sampler(store, dr.Episodes(max_length=4)).gather(first_ids)
-        assert short.mask.sum(1).tolist() == [3, 4, 4]
-        assert not short.terminated[1:].any()
-        assert short.next_obs[1, -1, 0] == 104
-
-
 def test_a_batch_lives_as_long_as_any_view_of_it(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SERIAL_SCHEMA) as store, store.writer() as writer:
-        append_steps(writer, 0, 200)
+    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
+        append_numbered(writer, range(200))
         sampler = dr.Sampler(store, dr.Sequences(8, 4, frame_stack=2), batch_size=16, seed=0, debug=True)
         held = []
         for _ in range(6):
