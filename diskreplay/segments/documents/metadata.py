@@ -387,24 +387,24 @@ class Attribute(NamedTuple):
 def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a document, by field. Raises KeyError for one that is missing, else ValueError."""
     found = {}
-    for name, check, default, field, make, _, _ in table:
+    for name, check, default, stored, make, _, _ in table:
         if name in attributes:
             value = attributes[name]
             if not (type(value) is check if isinstance(check, type) else check(value)):
                 raise ValueError(f"{name} is {value!r:.80}")
-            found[field or name] = value if make is None else make(value)
+            found[stored or name] = value if make is None else make(value)
         elif default is REQUIRED:
             raise KeyError(name)
         else:
-            found[field or name] = default
+            found[stored or name] = default
     return found
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
     """Return the attributes of a document, in order; ``read`` returns what a field is."""
     found = {}
-    for name, _, default, field, _, write, may_lack in table:
-        value = read(field or name)
+    for name, _, default, stored, _, write, may_lack in table:
+        value = read(stored or name)
         if not may_lack or value != default:
             found[name] = value if write is None else write(value)
     return found
