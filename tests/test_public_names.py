@@ -3,14 +3,13 @@
 import ast
 import importlib
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import diskreplay
+from tests.testing.support import run_python
 from tests.testing.without import run_without
 
 ERRORS = {
@@ -82,14 +81,6 @@ NAMES = {
 HEAVY = ("gymnasium", "llvmlite", "matplotlib", "numba", "torch", "zarr")
 
 
-def run_python(code: str) -> str:
-    """Run code in a fresh interpreter that imports this checkout; return what it printed."""
-    root = Path(diskreplay.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_the_public_names_are_exactly_these() -> None:
     assert set(diskreplay.__all__) == NAMES
     assert len(diskreplay.__all__) == len(NAMES)
@@ -132,7 +123,7 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 
 def test_importing_the_package_loads_no_heavy_library() -> None:
     printed = run_python(f"import sys, diskreplay; print([m for m in {HEAVY!r} if m in sys.modules])")
-    assert printed == "[]"
+    assert printed == "[]\n"
 
 
 def test_a_collector_loads_neither_torch_nor_numba(tmp_path: Path) -> None:
@@ -145,7 +136,7 @@ with dr.create({str(tmp_path / "store")!r}, schema) as store, store.writer() as 
         writer.append([0, 0, 0, step], 1, 1.0, terminated=step == 4, next_obs=[0, 0, 0, step + 1])
 print([m for m in ("torch", "numba", "llvmlite", "matplotlib", "gymnasium") if m in sys.modules])
 """
-    assert run_python(code) == "[]"
+    assert run_python(code) == "[]\n"
 
 
 def test_the_package_is_marked_as_typed() -> None:
