@@ -1,7 +1,9 @@
 """A frozen set of committed lengths, the episodes in it, and which lane of a segment carries on which."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -478,3 +480,13 @@ class Snapshot:
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
             raise InvalidIndex(f"id {step_id} has no {count} rows")
         return self.leaf(leaf).rows(slot, lane, row, row + count)
+
+
+def _renew_locks() -> None:
+    """Free what another thread of the parent held: Python 3.11 has a lock for each cached property of a class."""
+    for value in vars(Snapshot).values():
+        if isinstance(value, cached_property):
+            value.lock = RLock()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_renew_locks)
