@@ -241,34 +241,33 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
     return DONE
 
 
+def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
+    """Return when a step was published, None where that is not mapped; for the arrays see `advancing.LANES`."""
+    lanes, lane_base, clocks, folders, first_rows = where
+    first_times, time_chunks, time_shift, bases = times
+    slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
+    row, lane = divmod(position, int(lanes[slot]))
+    folder, first = int(folders[slot]), int(first_rows[lane_base[slot] + lane])
+    if first != OWN_FOLDER:
+        row, lane = row + first, 0
+    bits = int(time_shift[folder])
+    chunk, inside = divmod(row, 1 << bits)
+    base = int(bases[first_times[folder] + chunk]) if chunk < time_chunks[folder] else 0
+    if not base:
+        return None
+    return int(ctypes.c_int64.from_address(base + 8 * ((lane << bits) + inside)).value + clocks[slot])
+
+
 def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
     """Do what `hide_oldest` does, with Python's heap."""
     log, growing, rows, heap, by_place = (
         packed.ints2(tables, i)
         for i in (advancing.ENDED, advancing.GROWING, advancing.ROWS, advancing.HEAP, advancing.BY_PLACE)
     )
-    lanes, lane_base, clocks, folders, first_rows = (
-        packed.ints(tables, i) for i in range(advancing.LANES, advancing.FIRST_ROWS + 1)
-    )
-    first_times, time_chunks, time_shift, times = (
-        packed.ints(tables, i) for i in range(advancing.FIRST_TIMES, advancing.TIMES + 1)
-    )
+    where = tuple(packed.ints(tables, i) for i in range(advancing.LANES, advancing.FIRST_ROWS + 1))
+    times = tuple(packed.ints(tables, i) for i in range(advancing.FIRST_TIMES, advancing.TIMES + 1))
+    lanes, lane_base = where[:2]
     lines, following, origin = log[:end], packed.ints(tables, advancing.FOLLOWING), int(origin)
-
-    def time_of(step_id: int) -> int | None:
-        slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
-        row, lane = divmod(position, int(lanes[slot]))
-        folder, first = int(folders[slot]), int(first_rows[lane_base[slot] + lane])
-        if first != OWN_FOLDER:
-            row, lane = row + first, 0
-        bits = int(time_shift[folder])
-        chunk, inside = divmod(row, 1 << bits)
-        base = int(times[first_times[folder] + chunk]) if chunk < time_chunks[folder] else 0
-        if not base:
-            found[NEEDED] = step_id
-            return None
-        at = base + 8 * ((lane << bits) + inside)
-        return int(ctypes.c_int64.from_address(at).value + clocks[slot])
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:
         """Return time, id and row of a lane's oldest step, no time where it is not mapped; None: there is none."""
@@ -281,7 +280,9 @@ def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
                 return None
         row = max(begin, kept)
         step_id = base + row * width
-        when = time if row == begin else time_of(step_id)
+        when = time if row == begin else _time_of(step_id, origin, where, times)
+        if when is None:
+            found[NEEDED] = step_id
         return (-1 if when is None else when), step_id, row
 
     half = len(heap) // 2

@@ -11,6 +11,7 @@ from diskreplay.kernels import table
 PACKAGE = Path(diskreplay.__file__).parent
 IMPORTS = {"numba", "numba.types", "numba.extending.intrinsic", "numba.extending.register_jitable", "llvmlite.ir"}
 ATTRIBUTES = {"njit", "carray", "types", "__version__"}  # of numba
+# `forceinline` is an option of numba's own overloads, but the docstring of `jit` does not name it.
 OPTIONS = {"nogil", "error_model", "cache", "forceinline"}
 OF_DISPATCHERS = {"signatures"}
 PRIVATE = {"overloads", "compile", "enable_caching", "disable_compile", "stats", "targetctx", "typingctx", "config"}
