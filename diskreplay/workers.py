@@ -12,7 +12,7 @@ repeated:
 A job references its call until the call is over, and so the memory that the call writes to. That memory is not reused
 before.
 
-It also tells objects that their process was forked.
+It also tells objects that their process was forked, and has values that are computed once without a lock.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from _thread import start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -47,6 +47,31 @@ def told_of_forks(tell: Callable[[Any], object]) -> weakref.WeakSet[Any]:
 
     os.register_at_fork(after_in_child=tell_all)
     return alive
+
+
+class computed_once(Generic[T]):
+    """`functools.cached_property` of Python 3.12: that of 3.11 has a lock for all objects of a class.
+
+    A child that is forked while another thread of its parent holds that lock would wait for ever. Without it, two
+    threads may compute the value of an object at once; both get a right one.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object, owner: type) -> Self | T:
+        """Compute the value, and keep it where Python looks before it asks here again."""
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
 
 
 class Job(Generic[T]):

@@ -219,6 +219,12 @@ def test_no_modules_import_each_other() -> None:
     assert circles({module: imports_of(module) for module in MODULES}) == []
 
 
+def test_values_computed_once_have_no_lock_that_a_forked_child_could_wait_for() -> None:
+    """`functools.cached_property` has one on Python 3.11; commands and repairs fork nothing."""
+    users = {part_of(name) for name in INNER if any(each.name == "cached_property" for each in imports_of(name))}
+    assert users <= {"integrity", "integrity.verify", "cli", "testing"}
+
+
 def test_no_module_looks_at_frames_of_other_threads() -> None:
     """CPython 3.11 may end by SIGSEGV: their locals are made while they run."""
     sources = {path: path.read_text() for path in PACKAGE.rglob("*.py")}

@@ -1,9 +1,6 @@
 """A frozen set of committed lengths, the episodes in it, and which lane of a segment carries on which."""
 
-import os
 from dataclasses import dataclass
-from functools import cached_property
-from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +32,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
+from diskreplay.workers import computed_once
 
 # Of the newest ended episodes: most that are asked for have just ended. Then so many times more.
 _NEWEST, _MORE = 1024, 8
@@ -288,7 +286,7 @@ class Snapshot:
         lane = np.arange(self.lanes[slot])
         return self.committed_rows(np.full(len(lane), slot), lane)
 
-    @cached_property
+    @computed_once
     def _counters(self) -> tuple[Ints, Ints]:
         found = self.lane_rows[: following.OBSERVED + 1].copy()
         found[:, self.segments.live_places] = self._live[: following.OBSERVED + 1]
@@ -298,7 +296,7 @@ class Snapshot:
     def _live(self) -> Ints:
         return self.record[frozen.HEAD :].reshape(following.LANE_ROWS, -1)
 
-    @cached_property
+    @computed_once
     def open(self) -> EpisodeTable:
         """The open episodes."""
         return open_episodes(self.origin, self.segments.growing, self._live)
@@ -312,7 +310,7 @@ class Snapshot:
         """Return the table of one array: a leaf of the schema, or ``done``."""
         return self.segments.tables.leaves[path]
 
-    @cached_property
+    @computed_once
     def episodes(self) -> EpisodeTable:
         """The episodes with a visible step, oldest first: each is whole, with the steps of it that are hidden."""
         log = self.log.without_discarded()
@@ -433,7 +431,7 @@ class Snapshot:
             return at
         raise InvalidIndex(f"no visible episode begins at id {first}")
 
-    @cached_property
+    @computed_once
     def _lane_map(self) -> LaneMap:
         found = LaneMap()
         found.update(self)
@@ -480,13 +478,3 @@ class Snapshot:
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
             raise InvalidIndex(f"id {step_id} has no {count} rows")
         return self.leaf(leaf).rows(slot, lane, row, row + count)
-
-
-def _renew_locks() -> None:
-    """Free what another thread of the parent held: Python 3.11 has a lock for each cached property of a class."""
-    for value in vars(Snapshot).values():
-        if isinstance(value, cached_property):
-            value.lock = RLock()  # type: ignore[attr-defined]
-
-
-os.register_at_fork(after_in_child=_renew_locks)

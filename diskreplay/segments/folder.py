@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from diskreplay.segments.packs import PackTables, find_pack, open_shard, read_ta
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 from diskreplay.segments.segment_reader import LaneFlags, read_sealed
 from diskreplay.segments.shards import Shard
+from diskreplay.workers import computed_once
 
 
 class RewardSums(NamedTuple):
@@ -144,12 +144,12 @@ class Folder:
         """Return the logarithm of the rows of an array's chunks, or `LACKING`, and how many chunks it has at least."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
-    @cached_property
+    @computed_once
     def reward_sums(self) -> RewardSums:
         """What a sealed one keeps of the sums of rewards."""
         return RewardSums.read(self.info)
 
-    @cached_property
+    @computed_once
     def value_rows(self) -> ValueRows:
         """Where it has the values of its rows."""
         return ValueRows(self.info, self._tables)

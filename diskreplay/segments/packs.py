@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from diskreplay.segments.files.mapping import MappingRefused, map_file, opened, 
 from diskreplay.segments.files.numbers import listed_numbers
 from diskreplay.segments.segment import SegmentInfo, read_segment
 from diskreplay.segments.shards import CRC_BYTES, NOTHING, Shard, index_bytes
+from diskreplay.workers import computed_once
 
 # Of a table, so that a hostile one takes no memory.
 _MOST_BYTES = 1 << 30
@@ -80,7 +80,7 @@ class PackTables:
         """Return the tables for the rows of an array: those of an episode field are told by other columns."""
         return self._of_values if layout.is_of_episodes(leaf) else self
 
-    @cached_property
+    @computed_once
     def _of_values(self) -> "PackTables":
         return PackTables(self.members, self.runs[:, [3, 4, 2, 3, 4]])
 
@@ -90,7 +90,7 @@ class PackTables:
         members, runs = (np.ascontiguousarray(table, "<i8").tobytes() for table in (self.members, self.runs))
         return members, runs
 
-    @cached_property
+    @computed_once
     def first_run(self) -> Ints:
         """The line of the first lane of each segment, and behind them the number of lines."""
         return np.concatenate([[0], np.cumsum(self.lanes)])
@@ -406,13 +406,13 @@ class InnerChunks:
         self.rows = self._how.rows
         self.count = info.chunk_rows[leaf] // self.rows
 
-    @cached_property
+    @computed_once
     def own_index(self) -> bytes:
         """The index in the file itself; nothing where that does not fit its checksum."""
         size = index_bytes(self._info.chunk_rows[self._leaf], self.rows)
         return _whole_index(self._read(self._how.nbytes - size, size))
 
-    @cached_property
+    @computed_once
     def _index(self) -> Ints | None:
         """Offset and bytes of each; None where neither the index nor its copy is whole."""
         data = self.own_index or self._copied_index()

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
@@ -24,6 +23,7 @@ from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.schema.schema import Field, Schema
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.mapping import opened
+from diskreplay.workers import computed_once
 
 Document = dict[str, Any]
 Identity = tuple[int, int, int]  # inode, time of change and size of a file
@@ -119,7 +119,7 @@ class RowArray:
         found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
         return None if found is None else int(found[1])
 
-    @cached_property
+    @computed_once
     def _text(self) -> str:
         """Its zarr.json with blanks, which only who writes one needs."""
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
@@ -156,7 +156,7 @@ class Blueprint:
         self.counters = [path for path in self.paths if path in others and _is_array(templates[path])]
         self.values = [path for path, array in self.arrays.items() if array.is_of_episodes]
 
-    @cached_property
+    @computed_once
     def _texts(self) -> dict[str, str]:
         """The zarr.json, with blanks, of what has no rows."""
         documents = {path: self._templates[path] for path in self.paths if path not in self.arrays}
@@ -165,7 +165,7 @@ class Blueprint:
         }
         return {path: dump(document).decode() for path, document in (documents | blank).items()}
 
-    @cached_property
+    @computed_once
     def with_priority(self) -> "Blueprint":
         """The same with an array of initial priorities.
 
