@@ -110,56 +110,6 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
     return True
 
 
-@jit.inlined
-def _split_rows(
-    tables: Ints, ended: Ints, found: Ints, row_0: int, width: int, folder: int, lane: int, row: int, stop: int,
-    start: int, so_far: int, time: int, is_timed: bool, clock: int,
-) -> tuple[int, int, int, bool]:  # fmt: skip
-    """Cut the new rows of a lane, up to `stop`, where episodes begin and end; `row_0` is the id of its first row.
-
-    The open episode began at row `start`, -1 if there is none, and at this `time`; `so_far` are the bits of its end.
-    Returns start, bits and time of the one that is open behind the rows, and whether they are damaged.
-    """
-    bits = number(tables, advancing.SHIFT, folder)
-    bases = tables[advancing.BASES, packed.ADDRESS] + 8 * number(tables, advancing.FIRST_CHUNK, folder)
-    mask = (1 << bits) - 1
-    before, previous = so_far & CONTINUES, so_far & EPISODE_VALUES  # flags of the row before
-    # Behind the last row an episode is over, too, that its last step ends.
-    while row < stop or (start >= 0 and previous & ENDS != 0):
-        flags = FIRST
-        if row < stop:
-            flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
-            inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD
-            if inside and (row & mask) + WORD <= mask + 1 and jit.load_int(flags_at) == 0:
-                row, previous = row + WORD, 0  # the middle of an episode
-                continue
-            flags = jit.load_byte(flags_at)
-        ends = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0
-        is_damaged = flags & DISCARDED != 0 and flags != DISCARD and flags != DISCARD_BEFORE
-        if start >= 0 and (ends or flags & FIRST != 0 or previous & ENDS != 0):
-            behind = flags & BEHIND_LAST if ends else 0
-            end, final = previous & LAST_STEP | before | behind, 1 if behind & OBSERVATION_ONLY else 0
-            _emit(ended, found, row_0 + start * width, width, row - start, final, end, time)
-            start = -1
-        if not ends and row < stop:
-            if start < 0:
-                is_start = flags & (FIRST | NO_STEP) == FIRST or flags == DISCARD_BEFORE
-                is_damaged = is_damaged or not is_start
-                start, before = row, CONTINUES if flags & CUT else 0
-                if is_timed:
-                    table = advancing.FIRST_TIMES
-                    address = packed.row_address(tables, table, folder, OWN_FOLDER, lane, row)
-                    time = jit.load_int(address) + clock
-                if flags & DISCARDED:
-                    _emit(ended, found, row_0 + start * width, width, 0, 0, DISCARDED | before, time)
-                    start = -1
-            previous = flags
-        if is_damaged:
-            return start, OPEN, time, True
-        row += 1
-    return start, OPEN | before | previous & EPISODE_VALUES if start >= 0 else OPEN, time, False
-
-
 @jit.kernel("int", "ints2", "int", "out_ints")
 def follow(tables: Ints, origin: int, found: Ints) -> int:
     """Take in what lanes have published, unless that was done before (FOLLOWED); see `DONE` for the result.
@@ -218,17 +168,51 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
                 lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
                 found[OPEN_STEPS] += 1
                 continue
-            start, end, time, is_damaged = _split_rows(
-                tables, ended, found, segment + lane, width, folder, lane, row, stop, start, so_far,
-                lanes[OPEN_TIME, at], is_timed, growing[line, CLOCK],
-            )  # fmt: skip
-            if is_damaged:
-                found[ENDED], found[ENDED_STEPS], found[SPLITS] = over, steps_over, splits
-                return DAMAGED
+            before, time = so_far & CONTINUES, lanes[OPEN_TIME, at]
+            previous = so_far & EPISODE_VALUES  # flags of the row before
+            # Behind the last row an episode is over, too, that its last step ends.
+            while row < stop or (start >= 0 and previous & ENDS != 0):
+                flags = np.int64(FIRST)
+                if row < stop:
+                    flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
+                    inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD
+                    if inside and (row & mask) + WORD <= mask + 1 and jit.load_int(flags_at) == 0:
+                        row, previous = row + WORD, 0  # the middle of an episode
+                        continue
+                    flags = np.int64(jit.load_byte(flags_at))
+                ends = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0
+                is_damaged = flags & DISCARDED != 0 and flags != DISCARD and flags != DISCARD_BEFORE
+                if start >= 0 and (ends or flags & FIRST != 0 or previous & ENDS != 0):
+                    end = previous & LAST_STEP | before
+                    final = 1 if ends and flags & OBSERVATION_ONLY else 0
+                    end |= flags & BEHIND_LAST if ends else 0
+                    first = segment + lane + start * width
+                    _emit(ended, found, first, width, row - start, final, end, time)
+                    start = -1
+                if not ends and row < stop:
+                    if start < 0:
+                        is_start = flags & (FIRST | NO_STEP) == FIRST or flags == DISCARD_BEFORE
+                        is_damaged = is_damaged or not is_start
+                        start, before = row, CONTINUES if flags & CUT else 0
+                        if is_timed:
+                            table = advancing.FIRST_TIMES
+                            address = packed.row_address(tables, table, folder, OWN_FOLDER, lane, row)
+                            time = jit.load_int(address) + growing[line, CLOCK]
+                        if flags & DISCARDED:
+                            first = segment + lane + start * width
+                            _emit(ended, found, first, width, 0, 0, DISCARDED | before, time)
+                            start = -1
+                    previous = flags
+                if is_damaged:
+                    found[ENDED], found[ENDED_STEPS], found[SPLITS] = over, steps_over, splits
+                    return DAMAGED
+                row += 1
             if lanes[OPEN_START, at] >= 0:
                 found[OPEN_STEPS] -= lanes[COMMITTED, at] - lanes[OPEN_START, at]
-            lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, end, time
-            found[OPEN_STEPS] += stop - start if start >= 0 else 0
+            lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
+            if start >= 0:
+                found[OPEN_STEPS] += stop - start
+                lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
             lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
     found[FOLLOWED] = 1
     return ADDED if found[ENDED] > before_all and found[SPLITS] != 0 else DONE
