@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.kernels import cache
+from diskreplay.kernels.table import MODULES
 from diskreplay.views.base import copy_threads
 from diskreplay.views.windows import Windows
 from tests.kernels.plain.gathering import row_address
@@ -42,7 +43,7 @@ class Runs(NamedTuple):
 def copy_kernel() -> Callable[..., None]:
     """Return what copies runs to places of a target: sources, counts, places, the target's address, past the caches."""
     package = cache.import_kernels(cache.folder())
-    jit, copies = import_module(f"{package}.jit"), import_module(f"{package}.stream")
+    jit, copies = import_module(f"{package}.jit"), import_module(f"{package}.{MODULES['stream']}")
     copy_bytes, stream, fence = jit.copy_bytes, copies.stream, jit.fence
 
     @numba.njit(nogil=True)
