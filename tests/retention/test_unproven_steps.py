@@ -100,5 +100,5 @@ def test_a_time_beyond_all_times_is_refused(tmp_store):
     with another_boot(), dr.open(copy, "a"):
         pass
     edit(max(copy.glob("segments/0*/zarr.json")), unproven_time=(1 << 62) + 1)
-    with pytest.warns(dr.DamagedSegmentWarning, match="no time"), dr.open(copy) as store:
+    with pytest.warns(dr.DamagedSegmentWarning, match="unproven_time is 4611686018427387905"), dr.open(copy) as store:
         assert len(store) > 0
