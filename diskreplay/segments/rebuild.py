@@ -28,7 +28,7 @@ from diskreplay.folders import is_folder
 from diskreplay.ids import NO_STEP, Ints
 from diskreplay.segments.blocks import Chunk, Sums, known_sums, parse, sealed_chunks
 from diskreplay.segments.damage.damage import Damage, Range, find_damage
-from diskreplay.segments.damage.quarantine import Quarantined, forget, include_number, move_aside, quarantined_numbers
+from diskreplay.segments.damage.quarantine import Quarantined, forget, include_number, move_aside, read_quarantine
 from diskreplay.segments.damage.unproven import rows_with_files
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.eviction_list import evicted_in
@@ -38,9 +38,9 @@ from diskreplay.segments.files.durable import drafted, move, sync_folder, sync_t
 from diskreplay.segments.files.mapping import data_ranges, opened, read_regular
 from diskreplay.segments.files.times import repeat_times, time_bounds
 from diskreplay.segments.marks import proven_rows
-from diskreplay.segments.packs import InnerChunks, read_tables
+from diskreplay.segments.packs import InnerChunks, read_members, read_packs, read_tables
 from diskreplay.segments.sealing import GroupWriter, count_steps_in
-from diskreplay.segments.segment import Lost, SegmentInfo, counter_inode, read_as_sealed, read_segment
+from diskreplay.segments.segment import DAMAGE, Lost, SegmentInfo, counter_inode, read_as_sealed, read_segment
 from diskreplay.segments.shards import Compressed, zstd
 
 # The most copies whose rows are remembered, by the state of their files.
@@ -403,13 +403,19 @@ def rebuild_copy(info: SegmentInfo) -> bool:
 
 
 def finish_replacements(root: Root) -> list[int]:
-    """Complete replacements that a process died in; return which segments. The caller holds the store lock."""
+    """Complete replacements that a process died in; return which segments. The caller holds the store lock.
+
+    A segment that was evicted or merged meanwhile is not replaced: what was to take its place goes to quarantine.
+    """
     found = _numbers(root, _REBUILT)
     for number in found:
-        _replace(root, number)
+        if _is_merged(root, number):
+            _keep(root, number, "its segment was merged meanwhile")
+        else:
+            _replace(root, number)
     for number in (replaced := _numbers(root, _REPLACED)):
         _notify(root, number)
-    return sorted({*found, *replaced})
+    return sorted(number for number in {*found, *replaced} if os.path.lexists(root.segment_path(number)))
 
 
 def _replace(root: Root, number: int, reason: str = "was replaced by another one of it", steps: int = 0) -> str | None:
@@ -417,14 +423,31 @@ def _replace(root: Root, number: int, reason: str = "was replaced by another one
     aside = None
     if os.path.lexists(path):
         aside = move_aside(root.folder, f"{layout.SEGMENTS}/{path.name}", reason, steps=steps, rebuilt=True)
-    elif number not in quarantined_numbers(root.folder) or number < int(root.counters().read()[layout.FIRST_LIVE]):
-        # It was evicted since. What was built is not needed, and not deleted: that is for retention alone.
-        move_aside(root.folder, f"{layout.COUNTERS}/{rebuilt.name}", "its segment was evicted meanwhile", steps=0)
+    elif not _gave_way(root, number) or number < int(root.counters().read()[layout.FIRST_LIVE]):
+        _keep(root, number, "its segment was evicted meanwhile")
         return None
     _beside(root, _REPLACED, number).mkdir(exist_ok=True)
     move(rebuilt, path)
     _notify(root, number)
     return aside
+
+
+def _is_merged(root: Root, number: int) -> bool:
+    """Whether the rows of what waits for a place are in a pack by now: in its place it would be deleted."""
+    with suppress(*DAMAGE):
+        members = read_members(read_segment(root, number, _beside(root, _REBUILT, number)))[:, 0]
+        return any(np.isin(members, tables.numbers).any() for info, tables in read_packs(root) if info.number != number)
+    return False
+
+
+def _gave_way(root: Root, number: int) -> bool:
+    """Whether a segment that left its place was set aside; a record alone is of one that left the quarantine."""
+    return any(entry.segment == number for entry in read_quarantine(root.folder))
+
+
+def _keep(root: Root, number: int, reason: str) -> None:
+    """Set aside what waits for a place that it cannot have any more. Only retention deletes."""
+    move_aside(root.folder, f"{layout.COUNTERS}/{_beside(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:

@@ -371,6 +371,25 @@ def test_an_original_takes_the_place_of_the_rebuilt_segment(store_path):
     assert verify(store_path, deep=True) == []
 
 
+@pytest.mark.parametrize("has_record", [False, True])
+def test_an_original_is_kept_if_the_rebuilt_segment_is_merged_before_it_is_back(store_path, has_record):
+    """A process died in `--restore`: it had taken the original out of quarantine, and perhaps left its record there."""
+    left, out = rebuilt(store_path), store_path / "counters/rebuilt-00000001"
+    with dr.open(store_path, "a") as store:
+        os.rename(store_path / ASIDE, out)
+        if not has_record:
+            os.unlink(store_path / f"{ASIDE}.record.json")
+        before = digest(out)
+        assert store.compact()["segments"] == 3
+    with pytest.raises(Refused, match="^segment 1 is not in .*quarantine"):
+        repair(store_path, restore=1)
+    assert read(store_path, "a") == left
+    (entry,) = quarantine(store_path)
+    assert (entry.steps, entry.reason) == (0, "its segment was merged meanwhile")
+    assert digest(store_path / entry.where) == before
+    assert verify(store_path, deep=True) == []
+
+
 def test_an_original_that_is_still_damaged_leaves_the_rebuilt_segment(store_path):
     left = rebuilt(store_path)
     damage_a_row(store_path / ASIDE)
