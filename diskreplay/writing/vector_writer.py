@@ -501,12 +501,25 @@ class VectorWriter(BaseWriter):
         return self._schema.cast("episode", episode, (self.num_envs,)) if episode else None
 
     @one_call_at_a_time
-    def append_episode(self, lane: int, obs: Any, action: Any, reward: Any, **rest: Any) -> None:
-        """Append an episode to one lane in one piece; see `Writer.append_episode`, which takes the same ``rest``."""
+    def append_episode(
+        self,
+        lane: int,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        *,
+        terminated: Any,
+        truncated: Any = False,
+        episode: dict[str, Any] | None = None,
+        priority: Any = None,
+        **extra: Any,
+    ) -> None:
+        """Append an episode to one lane in one piece; see `Writer.append_episode`."""
         if not isinstance(lane, (int, np.integer)) or isinstance(lane, bool) or not 0 <= lane < self.num_envs:
             raise SchemaError(f"lane {lane!r} is not one of 0 to {self.num_envs - 1}")
         target = self._episode_writer.lanes[int(lane)]
-        self._append_episode(target, obs, action, reward, **rest)
+        given = {"terminated": terminated, "truncated": truncated, "episode": episode, "priority": priority}
+        self._append_episode(target, obs, action, reward, **given, **extra)
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:

@@ -1,5 +1,6 @@
 """VectorWriter: lanes that advance on their own."""
 
+import inspect
 import tracemalloc
 
 import numpy as np
@@ -48,6 +49,12 @@ def append(writer, t, terminated=False, **kwargs):
 def serials(store):
     store.refresh()
     return [episode["serial"].tolist() for episode in store.episodes]
+
+
+def test_whole_episodes_are_appended_by_the_arguments_of_a_writer_and_a_lane():
+    one, many = (inspect.signature(kind.append_episode).parameters for kind in (dr.Writer, dr.VectorWriter))
+    assert list(many) == ["self", "lane", *list(one)[1:]]
+    assert {name: many[name] for name in one} == dict(one)
 
 
 def test_each_lane_is_an_episode(store):
