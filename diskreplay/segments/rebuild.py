@@ -15,6 +15,7 @@ import dataclasses
 import errno
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -373,16 +374,17 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
     return _replace(root, number, reason, steps)
 
 
-def exchange(root: Root, entry: Quarantined, reason: str) -> str | None:
+def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str) -> str | None:
     """Bring a segment back from quarantine, and set aside the one in its place; return where that one is now.
 
-    The caller holds the store lock, and has verified the segment. ``reason`` goes into the record of the one that gives
-    way: each of its steps is in the other one.
+    The caller holds the store lock, and has verified the segment. ``members`` are the numbers of those that are in a
+    pack. ``reason`` goes into the record of the one that gives way: each of its steps is in the other one.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _beside(root, _REBUILT, number))
     forget(root.folder, entry)
-    include_number(root.counters(writable=True), number)
+    for one in (number, *members[:1]):
+        include_number(root.counters(writable=True), one)
     return _replace(root, number, reason)
 
 
@@ -442,7 +444,7 @@ def _is_merged(root: Root, number: int) -> bool:
 
 def _gave_way(root: Root, number: int) -> bool:
     """Whether a segment that left its place was set aside; a record alone is of one that left the quarantine."""
-    return any(entry.segment == number for entry in read_quarantine(root.folder))
+    return any(entry.path == layout.segment_folder(number) for entry in read_quarantine(root.folder))
 
 
 def _keep(root: Root, number: int, reason: str) -> None:

@@ -54,7 +54,8 @@ def _bring_back(remedies: Remedies, number: int) -> str:
     detail = f"from {entry.where}" + ("" if entry.steps is None else f", {entry.steps} steps")
     now, is_taken = None, os.path.lexists(root / place)
     if not remedies.dry_run and is_taken:
-        now = exchange(remedies.store, entry, "another one of it was brought back from quarantine")
+        reason = "another one of it was brought back from quarantine"
+        now = exchange(remedies.store, entry, _members(info), reason)
     elif not remedies.dry_run:
         bring_back(root, entry, _members(info))
     if is_taken:

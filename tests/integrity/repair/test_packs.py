@@ -11,7 +11,7 @@ import pytest
 import diskreplay as dr
 from tests.testing import packed
 from tests.testing.commands import Refused, repair, verify
-from tests.testing.on_disk import flip, words
+from tests.testing.on_disk import LANE_COUNTERS, flip, set_words, words
 from tests.testing.support import digest
 
 pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
@@ -269,6 +269,23 @@ def test_a_mended_pack_takes_the_place_of_the_rebuilt_one(damaged):
     assert account(path) == before
     with dr.open(path, "a"):
         pass
+    assert packed.shown(path) == episodes
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_the_counters_reach_over_the_members_of_a_pack_that_is_back(damaged, is_taken):
+    path, folder, episodes = damaged
+    aside, number = path / "counters/quarantine/segments" / folder.name, int(folder.name)
+    for name in LANE_COUNTERS:
+        flip(folder / name / "c.0")
+    assert [action.what for action in repair(path).actions] == ["quarantined"]
+    for name in LANE_COUNTERS:
+        flip(aside / name / "c.0")
+    set_words(path, first_live=number)  # what retention has made of it meanwhile
+    if is_taken:
+        folder.mkdir()
+    repair(path, restore=number)
+    assert words(path)["first_live"] == 0
     assert packed.shown(path) == episodes
 
 
