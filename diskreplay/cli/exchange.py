@@ -10,13 +10,15 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import typer
 
 import diskreplay as dr
 from diskreplay.cli import console, text
+from diskreplay.cli.upkeep import parse_compression
 from diskreplay.cli.where import Where, compile_where
+from diskreplay.interop.exchange.choosing import SourceEpisode
 from diskreplay.interop.exchange.exporting import Announced, Exported
 from diskreplay.segments.documents.root import check_local
 
@@ -60,10 +62,40 @@ Options = Annotated[
 ]
 
 
+def _names(part: str) -> Any:
+    says = f"The features that are {part}: NAME makes one the {part} itself; NAME,... or STORE_NAME=NAME,... a dict."
+    return typer.Option(metavar="NAMES", help=says)
+
+
 def import_store(
     source: Source,
     path: Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the new store.")],
     option: Options = None,
+    obs: Annotated[str | None, _names("the observation")] = None,
+    action: Annotated[str | None, _names("the action")] = None,
+    reward: Annotated[str | None, _names("the reward")] = None,
+    extra: Annotated[str | None, _names("extra fields")] = None,
+    rename: Annotated[
+        str | None, typer.Option(metavar="NAME=STORE_NAME,...", help="Other names, as image=obs/top.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,...", help="Features that are left out; may be repeated.")
+    ] = None,
+    on_error: Annotated[
+        str, typer.Option(metavar="raise|skip", help="skip leaves out episodes that cannot be read, and names them.")
+    ] = "raise",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH=DTYPE,...",
+            help="Dtypes in the store, as obs/image=uint8. Values that do not fit are refused, or rounded with :unsafe "
+            "behind the dtype.",
+        ),
+    ] = None,
+    compression: Annotated[
+        str | None, typer.Option(metavar="zstd[:LEVEL]", help="How wide fields of the store are compressed.")
+    ] = None,
+    where: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a data set into a new store.
@@ -71,13 +103,62 @@ def import_store(
     An import that was interrupted continues at the first episode that is not in the store when the command is repeated.
     The store keeps every value, how each episode ended, and in its notes what the format says of the whole data set.
     """
-    scheme, where = _parsed(source)
+    scheme, place = _parsed(source)
     import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset
+    given = {
+        "obs": _parse_names(obs),
+        "action": _parse_names(action),
+        "reward": _parse_names(reward),
+        "extra": _parse_names(extra),
+        "rename": _parse_pairs("--rename", rename),
+        "skip": [name for each in skip or () for name in each.split(",")],
+        "on_error": on_error,
+        "dtype": _parse_pairs("--dtype", dtype),
+        "compression": parse_compression(compression),
+        "where": None if where is None else WhereOfSource(where),
+    }
     options = parse_options(scheme, import_dataset, option or ())
     with console.bar("Importing steps") as progress:
-        done = import_dataset(where, path, progress=progress, **options)
+        done = import_dataset(place, path, progress=progress, **given, **options)
     line = f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}{_cut(done)}"
-    console.tell(asdict(done), [line], json=as_json)
+    if done.skipped:
+        line += f"; {len(done.skipped)} left out"
+    if not as_json:
+        _show_names("left out", done.skipped)
+    skipped = [each._asdict() for each in done.skipped]
+    console.tell({**asdict(done), "skipped": skipped}, [line], json=as_json)
+
+
+class WhereOfSource:
+    """A condition on the episodes of a data set, which is compiled when the schema is known."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self._condition: Callable[[Any], bool] | None = None
+
+    def __call__(self, episode: SourceEpisode) -> bool:
+        """Tell whether an episode meets it; SchemaError where it names what a data set does not have."""
+        if self._condition is None:
+            self._condition = cast(Callable[[Any], bool], compile_where(self.expression, episode.schema))
+        try:
+            return self._condition(episode)
+        except AttributeError as error:
+            raise dr.SchemaError(f"--where: an episode of a data set has no {error.name}") from None
+
+
+def _parse_names(given: str | None) -> Any:
+    if given is None or ("," not in given and "=" not in given):
+        return given
+    return _parse_pairs("the option", given) if "=" in given else given.split(",")
+
+
+def _parse_pairs(option: str, given: str | None) -> dict[str, str] | None:
+    if given is None:
+        return None
+    pairs = [item.partition("=") for item in given.split(",")]
+    if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
+        raise typer.BadParameter(f"{option} is NAME=NAME,..., and {wrong[0]!r} is no pair")
+    return {name: value for name, _, value in pairs}
 
 
 def export_store(
@@ -125,10 +206,10 @@ def export_store(
     console.emit(line)
 
 
-def _show_names(title: str, named: Sequence[Any]) -> None:
+def _show_names(title: str, named: Sequence[tuple[str, str]]) -> None:
     if not named:
         return
-    columns = {"name": lambda each: text.clean(each.name), "reason": lambda each: str(each.reason)}
+    columns = {"name": lambda each: text.clean(each[0]), "reason": lambda each: text.clean(each[1])}
     console.show(console.TextTable(title, columns, named))
 
 

@@ -70,7 +70,7 @@ def compact(
     Ids, episodes, priorities and saved states stay as they are, and other processes may write and sample meanwhile.
     Segments that are being written, damaged ones, and such that fill half of a pack are left as they are.
     """
-    how = _parsed(compression)
+    how = parse_compression(compression)
     with dr.open(path, "r" if dry_run else "a") as store, console.bar("Merging", in_bytes=True) as progress:
         done = store.compact(how, progress, dry_run=dry_run)
     line, before = "nothing to merge", text.size(done["bytes_before"])
@@ -80,8 +80,8 @@ def compact(
     console.tell(done, [line], json=json)
 
 
-def _parsed(compression: str | None) -> str | tuple[str, int] | None:
-    """Return what `Store.compact` takes."""
+def parse_compression(compression: str | None) -> str | tuple[str, int] | None:
+    """Return what `Store.compact` and `create` take."""
     if compression is None:
         return None
     name, colon, level = compression.partition(":")

@@ -7,17 +7,18 @@ array of N rows, such as those in ``infos``, is an extra field of the step; ``me
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     CUT,
@@ -38,7 +39,7 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import differ, with_final
 
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
@@ -85,6 +86,7 @@ def import_dataset(
     *,
     max_episode_steps: int | None = None,
     progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a file of D4RL into a new store, or the rest of it after an interruption.
 
@@ -104,6 +106,8 @@ def import_dataset(
         environment. None: they end at ``terminals`` only.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -116,7 +120,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, open_source(source, max_episode_steps), progress)
+    return import_into(path, open_source(source, max_episode_steps), Choice(**options), progress)
 
 
 def open_source(source: str | PathLike[str], max_episode_steps: int | None = None) -> Source:
@@ -131,7 +135,7 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    compression: str | None = "gzip",
+    hdf5_compression: str | None = "gzip",
     where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
@@ -146,7 +150,7 @@ def export_dataset(
         The store.
     path : path
         The HDF5 file; nothing is there.
-    compression : str or None
+    hdf5_compression : str or None
         Of its arrays: "gzip", as that of D4RL's own files, "lzf", or None, with which an export is many times faster.
     where : callable, optional
         A predicate over `Episode`: those that are exported.
@@ -162,8 +166,8 @@ def export_dataset(
     SchemaError
         There is no such compression.
     """
-    check_option("compression", compression, _COMPRESSIONS)
-    made = partial(_format, compression)
+    check_option("hdf5_compression", hdf5_compression, _COMPRESSIONS)
+    made = partial(_format, hdf5_compression)
     return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
 
 
@@ -228,6 +232,9 @@ def schema_of(fields: Iterable[tuple[str, Field]]) -> Schema:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+_D3RLPY_ENDS = "episode_terminals"
+
+
 class Reader:
     """A file of D4RL.
 
@@ -271,7 +278,7 @@ class Reader:
         self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
         self.episodes = len(self._bounds) - 1
 
-    def read(self, first: int) -> Iterator[EpisodeData]:
+    def read(self, first: int, _: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the episodes in order, from number ``first`` on."""
         row_bytes = sum(self._arrays[array].row_bytes for array in self._columns.values()) or 1
         rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
@@ -301,6 +308,11 @@ class Reader:
             yield EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at]))
 
     def _check(self, max_episode_steps: int | None) -> None:
+        if _D3RLPY_ENDS in self._arrays and TIMEOUTS not in self._arrays:
+            raise FormatError(
+                f"{self._path} is of d3rlpy 1 and not of D4RL: {_D3RLPY_ENDS!r} says where its episodes end. Add the "
+                f"array {TIMEOUTS!r}, which is true where that is and {TERMINALS!r} is not"
+            )
         for name in _NEEDED:
             if not any(is_part(array, name) for array in self._arrays):
                 raise FormatError(f"{self._path} has no {name!r}: a file of D4RL has {', '.join(_NEEDED)}")

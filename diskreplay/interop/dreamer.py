@@ -12,12 +12,13 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.choosing import Choice, Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     ENDS,
@@ -34,7 +35,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_part,
 )
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import foreign, opened_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.step_values import as_flags
@@ -64,8 +65,7 @@ def import_dataset(
     path: str | PathLike[str],
     *,
     progress: Progress | None = None,
-    action: str = ACTION,
-    extra: Sequence[str] = (),
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a replay folder of Dreamer into a new store, or the rest of it after an interruption.
 
@@ -84,10 +84,8 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this folder has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
-    action : str
-        The key of the actions. In a file without this key, the actions are the keys that begin with it and a slash.
-    extra : sequence of str
-        Further keys that are not observations.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -100,19 +98,22 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    folder = Path(source).absolute()
+    choice, folder = Choice(**options), Path(source).absolute()
     with foreign(folder):
         replay = _Replay(folder)
-        paths, schema = replay.paths(action, extra), replay.schema(action, extra)
+        names = replay.paths(choice.named(ACTION) or [ACTION], choice.named(EXTRA) or ())
+        leaves = replay.leaves(names)
     data_set = Source(
         NAME,
         folder,
-        schema,
+        None,
         len(replay.episodes),
         sum(map(_steps, replay.episodes)),
-        lambda first: (replay.read(parts, paths) for parts in replay.episodes[first:]),
+        lambda first, paths: (replay.read(parts, names, paths) for parts in replay.episodes[first:]),
+        leaves=leaves,
+        names=names,
     )
-    return import_into(path, data_set, progress)
+    return import_into(path, data_set, choice, progress)
 
 
 def export_dataset(
@@ -206,36 +207,38 @@ class _Replay:
                     parts = []
         yield from _if_steps(parts)
 
-    def paths(self, action: str, extra: Sequence[str]) -> dict[str, str]:
-        """Return the keys of the leaves of steps, by their path."""
+    def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
+        """Return the keys of steps by their default paths: these are the actions and the extra fields.
+
+        The driver moves leaves, but which row of a step a value is in depends on its role.
+        """
         keys = self._open(self.episodes[0][0].file)
-        below = [key for key in keys if key.startswith(f"{action}/") and key not in extra]
-        actions = [action] if action in keys else below
-        if not actions:
-            raise FormatError(f"{self.episodes[0][0].file} has no {action!r}; it has {', '.join(keys)}")
-        found = {f"{ACTION}{key.removeprefix(action)}": key for key in actions}
-        found[REWARD] = REWARD
+        found = {REWARD: REWARD}
+        for key in keys:
+            if key not in extra and any(key == each or (each not in keys and is_in(key, each)) for each in actions):
+                found[ACTION if key == ACTION else f"{ACTION}/{key.removeprefix(f'{ACTION}/')}"] = key
         if self._has_other_discounts:
             found[_STEP_DISCOUNT] = _DISCOUNT
         taken = {*found.values(), *_FLAGS}
         for key in keys:
             if key in taken or (self._takes_actions and key in _BOOKKEEPING):
                 continue
-            if key in extra or key.startswith((_LOG, "log/")):
+            if any(is_in(key, name) for name in extra) or key.startswith((_LOG, "log/")):
                 found[f"{EXTRA}/{_extra_name(key)}"] = key
             else:
                 found[f"{OBS}/{key}"] = key
         return found
 
-    def schema(self, action: str, extra: Sequence[str]) -> Schema:
-        """Return what the steps of the first episode hold."""
-        file, paths = self.episodes[0][0].file, self.paths(action, extra)
-        values = {path: self._open(file)[key] for path, key in paths.items()}
+    def leaves(self, names: Mapping[str, str]) -> dict[str, Field]:
+        """Return what the steps of the first episode hold, by their default paths."""
+        file = self.episodes[0][0].file
+        values = {path: self._open(file)[key] for path, key in names.items()}
         values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
-        return schema_of(values, file)
+        return leaves_of(values, file)
 
-    def read(self, parts: Sequence[_Part], paths: Mapping[str, str]) -> EpisodeData:
-        """Return an episode."""
+    def read(self, parts: Sequence[_Part], names: Mapping[str, str], wanted: Collection[str]) -> EpisodeData:
+        """Return the wanted leaves of an episode, and its rewards."""
+        paths = {path: key for path, key in names.items() if path in wanted or path == REWARD}
         rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}
         for path, key in paths.items():

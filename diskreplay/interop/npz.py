@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Store
 from diskreplay.bounded_json import parse_json
+from diskreplay.interop.exchange.choosing import Choice, Options
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import FIELDS, HIDDEN, PRIORITY, EpisodeData, is_part
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
@@ -31,7 +32,11 @@ _TERMINATED, _TRUNCATED, _NOTES = "terminated", "truncated", "notes"
 
 
 def import_dataset(
-    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a folder of NumPy files into a new store, or the rest of it after an interruption.
 
@@ -43,6 +48,8 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this folder has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -53,7 +60,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    folder = Path(source).absolute()
+    choice, folder = Choice(**options), Path(source).absolute()
     with foreign(folder):
         found = Description.read(folder, NAME)
     made = Source(
@@ -62,10 +69,10 @@ def import_dataset(
         found.schema,
         found.episodes,
         found.steps,
-        lambda first: _read(folder, first, found.episodes),
+        lambda first, _: _read(folder, first, found.episodes),
         found.metadata,
     )
-    return import_into(path, made, progress)
+    return import_into(path, made, choice, progress)
 
 
 def export_dataset(

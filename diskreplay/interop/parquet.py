@@ -16,18 +16,19 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, Store
 from diskreplay.bounded_json import parse_json
+from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.threads import read_ahead, write_behind
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
@@ -62,7 +63,11 @@ _FILE_BYTES = 16 << 20
 
 
 def import_dataset(
-    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a folder of Parquet files into a new store, or the rest of it after an interruption.
 
@@ -74,6 +79,8 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this folder has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -84,7 +91,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, open_source(source), progress)
+    return import_into(path, open_source(source), Choice(**options), progress)
 
 
 def open_source(source: str | PathLike[str]) -> Source:
@@ -98,7 +105,7 @@ def open_source(source: str | PathLike[str]) -> Source:
         found.schema,
         found.episodes,
         found.steps,
-        lambda first: _read(folder, found.schema, first),
+        lambda first, _: _read(folder, found.schema, first),
         found.metadata,
     )
 

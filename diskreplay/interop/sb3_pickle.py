@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     ENDS,
@@ -33,7 +34,7 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
 from diskreplay.interop.step_values import as_flags
@@ -83,7 +84,11 @@ Rows = Mapping[str, NDArray[Any]]  # by the path of a leaf
 
 
 def import_dataset(
-    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a pickled replay buffer of Stable-Baselines3 into a new store, or the rest after an interruption.
 
@@ -100,6 +105,8 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this file has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -114,7 +121,7 @@ def import_dataset(
     MissingExtra
         gymnasium is not installed.
     """
-    file = Path(source).absolute()
+    choice, file = Choice(**options), Path(source).absolute()
     with foreign(file):
         buffer = _Buffer(file)
         found = pieces(buffer.ended)
@@ -124,11 +131,11 @@ def import_dataset(
         buffer.schema,
         len(found),
         sum(map(len, found)),
-        lambda first: map(buffer.episode, found[first:]),
+        lambda first, _: map(buffer.episode, found[first:]),
         buffer.settings,
         cut=buffer.cut,
     )
-    return import_into(path, data_set, progress)
+    return import_into(path, data_set, choice, progress)
 
 
 def export_dataset(
@@ -210,7 +217,8 @@ class _Buffer:
         record = _record(file)
         self._attributes = record.attributes
         try:
-            self.schema = _schema(self._get("observation_space"), self._get("action_space"))
+            kept = array(self._get("actions"), "actions").dtype
+            self.schema = _schema(self._get("observation_space"), self._get("action_space"), kept)
             self._read_steps()
         except (ValueError, TypeError, KeyError, IndexError) as error:
             if isinstance(error, SchemaError):
@@ -290,10 +298,11 @@ def _record(file: Path) -> Record:
     return record
 
 
-def _schema(observation_space: Any, action_space: Any) -> Schema:
-    # Stable-Baselines3 keeps actions of float64 as float32.
+def _schema(observation_space: Any, action_space: Any, kept: np.dtype[Any]) -> Schema:
+    # Stable-Baselines3 keeps actions of float64 as float32 since 2.1.
     spaces = _space(observation_space), _space(action_space)
-    action = Schema.from_spaces(*spaces, dtype_map={"float64": "float32"}).action
+    dtypes = {} if kept == np.float64 else {"float64": "float32"}
+    action = Schema.from_spaces(*spaces, dtype_map=dtypes).action
     return Schema(Schema.from_spaces(*spaces).obs, action)
 
 

@@ -7,16 +7,17 @@ and written here without TorchRL.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay import Episode, Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.choosing import Choice, Options
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     CUT,
@@ -32,7 +33,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
 )
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
@@ -65,8 +66,7 @@ def import_dataset(
     path: str | PathLike[str],
     *,
     progress: Progress | None = None,
-    obs: Sequence[str] | None = None,
-    skip: Sequence[str] = (),
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a folder of TorchRL into a new store, or the rest of it after an interruption.
 
@@ -84,10 +84,8 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this folder has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
-    obs : sequence of str, optional
-        The keys of observations, with slashes between those of nested ones; others at the root are extra fields then.
-    skip : sequence of str
-        Keys to leave out.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -100,20 +98,23 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    folder = Path(source).absolute()
+    choice, folder = Choice(**options), Path(source).absolute()
     with foreign(folder):
-        data = _Transitions(folder, obs, skip)
-        schema = data.schema()
+        data = _Transitions(folder, choice)
+        leaves = data.leaves()
     data_set = Source(
         NAME,
         folder,
-        schema,
+        None,
         len(data.pieces),
         sum(map(len, data.pieces)),
-        lambda first: map(data.episode, data.pieces[first:]),
+        lambda first, paths: (data.episode(piece, paths) for piece in data.pieces[first:]),
         cut=data.cut,
+        leaves=leaves,
+        names=data.names,
+        left_out=data.left_out,
     )
-    return import_into(path, data_set, progress)
+    return import_into(path, data_set, choice, progress)
 
 
 def export_dataset(
@@ -176,14 +177,19 @@ class _Transitions:
     ----------
     pieces : list of Piece
         Episodes, in the order in which they began.
+    names : dict of str to str
+        The key of each leaf, by its default path.
+    left_out : list of str
+        The keys that the caller skips.
     cut : int
         How many of them end only because the next row has another observation.
     """
 
-    def __init__(self, folder: Path, obs: Sequence[str] | None, skip: Sequence[str]) -> None:
+    def __init__(self, folder: Path, choice: Choice) -> None:
         self._folder = folder
         root = folder / _STORAGE if (folder / _STORAGE / _META).exists() else folder
-        shape, leaves = _tensordict(root, folder, skip)
+        self.left_out = list[str]()
+        shape, leaves = _tensordict(root, folder, choice, self.left_out)
         if not shape:
             raise FormatError(f"{folder} has a tensordict without rows")
         rows, lanes = shape[0], math.prod(shape[1:])
@@ -192,7 +198,7 @@ class _Transitions:
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
         self._flags = self._read_flags(rows, lanes)
-        self._paths = self._find_paths(obs)
+        self.names = self._find_names(choice.named(OBS))
         self._split(lanes)
 
     def _next(self, key: str) -> NDArray[Any] | None:
@@ -215,14 +221,12 @@ class _Transitions:
         truncated = flags.get(_TRUNCATED, done & ~flags[_TERMINATED] if _TERMINATED in flags else done & False)
         return {_TERMINATED: flags.get(_TERMINATED, done & ~truncated), _TRUNCATED: truncated}
 
-    def _find_paths(self, obs: Sequence[str] | None) -> dict[str, str]:
-        """Return the keys at the root, or below "next", by the paths of the leaves that they hold."""
+    def _find_names(self, obs: Sequence[str] | None) -> dict[str, str]:
+        """Return the keys at the root, or below "next", by the default paths of their leaves."""
         left_out = {*_FLAGS, *_BOOKKEEPING}
         keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
         chosen = self._choose_obs(keys, obs)
         actions = [key for key in keys if _is_at(key, ACTION)]
-        if not actions:
-            raise FormatError(f"{self._folder} has no action; it has {', '.join(self._leaves)}")
         found = {OBS: _OBSERVATION} if chosen == [_OBSERVATION] else {f"{OBS}/{key}": key for key in chosen}
         found |= {key: key for key in actions} | {REWARD: f"{_NEXT}/{REWARD}"}
         found |= {f"{EXTRA}/{key}": key for key in keys if key not in (*chosen, *actions)}
@@ -250,8 +254,8 @@ class _Transitions:
             self._flags = {name: flag.reshape(-1, 1) for name, flag in self._flags.items()}
         self._flags = {name: flag[self._order] for name, flag in self._flags.items()}
         ended = self._flags[_TERMINATED] | self._flags[_TRUNCATED]
-        before = [self._leaves[key] for path, key in self._paths.items() if is_obs(path)]
-        after = [self._leaves[f"{_NEXT}/{key}"] for path, key in self._paths.items() if is_obs(path)]
+        before = [self._leaves[key] for path, key in self.names.items() if is_obs(path)]
+        after = [self._leaves[f"{_NEXT}/{key}"] for path, key in self.names.items() if is_obs(path)]
         ids = None
         if trajectories is not None and trajectories.ndim == 2:
             ids = trajectories.reshape(-1)[self._order]
@@ -264,17 +268,19 @@ class _Transitions:
             return
         self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
 
-    def schema(self) -> Schema:
-        """Return what the steps hold."""
-        values = {path: self._leaves[key][:0, 0] for path, key in self._paths.items()}
+    def leaves(self) -> dict[str, Field]:
+        """Return what the steps hold, by default paths."""
+        values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
         values[REWARD] = values[REWARD].reshape(0)
-        return schema_of(values, self._folder, advice="; skip leaves keys out")
+        return leaves_of(values, self._folder, "; skip leaves keys out")
 
-    def episode(self, piece: Piece) -> EpisodeData:
-        """Return an episode."""
+    def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
+        """Return the wanted leaves of an episode, and its rewards."""
         rows, lane, last = self._order[piece.start : piece.stop], piece.lane, piece.stop - 1
         steps: Leaves = {}
-        for path, key in self._paths.items():
+        for path, key in self.names.items():
+            if path not in wanted and path != REWARD:
+                continue
             steps[path] = self._leaves[key][rows, lane]
             if is_obs(path):
                 final = self._leaves[f"{_NEXT}/{key}"][rows[-1:], lane]
@@ -309,8 +315,13 @@ def _by_lane(key: str, leaf: NDArray[Any], shape: tuple[int, ...], lanes: int) -
     return leaf.reshape(shape[0], lanes, *leaf.shape[len(shape) :])
 
 
-def _tensordict(folder: Path, shown: Path, skip: Sequence[str], above: str = "") -> tuple[tuple[int, ...], Leaves]:
-    """Map the tensors of a folder but those left out; return the shape of the tensordict, and the tensors by key."""
+def _tensordict(
+    folder: Path, shown: Path, choice: Choice, left_out: list[str], above: str = ""
+) -> tuple[tuple[int, ...], Leaves]:
+    """Map the tensors of a folder; return the shape of the tensordict, and the tensors by key.
+
+    Keys that the caller skips are added to ``left_out``.
+    """
     meta = _read_json(folder / _META)
     leaves: Leaves = {}
     for key, said in meta.items():
@@ -318,10 +329,11 @@ def _tensordict(folder: Path, shown: Path, skip: Sequence[str], above: str = "")
             continue  # what is said of the tensordict itself
         if "/" in key or key in ("", ".", ".."):
             raise FormatError(f"{shown}: {key!r} cannot be a key")
-        if f"{above}{key}".removeprefix(f"{_NEXT}/") in skip:
+        if choice.skips(name := f"{above}{key}".removeprefix(f"{_NEXT}/")):
+            left_out.append(name)
             continue
         if said.get("type") == "TensorDict":
-            leaves |= _tensordict(folder / key, shown, skip, f"{above}{key}/")[1]
+            leaves |= _tensordict(folder / key, shown, choice, left_out, f"{above}{key}/")[1]
         elif "dtype" in said and not said.get("is_nested"):
             leaves[f"{above}{key}"] = _tensor(folder / f"{key}.memmap", said)
     try:

@@ -8,12 +8,12 @@ arrays with a row an episode. The attribute ``diskreplay`` of the root group say
 
 import math
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 import zarr
@@ -22,9 +22,9 @@ from zarr.codecs import BloscCodec
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
-    EXTRA,
     NOTES,
     OBS,
     PRIORITY,
@@ -35,9 +35,9 @@ from diskreplay.interop.exchange.episode_data import (
     is_part,
 )
 from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.field_trees import schema_of
+from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -60,10 +60,8 @@ def import_dataset(
     path: str | PathLike[str],
     *,
     progress: Progress | None = None,
-    action: str = ACTION,
-    reward: str = REWARD,
-    extra: Sequence[str] = (),
     ended: Ended = "truncated",
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a data set of diffusion_policy into a new store, or the rest of it after an interruption.
 
@@ -79,12 +77,10 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this data set has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
-    action, reward : str
-        The names of the arrays of actions and rewards.
-    extra : sequence of str
-        Names of arrays that become extra fields.
     ended : str
         How episodes ended, which the format does not say: "truncated", "terminated" or "cut".
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -98,14 +94,27 @@ def import_dataset(
         Something else is at ``path``.
     """
     check_option("ended", ended, get_args(Ended))
-    file = Path(source).absolute()
+    choice, file = Choice(**options), Path(source).absolute()
     with ExitStack() as opened:
         with foreign(file) as stored:
             root = opened.enter_context(_opened(file, stored))
-            data = _DataSet(file, root, {ACTION: action, REWARD: reward}, extra, ended)
+            data = _DataSet(file, root, choice, ended)
         steps = sum(stop - start for start, stop in data.bounds)
-        data_set = Source(NAME, file, data.schema, len(data.bounds), steps, data.read, data.metadata)
-        return import_into(path, data_set, progress)
+        count, names = len(data.bounds), data.names
+        data_set = Source(
+            NAME,
+            file,
+            data.schema,
+            count,
+            steps,
+            data.read,
+            data.metadata,
+            leaves=data.leaves,
+            names=names,
+            left_out=data.left_out,
+            not_kept=data.not_kept,
+        )
+        return import_into(path, data_set, choice, progress)
 
 
 def export_dataset(
@@ -252,15 +261,23 @@ class _DataSet:
 
     Attributes
     ----------
-    schema : Schema
-        What its steps hold.
+    schema : Schema or None
+        What its steps hold, where an export of this module says so.
+    leaves : dict of str to Field
+        The same by default paths.
+    names : dict of str to str
+        The arrays by these.
+    left_out : list of str
+        The arrays that the caller skips.
+    not_kept : list of str
+        Rows that are of no episode.
     bounds : list of (int, int)
         The rows of each episode, from and to before.
     metadata : dict
         What an export noted of the store's own import.
     """
 
-    def __init__(self, file: Path, root: _Group, roles: Mapping[str, str], extra: Sequence[str], ended: Ended) -> None:
+    def __init__(self, file: Path, root: _Group, choice: Choice, ended: Ended) -> None:
         self._file, self._root, self._ended = file, root, ended
         counts = root.array("meta/episode_ends")
         check_claim(counts.size * counts.dtype.itemsize, root.stored, f"{file}: meta/episode_ends")
@@ -273,51 +290,56 @@ class _DataSet:
         self.bounds = [bounds for _, bounds in every if bounds[0] < bounds[1]]
         self._numbers = [number for number, (start, stop) in every if start < stop]
         self._layout = _layout(file, root.attributes.get(_ATTRIBUTE))
-        self._columns = {path: _Column(root.array(f"data/{name}")) for path, name in self._paths(roles, extra).items()}
+        arrays = self._found()
+        found = {path: name for path, name in arrays.items() if not choice.skips(name)}
+        self.left_out = [name for name in arrays.values() if choice.skips(name)]
+        self._columns = {path: _Column(root.array(f"data/{name}")) for path, name in found.items()}
         for path, column in self._columns.items():
             if len(column) < self._rows:
                 raise FormatError(f"{file}: {path} has {len(column)} rows, and the episodes have {self._rows} steps")
+        longest = max(map(len, self._columns.values()), default=0)
+        self.not_kept = [f"rows {self._rows} to {longest}, behind the last episode"] if longest > self._rows else []
         self.metadata = self._layout.metadata if self._layout else {}
-        self.schema = self._schema()
+        self.schema = self._layout.schema if self._layout else None
+        self.names, self.leaves = found, self._leaves()
         self._meta = {name: _Column(root.array(f"meta/{name}")) for name in self._meta_names()}
         if short := [name for name, column in self._meta.items() if len(column) < len(ends)]:
             raise FormatError(f"{file}: meta/{short[0]} does not have a row for each of {len(ends)} episodes")
 
-    def _paths(self, roles: Mapping[str, str], extra: Sequence[str]) -> dict[str, str]:
-        """Return the names of arrays by the paths of the leaves that they hold."""
+    def _found(self) -> dict[str, str]:
+        """Return the names of arrays by the default paths of their leaves."""
         there = self._root.names()
         if self._layout:
             return dict(self._layout.names) | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
-        if missing := [name for name in (roles[ACTION], *extra) if name not in there]:
-            raise FormatError(f"{self._file} has no array data/{missing[0]}; there are {', '.join(there) or 'none'}")
-        found = {path: name for path, name in roles.items() if name in there}
-        found |= {f"{EXTRA}/{name}": name for name in extra}
-        return {f"{OBS}/{name}": name for name in there if name not in found.values()} | found
+        found = {f"{OBS}/{name}": name for name in there if name not in (ACTION, REWARD)}
+        return found | {name: name for name in there if name in (ACTION, REWARD)}
 
-    def _schema(self) -> Schema:
-        if self._layout:
-            return self._layout.schema
+    def _leaves(self) -> dict[str, Field]:
         none = {path: np.empty((0, *column.shape[1:]), column.dtype) for path, column in self._columns.items()}
         if REWARD in none:
             none[REWARD] = none[REWARD].reshape(0)
-        return schema_of(none, self._file)
+        if self._layout:
+            kept = self._layout.schema.leaves.items()
+            return {path: leaf for path, leaf in kept if path in none or path not in self._layout.names}
+        return {REWARD: Field((), "float32"), **leaves_of(none, self._file, "; skip leaves arrays out")}
 
     def _meta_names(self) -> list[str]:
         if not self._layout:
             return []
-        fields = [path for path in self.schema.leaves if path.startswith("episode/")]
+        fields = [path for path in self._layout.schema.leaves if path.startswith("episode/")]
         finals = [f"{_FINAL}{name}" for path, name in self._layout.names.items() if is_obs(path)]
         return [_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS, *map(_meta_name, fields), *finals]
 
-    def read(self, first: int) -> Iterator[EpisodeData]:
-        """Yield the episodes from number ``first`` on."""
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        """Yield the wanted leaves of the episodes from number ``first`` on."""
         row_bytes = sum(column.row_bytes for column in self._columns.values())
+        columns = {path: each for path, each in self._columns.items() if path in {*wanted, REWARD, PRIORITY}}
         for number, (start, stop) in zip(self._numbers[first:], self.bounds[first:], strict=True):
             what = f"{self._file}: the episode of rows {start} to {stop}"
             check_claim((stop - start) * row_bytes, self._root.stored, what)
             check_memory((stop - start) * row_bytes, what)
             with reading(f"{self._file}: rows {start} to {stop}"):
-                steps = {path: column.read(start, stop) for path, column in self._columns.items()}
+                steps = {path: column.read(start, stop) for path, column in columns.items()}
                 meta = {name: column.read(number, number + 1)[0] for name, column in self._meta.items()}
             yield self._episode(meta, stop - start, steps)
 
@@ -331,7 +353,8 @@ class _DataSet:
         if meta[_HAS_FINAL]:
             final = {path: meta[f"{_FINAL}{names[path]}"] for path in steps if is_obs(path)}
             steps |= {path: np.concatenate([steps[path], row[None]]) for path, row in final.items()}
-        fields = [path for path in self.schema.leaves if path.startswith("episode/") and meta[_HAS_FIELDS]]
+        leaves = self._layout.schema.leaves
+        fields = [path for path in leaves if path.startswith("episode/") and meta[_HAS_FIELDS]]
         return EpisodeData(
             steps,
             bool(meta[_TERMINATED]),

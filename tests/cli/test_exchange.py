@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 import diskreplay as dr
 from diskreplay.interop import dreamer
+from tests.interop.exchange.test_options import pixels as write_pixels
 from tests.interop.round_trips import SCHEMES, content, make_store
 
 
@@ -40,7 +41,15 @@ def test_a_part_of_a_store_and_a_dry_run(run: Callable, tmp_path: Path) -> None:
     done = json.loads(run(*arguments, "--json").out)
     assert (done["episodes"], done["steps"], done["not_held"], done["dry_run"]) == (3, 25, [], False)
     imported = json.loads(run("import", f"npz:{tmp_path / 'set'}", tmp_path / "b", "--json").out)
-    assert imported == {"path": str(tmp_path / "b"), "episodes": 3, "steps": 25, "resumed": 0, "cut": 0}
+    assert imported == {
+        "path": str(tmp_path / "b"),
+        "episodes": 3,
+        "steps": 25,
+        "resumed": 0,
+        "cut": 0,
+        "skipped": [],
+        "not_kept": [],
+    }
 
 
 def test_an_export_evaluates_its_condition_once_for_each_episode(
@@ -147,8 +156,7 @@ def test_options_of_a_format_are_passed_on(run: Callable, tmp_path: Path) -> Non
     assert root.metadata.zarr_format == 3
     assert {"img", "push"} <= set(root["data"].keys())
     del zarr.open_group(tmp_path / "set", mode="a").attrs["diskreplay"]
-    given = ("ended=cut", "action=push", "extra=img")
-    options = tuple(word for option in given for word in ("--option", option))
+    options = ("--option", "ended=cut", "--action", "push", "--extra", "img")
     assert run("import", f"zarr_episodes:{tmp_path / 'set'}", tmp_path / "b", *options).code == 0
     with dr.open(tmp_path / "b") as back:
         assert list(back.schema.extra) == ["img"]
@@ -212,3 +220,27 @@ def test_every_option_of_every_format_can_be_given(run: Callable, tmp_path: Path
                 said = [run(*call, "--option", f"{name}={value}").err for value in values]
                 assert all("nothing" in each or "Invalid value" in each for each in said)
                 assert not all("Invalid value" in each for each in said), name
+
+
+def test_the_options_of_a_command(run: Callable, tmp_path: Path) -> None:
+    write_pixels(tmp_path / "set")
+    options = ("--obs", "arm=state,eye/top=image", "--action", "actions", "--rename", "score=extra/points")
+    more = ("--dtype", "obs/eye/top=uint8", "--where", "length > 4", "--compression", "zstd:3", "--json")
+    done = run("import", f"zarr_episodes:{tmp_path / 'set'}", tmp_path / "store", *options, *more)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["episodes"] == 1
+    with dr.open(tmp_path / "store") as store:
+        assert store.schema.step_leaves.keys() == {"obs/arm", "obs/eye/top", "action", "reward", "extra/points"}
+        assert store.schema.obs["eye"]["top"].dtype == np.uint8
+    for wrong, said in [
+        (("--rename", "score"), "--rename is NAME=NAME,..., and 'score' is no pair"),
+        (("--where", "segment > 1"), "--where: an episode of a data set has no segment"),
+        (("--where", "lenth > 1"), "lenth"),
+        (("--on-error", "ignore"), "on_error must be raise or skip, not 'ignore'"),
+        (("--compression", "gzip"), "'gzip' is not zstd or zstd:LEVEL"),
+    ]:
+        asked = run("import", f"zarr_episodes:{tmp_path / 'set'}", tmp_path / "other", *options[:4], *wrong)
+        assert asked.code != 0
+        assert said in asked.err
+        assert asked.err.count("\n") == 1
+        assert not (tmp_path / "other").exists()

@@ -365,3 +365,12 @@ def test_a_draft_that_leads_to_other_files_is_begun_anew(tmp_path: Path) -> None
     assert victim.read_bytes() == bytes(1 << 16)
     import_dataset(tmp_path / "set.hdf5", tmp_path / "back")
     assert content(tmp_path / "back") == content(store)
+
+
+def test_a_file_of_d3rlpy_1_is_refused_with_the_array_that_it_lacks(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "set.h5", "w") as file:
+        for name in ("observations", "actions", "rewards", "terminals", "episode_terminals"):
+            file[name] = np.zeros((4, 2) if name in ("observations", "actions") else 4, np.float32)
+    with pytest.raises(dr.FormatError, match="is of d3rlpy 1 and not of D4RL: 'episode_terminals' says"):
+        import_dataset(tmp_path / "set.h5", tmp_path / "store")
+    assert not (tmp_path / "store").exists()

@@ -31,8 +31,8 @@ def sample_steps(episode: int) -> dict[str, np.ndarray]:
 def test_a_data_set_of_tfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorflow", "tensorflow_datasets"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert import_dataset(SAMPLE, tmp_path / "all").episodes == 4
-    assert import_dataset(SAMPLE, tmp_path / "store", split="train").episodes == 3
+    assert import_dataset(SAMPLE, tmp_path / "all", last="final").episodes == 4
+    assert import_dataset(SAMPLE, tmp_path / "store", splits="train", last="final").episodes == 3
     with dr.open(tmp_path / "store") as store:
         assert store.schema.obs["image"].dtype == np.uint8
         assert set(store.schema.extra) == {"step_discount", "cls", "z"}
@@ -58,7 +58,7 @@ def test_a_data_set_of_tfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_last_row_is_a_step_where_that_is_said(tmp_path: Path) -> None:
-    imported = import_dataset(SAMPLE, tmp_path / "store", split="val", last="step")
+    imported = import_dataset(SAMPLE, tmp_path / "store", splits="val", last="step")
     assert imported.steps == 5
     with dr.open(tmp_path / "store") as store:
         np.testing.assert_array_equal(store.episodes[0].action, sample_steps(0)["action"].astype("f4"))
@@ -66,7 +66,7 @@ def test_the_last_row_is_a_step_where_that_is_said(tmp_path: Path) -> None:
 
 
 def test_a_data_set_goes_through_a_store_but_for_what_the_export_names(tmp_path: Path) -> None:
-    import_dataset(SAMPLE, tmp_path / "store")
+    import_dataset(SAMPLE, tmp_path / "store", last="final")
     exported = export_dataset(tmp_path / "store", tmp_path / "set")
     assert {name for name, _ in exported.not_held} == {"episode/seed", "notes", "schema", "metadata"}
     import_dataset(tmp_path / "set", tmp_path / "back")
@@ -100,7 +100,7 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.StoreNotFound, match="there is no features.json; there is one in rlds_sample$"):
         import_dataset(SAMPLE.parent, target)
     with pytest.raises(dr.StoreNotFound, match="rlds_sample has no split 'test'; it has train, val$"):
-        import_dataset(SAMPLE, target, split="test")
+        import_dataset(SAMPLE, target, splits="test")
     with pytest.raises(dr.SchemaError, match="last must be final or step, not 'row'$"):
         import_dataset(SAMPLE, target, last="row")  # type: ignore[arg-type]
     shutil.copytree(SAMPLE, tmp_path / "set")
@@ -118,7 +118,7 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     for changed, error, message in [
         (features.replace('"image": {', '"video": {'), dr.SchemaError, "steps/observation/video is a Image, which"),
         (features.replace('"float64"', '"bfloat16"'), dr.SchemaError, "pos64 is of bfloat16, which cannot be stored"),
-        (features.replace('"action"', '"move"'), dr.FormatError, "features.json names no steps/action$"),
+        (features.replace('"is_first"', '"first"'), dr.FormatError, "features.json names no steps/is_first$"),
         ("{", dr.FormatError, "features.json cannot be used: "),
     ]:
         (tmp_path / "set/features.json").write_text(changed)
@@ -135,3 +135,67 @@ def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.SchemaError, match="name has lower-case letters, digits and underscores, not 'My set'$"):
         export_dataset(store, tmp_path / "set", name="My set")
     assert not (tmp_path / "set").exists()
+
+
+def test_what_the_last_row_is_shows_in_the_actions_of_a_split(tmp_path: Path) -> None:
+    """The sample's last rows have actions; an export of a store has a row with zeros behind the last step."""
+    done = import_dataset(SAMPLE, tmp_path / "steps")
+    assert done.steps == sum((5, 6, 7, 5))
+    make_store(tmp_path / "store", "vectors", PLAIN)
+    export_dataset(tmp_path / "store", tmp_path / "set")
+    with dr.open(tmp_path / "store") as store:
+        assert import_dataset(tmp_path / "set", tmp_path / "finals").steps == len(store)
+
+
+def test_splits_are_told_apart_and_a_mixed_one_is_refused(tmp_path: Path) -> None:
+    mixed = mixed_set(tmp_path / "set")
+    with pytest.raises(dr.SchemaError, match="in train, the last row of episode 1 has an action.* of episode 0 has no"):
+        import_dataset(mixed, tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    done = import_dataset(mixed, tmp_path / "finals", last="final")
+    assert (done.episodes, done.skipped) == (2, [("episode 2", "its only row is a final observation")])
+    assert import_dataset(mixed, tmp_path / "steps", last="step").episodes == 3
+
+
+def mixed_set(path: Path) -> Path:
+    """Write episodes of two and three rows, the second of them with an action in its last row, and one of one row."""
+    from diskreplay.interop.rlds.records import make_example, write_record
+
+    make_store(path.with_name("made"), "vectors", PLAIN)
+    export_dataset(path.with_name("made"), path)
+    with dr.open(path.with_name("made")) as store:
+        leaves = {name: leaf for name, leaf in store.schema.step_leaves.items() if name in ("obs", "action")}
+    info = json.loads((path / "dataset_info.json").read_text())
+    info["splits"][0]["shardLengths"] = ["3"]
+    (path / "dataset_info.json").write_text(json.dumps(info))
+    (file,) = path.glob("*.tfrecord-*")
+    with file.open("wb") as opened:
+        for rows, last in ((2, 0.0), (3, 1.0), (1, 1.0)):
+            values = {name: np.ones((rows, *leaf.shape), leaf.dtype) for name, leaf in leaves.items()}
+            values["action"][-1] = last
+            features = {f"steps/{'observation' if name == 'obs' else name}": rows_ for name, rows_ in values.items()}
+            features |= {"steps/reward": np.arange(rows, 0, -1) * (np.arange(rows) < rows - 1).astype("f4")}
+            for flag in ("is_first", "is_last", "is_terminal"):
+                features[f"steps/{flag}"] = np.zeros(rows, np.int64)
+            features["steps/discount"] = np.ones(rows, np.float32)
+            write_record(opened, make_example(features))
+    return path
+
+
+def test_an_incomplete_download_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "set")
+    info = json.loads((SAMPLE / "dataset_info.json").read_text())
+    (train, *_) = sorted((tmp_path / "set").glob("*train*"))
+    whole = train.read_bytes()
+    train.write_bytes(b"")
+    with pytest.raises(dr.FormatError, match="has 0 episodes, and dataset_info.json says .*: the download is"):
+        import_dataset(tmp_path / "set", tmp_path / "store")
+    train.unlink()
+    with pytest.raises(dr.FormatError, match=f"{train.name} lacks; fetch it, or choose another split with splits="):
+        import_dataset(tmp_path / "set", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+    assert import_dataset(tmp_path / "set", tmp_path / "val", splits=["val"]).episodes == 1
+    train.write_bytes(whole)
+    info["splits"][0].pop("shardLengths")
+    (tmp_path / "set/dataset_info.json").write_text(json.dumps(info))
+    assert import_dataset(tmp_path / "set", tmp_path / "all").episodes == 4

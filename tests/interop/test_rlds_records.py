@@ -41,11 +41,11 @@ def test_a_damaged_record_is_told_by_its_place(tmp_path: Path) -> None:
     ]:
         file.write_bytes(damaged)
         with pytest.raises(dr.FormatError, match=f"my_rlds-val.*00001 is damaged: {message}$"):
-            import_dataset(tmp_path / "set", tmp_path / "store", split="val")
+            import_dataset(tmp_path / "set", tmp_path / "store", splits="val")
     with open(file, "wb") as opened:
         write_record(opened, b"\xff")
     with pytest.raises(dr.FormatError, match="a record is not an example of TensorFlow: "):
-        import_dataset(tmp_path / "set", tmp_path / "store", split="val")
+        import_dataset(tmp_path / "set", tmp_path / "store", splits="val")
     assert not (tmp_path / "store").exists()
 
 
@@ -62,7 +62,7 @@ def test_values_that_do_not_fit_their_feature_are_named(tmp_path: Path) -> None:
         with open(file, "wb") as opened:
             write_record(opened, make_example({**example, name: values}))
         with pytest.raises(dr.FormatError, match=f"set: the values of {name} are damaged: "):
-            import_dataset(tmp_path / "set", tmp_path / "store", split="val")
+            import_dataset(tmp_path / "set", tmp_path / "store", splits="val")
     assert not (tmp_path / "store").exists()
 
 

@@ -407,3 +407,15 @@ def test_what_is_no_buffer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.FormatError, match="the reward has the shape \\(3, 1\\) and dones have \\(12, 1\\)$"):
         import_dataset(tmp_path / "buffer.pkl", tmp_path / "store")
     assert not (tmp_path / "store").exists()
+
+
+def test_actions_of_float64_stay_so_where_the_buffer_has_them(tmp_path: Path) -> None:
+    """Releases before 2.1 kept float64; this one casts to float32 when a step is added."""
+    buffer = filled("no timeouts", 9)
+    buffer.actions = buffer.actions.astype(np.float64) + 1e-12
+    with open(tmp_path / "old.pkl", "wb") as file:
+        pickle.dump(buffer, file)
+    import_dataset(tmp_path / "old.pkl", tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        action = np.concatenate([episode.action for episode in store.episodes])
+        np.testing.assert_array_equal(action, buffer.actions[:9, 0], strict=True)

@@ -36,6 +36,12 @@ def push_t() -> dict[str, np.ndarray]:
     return {"img": img, "state": state, "action": action}
 
 
+def test_rows_behind_the_last_episode_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "set", [4, 7], **push_t())
+    done = import_dataset(tmp_path / "set", tmp_path / "store")
+    assert (done.steps, done.not_kept) == (7, ["rows 7 to 10, behind the last episode"])
+
+
 def test_a_round_trip_through_zarr_3(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "nested")
     check_round_trip(store, tmp_path / "set", lambda *a, **k: export_dataset(*a, zarr_format=3, **k), import_dataset)
@@ -137,7 +143,7 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.FormatError, match="obs/img has 10 rows, and the episodes have 11 steps$"):
         import_dataset(tmp_path / "set", target)
     write(tmp_path / "set", [10], state=data["state"])
-    with pytest.raises(dr.FormatError, match="set has no array data/action; there are state$"):
+    with pytest.raises(dr.SchemaError, match="set: no feature is the action; its features are state float32"):
         import_dataset(tmp_path / "set", target)
     with pytest.raises(dr.SchemaError, match="ended must be terminated, truncated or cut, not 'done'$"):
         import_dataset(tmp_path / "set", target, ended="done")  # type: ignore[arg-type]

@@ -17,37 +17,19 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
 
-def schema_of(
-    steps: Mapping[str, NDArray[Any]], place: Path, fields: Mapping[str, NDArray[Any]] | None = None, advice: str = ""
-) -> Schema:
-    """Return the schema of arrays by the paths of its leaves; dicts are nested by the slashes in them.
-
-    Parameters
-    ----------
-    steps : mapping of str to array
-        ``"obs"`` or ``"obs/image"``, ``"action"``, ``"extra/log_prob"``, ..., each ``(T, ...)``; ``"reward"`` may lack.
-    place : Path
-        The data set, which the error names.
-    fields : mapping of str to array, optional
-        Episode fields, ``"episode/seed"``, each ``(episodes, ...)``.
-    advice : str
-        The end of the error.
-
-    Raises
-    ------
-    SchemaError
-        An array, or its path, is not one that can be stored.
-    """
-    try:
-        return schema_of_leaves(
-            {path: Field(rows.shape[1:], rows.dtype) for path, rows in {**steps, **(fields or {})}.items()}
-        )
-    except SchemaError as error:
-        raise SchemaError(f"{place}: {error}{advice}") from None
+def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
+    """Return the fields of arrays ``(rows, ...)``; SchemaError, which names the place, where one cannot be stored."""
+    found = dict[str, Field]()
+    for path, values in rows.items():
+        try:
+            found[path] = Field(values.shape[1:], values.dtype)
+        except SchemaError as error:
+            raise SchemaError(f"{place}: {path}: {error}{advice}") from None
+    return found
 
 
 def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
-    """Return the schema of leaves by their paths; raises as `schema_of`."""
+    """Return the schema of leaves by their paths, in dicts nested by the slashes; SchemaError where a path is none."""
     for path in leaves:
         *above, _ = accumulate(path.split("/"), "{}/{}".format)
         if fields := [folder for folder in above if folder in leaves]:

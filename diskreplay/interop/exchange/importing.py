@@ -5,15 +5,18 @@ Earlier releases kept values in side folders. An import names these values, and 
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
-from diskreplay import Episode, FormatError, Schema, SchemaError, Store, StoreExists, Writer, create
+from diskreplay import Episode, Field, FormatError, Schema, Store, StoreExists, Writer, create
+from diskreplay.interop.exchange.choosing import Choice, Layout, SourceEpisode, lay_out
 from diskreplay.interop.exchange.episode_data import (
     CUT,
     ENDS,
+    FIELDS,
     FINAL_OBS,
     HIDDEN,
     METADATA,
@@ -24,6 +27,7 @@ from diskreplay.interop.exchange.episode_data import (
     EpisodeData,
     Json,
     is_obs,
+    is_part,
 )
 from diskreplay.interop.exchange.foreign import foreign, read_document, reading
 
@@ -36,11 +40,11 @@ EPISODES_A_NOTE = 128
 _STEPS_A_CUT = 10
 
 
-def check_option(name: str, value: object, choices: Iterable[object]) -> None:
-    """Raise SchemaError where the value of a format's option is none of its choices."""
-    known = list(choices)
-    if value not in known:
-        raise SchemaError(f"{name} must be {', '.join(map(str, known[:-1]))} or {known[-1]}, not {value!r}")
+class Skipped(NamedTuple):
+    """An episode that an import left out, and the reason."""
+
+    what: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,13 @@ class Source:
         Its format, "npz".
     place : Path
         The file or folder.
-    schema : Schema
-        What its steps hold.
+    schema : Schema or None
+        What its steps hold, by default. None where nobody can tell which feature is the observation or the action.
     episodes, steps : int
         How many it has.
     read : callable
-        ``read(n)`` yields its episodes in order, the first of them number n.
+        ``read(n, paths)`` yields its episodes in order, the first of them number n. Leaves that are not among ``paths``
+        may lack, or be there.
     metadata : dict
         What the format says of the whole data set, as JSON.
     cut : int
@@ -67,18 +72,42 @@ class Source:
         Which part of the data set it is, such as a split; empty: all.
     export_path : Path, optional
         The path that an export of the data set has: side folders are looked for there. None: ``place``.
+    skipped : list of Skipped
+        Episodes that the reader left out.
+    not_kept : list of str
+        What the data set has beside its features.
+    left_out : list of str
+        Features that the reader has left out, since the caller skips them.
+    leaves : dict of str to Field, optional
+        What the episodes hold by the default path of each feature. None: the leaves of ``schema``.
+    names : dict of str to str, optional
+        The name of the feature behind each default path, without those that the reader makes up. None: the paths.
     """
 
     format: str
     place: Path
-    schema: Schema
+    schema: Schema | None
     episodes: int
     steps: int
-    read: Callable[[int], Iterator[EpisodeData]]
+    read: Callable[[int, Collection[str]], Iterator[EpisodeData]]
     metadata: Mapping[str, Json] = field(default_factory=dict)
     cut: int = 0
     part: str = ""
     export_path: Path | None = None
+    skipped: Sequence[Skipped] = ()
+    not_kept: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    leaves: Mapping[str, Field] | None = None
+    names: Mapping[str, str] | None = None
+
+    def lay_out(self, choice: Choice) -> Layout:
+        """Return where its features go; raises what `lay_out` raises."""
+        leaves = self.leaves
+        if leaves is None:
+            assert self.schema is not None
+            leaves = self.schema.leaves
+        names = {path: path for path in leaves} if self.names is None else self.names
+        return lay_out(self.name, leaves, names, self.schema, choice, self.left_out)
 
     @property
     def name(self) -> str:
@@ -101,6 +130,10 @@ class Imported:
     cut : int
         How many episodes of the data set were cut because the row behind a step has another observation than the one
         that the step led to. An import that cuts after more than one step in ten warns.
+    skipped : list of Skipped
+        The episodes that ``on_error="skip"`` left out.
+    not_kept : list of str
+        Features of the data set that the options left out.
     """
 
     path: str
@@ -108,10 +141,14 @@ class Imported:
     steps: int
     resumed: int
     cut: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    not_kept: list[str] = field(default_factory=list)
 
 
-def import_into(path: str | PathLike[str], source: Source, progress: Progress | None = None) -> Imported:
-    """Append all episodes of a data set to a new store, or those that an interrupted import left out.
+def import_into(
+    path: str | PathLike[str], source: Source, choice: Choice, progress: Progress | None = None
+) -> Imported:
+    """Append the chosen episodes of a data set to a new store, or those that an interrupted import left out.
 
     The store keeps the metadata of the data set, and what no array holds, in its notes: see `import_notes`.
 
@@ -121,6 +158,8 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
         The store: nothing, an empty store with this schema, or one that an import of the same data set has begun.
     source : Source
         The data set.
+    choice : Choice
+        The options of the caller. An import is resumed with the options that it began with.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
 
@@ -129,10 +168,13 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
     StoreExists
         There is something else.
     SchemaError
-        An episode does not fit the schema that the data set declares; those before it are in the store.
+        An option does not fit the data set; nothing was written. Or an episode does not fit the schema that the data
+        set declares; those before it are in the store.
     FormatError
         An episode cannot be read; those before it are in the store. Or an earlier release was interrupted when it
         exported the data set.
+    StorageFull
+        The disk has less space than the steps need without compression; nothing was written.
 
     Warns
     -----
@@ -140,7 +182,10 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
         Many episodes are cut. Or an earlier release kept values of the data set in a side folder, which is not read; a
         call that appends nothing does not warn of it.
     """
-    side, names = ignored_values(source.export_path or source.place, source.format, source.schema, source.metadata)
+    layout = source.lay_out(choice)
+    not_kept = [*source.not_kept, *layout.not_kept]
+    schema = source.schema or layout.schema
+    side, names = ignored_values(source.export_path or source.place, source.format, schema, source.metadata)
     if source.cut * _STEPS_A_CUT > source.steps:
         warnings.warn(
             f"{source.name}: {source.cut} of {source.steps} steps lead to another observation than the next row has, "
@@ -148,88 +193,149 @@ def import_into(path: str | PathLike[str], source: Source, progress: Progress | 
             "rows may be shuffled, or several environments may take turns",
             stacklevel=3,  # the caller of an adapter's `import_dataset`
         )
-    with create(path, source.schema, exist_ok=True) as store:
+    selection = _Selection(source, layout, choice)
+    selection.try_where()
+    with create(path, layout.schema, compression=choice.compression, exist_ok=True) as store:
         origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
-        begun = _begin(store, origin, source)
-        if begun < source.episodes:
-            if names:
-                warnings.warn(
-                    f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
-                    "exported store. The format npz holds everything",
-                    stacklevel=3,  # the caller of an adapter's `import_dataset`
-                )
-            steps = _append(store, source, begun, progress)
-        else:
-            steps = 0
+        is_complete, begun = _begin(store, origin, source, choice.to_json())
+        if is_complete:
+            return Imported(str(store.path), 0, 0, begun, source.cut, [*source.skipped], not_kept)
+        if names:
+            warnings.warn(
+                f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
+                "exported store. The format npz holds everything",
+                stacklevel=3,  # the caller of an adapter's `import_dataset`
+            )
+        episodes, steps = _append(store, selection, begun, progress)
         store.write_note(NOTE, {**store.read_note(NOTE), COMPLETE: True})
-        return Imported(str(store.path), source.episodes - begun, steps, begun, source.cut)
+        return Imported(
+            str(store.path),
+            episodes,
+            steps,
+            begun,
+            source.cut,
+            [*source.skipped, *selection.skipped],
+            not_kept,
+        )
 
 
-def _begin(store: Store, origin: dict[str, Json], source: Source) -> int:
-    """Return how many episodes of the source are in the store already; make its note where it has none."""
+def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
+    """Return whether the import is complete, and how many episodes are in the store; make its note without one."""
     note = store.read_note(NOTE)
     changed = store.info()["steps_evicted"] > 0 or bool(store.quarantine)
     if note is None:
         if len(store) or changed:
             raise StoreExists(f"{store.path} has steps that no import has written; give the path of a new store")
-        store.write_note(NOTE, {**origin, COMPLETE: False, "metadata": dict(source.metadata)})
-        return 0
+        noted = {**origin, COMPLETE: False, "metadata": dict(source.metadata)}
+        store.write_note(NOTE, {**noted, "options": options} if options else noted)
+        return False, 0
     if {name: note.get(name) for name in origin} != origin:
         made_of = ", ".join(f"{name} {note.get(name)}" for name in origin)
         raise StoreExists(f"{store.path} was imported from other data ({made_of}); give the path of a new store")
+    if note.get("options", {}) != options:
+        given = ", ".join(f"{name}={value!r}" for name, value in note.get("options", {}).items())
+        raise StoreExists(
+            f"{store.path} was imported with other options ({given or 'none'}); repeat these, or give a new path"
+        )
     if note[COMPLETE]:
-        return source.episodes
+        return True, store.num_episodes
     if changed:
         raise StoreExists(
             f"{store.path} has lost episodes since its import was interrupted, so it cannot be resumed; give a new path"
         )
-    return store.num_episodes
+    return False, store.num_episodes
 
 
-def _append(store: Store, source: Source, begun: int, progress: Progress | None) -> int:
+def _append(store: Store, selection: "_Selection", begun: int, progress: Progress | None) -> tuple[int, int]:
+    """Append the episodes behind those that are there; return how many, and their steps."""
     there, steps = store.episodes[:begun], 0
-    first = begun - begun % EPISODES_A_NOTE
+    # Episodes are found again by their number where all are taken, else by reading from the beginning.
+    first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     done = sum(map(len, there[:first]))
     notes = _Notes(store)
+    count = first
     with store.writer(durability="none") as writer:
-        for number, episode in _episodes(source, first):
-            if number < begun:
-                _check_same(store, there[number], episode, number)
-                first_id = int(there[number].ids[0])
-            else:
-                episode.append_to(writer, source.schema)
-                first_id, steps = _first_id(writer, episode), steps + len(episode)
-            notes.add(number, first_id, episode.notes)
+        for episode, is_wanted in selection.episodes(first):
+            if is_wanted:
+                if count < begun:
+                    _check_same(store, there[count], episode, count)
+                    first_id = int(there[count].ids[0])
+                else:
+                    episode.append_to(writer, store.schema)
+                    first_id, steps = _first_id(writer, episode), steps + len(episode)
+                notes.add(count, first_id, episode.notes)
+                count += 1
             done += len(episode)
             if progress is not None:
-                progress(done, source.steps)
+                progress(done, selection.source.steps)
         notes.flush()
-    return steps
-
-
-def _episodes(source: Source, first: int) -> Iterator[tuple[int, EpisodeData]]:
-    """Yield the episodes from number ``first`` on; whatever damage makes of reading them is a FormatError."""
-    with reading(source.name):
-        for number, episode in enumerate(source.read(first), first):
-            _check_whole(source, number, episode)
-            yield number, episode
-
-
-def _check_whole(source: Source, number: int, episode: EpisodeData) -> None:
-    """Check that an episode has the leaves of the schema: a data set may promise more than it holds."""
-    wanted = source.schema.step_leaves.keys()
-    if different := wanted ^ episode.steps.keys():
-        path = min(different)
-        raise FormatError(
-            f"episode {number} of {source.name} has {'no' if path in wanted else 'a superfluous'} {path}; its schema "
-            f"has {', '.join(wanted)}"
+    if count < begun:
+        raise StoreExists(
+            f"{store.path} has {begun} episodes and the data set {count} now; give the path of a new store"
         )
-    if unknown := [path for path in episode.fields if path not in source.schema.leaves]:
-        raise FormatError(f"episode {number} of {source.name} has {unknown[0]}, which is not in its schema")
+    return count - begun, steps
+
+
+class _Selection:
+    """The episodes of a data set that the caller wants, by the leaves of the store.
+
+    Attributes
+    ----------
+    skipped : list of Skipped
+        The episodes that could not be read.
+    """
+
+    def __init__(self, source: Source, layout: Layout, choice: Choice) -> None:
+        self.source, self._layout, self._choice = source, layout, choice
+        self.skipped: list[Skipped] = []
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether episodes may be left out."""
+        return self._choice.where is not None or self._choice.on_error == "skip"
+
+    def try_where(self) -> None:
+        """Call the predicate once: one that cannot be used raises before anything is written."""
+        if self._choice.where is not None:
+            next(self.episodes(0), None)
+            self.skipped.clear()
+
+    def episodes(self, first: int) -> Iterator[tuple[EpisodeData, bool]]:
+        """Yield the episodes from number ``first`` on, and whether the caller wants each."""
+        where, schema = self._choice.where, self._layout.schema
+        for number, episode in self._readable(first):
+            made = self._layout.apply(number, episode)
+            yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
+
+    def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
+        """Yield the episodes that can be read; whatever damage makes of reading them is a FormatError."""
+        number = first
+        while number < self.source.episodes:
+            try:
+                with reading(self.source.name):
+                    for episode in self.source.read(number, self._layout.paths):
+                        _check_whole(self.source.name, number, episode, self._layout.paths)
+                        yield number, episode
+                        number += 1
+                    if number < self.source.episodes:
+                        raise FormatError(
+                            f"{self.source.name} has {number} of the {self.source.episodes} episodes that it says"
+                        )
+            except FormatError as error:
+                if self._choice.on_error == "raise":
+                    raise
+                self.skipped.append(Skipped(f"episode {number}", str(error)))
+                number += 1
+
+
+def _check_whole(name: str, number: int, episode: EpisodeData, paths: Collection[str]) -> None:
+    """Check that an episode has the leaves that its data set promises, each with a row a step."""
+    if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
+        raise FormatError(f"episode {number} of {name} has no {missing[0]}; it has {', '.join(episode.steps)}")
     count = len(episode)
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
-            raise FormatError(f"episode {number} of {source.name} has {len(rows)} rows of {path} and {count} of reward")
+            raise FormatError(f"episode {number} of {name} has {len(rows)} rows of {path} and {count} of reward")
 
 
 def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Unpack
 
 from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
+from diskreplay.interop.exchange.choosing import Choice, Options
 from diskreplay.interop.exchange.episode_data import FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
@@ -36,6 +38,7 @@ with MissingExtra.raised_for("a data set of LeRobot", "lerobot"):
 __all__ = ["export_dataset", "import_dataset"]
 
 _FPS = 30
+_DEFAULT = Choice()
 _REASONS = {
     FINAL_OBS: "an episode ends with its last step",
     SCHEMA: "bounds of spaces, tuples, and scalars, which are vectors of one number",
@@ -46,7 +49,11 @@ _REASONS = {
 
 
 def import_dataset(
-    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a data set of LeRobot into a new store, or the rest of it after an interruption.
 
@@ -60,6 +67,8 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this folder has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -70,15 +79,29 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, open_source(source), progress)
+    choice = Choice(**options)
+    return import_into(path, open_source(source, choice), choice, progress)
 
 
-def open_source(source: str | PathLike[str]) -> Source:
+def open_source(source: str | PathLike[str], choice: Choice = _DEFAULT) -> Source:
     """Return a data set of LeRobot as what `import_dataset` reads, which raises what this raises."""
     root = Path(source).absolute()
     with foreign(root):
-        reader = Reader(root)
-    return Source(NAME, root, reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata)
+        reader = Reader(root, choice)
+    return Source(
+        NAME,
+        root,
+        None,
+        reader.episodes,
+        reader.steps,
+        reader.read,
+        reader.metadata,
+        skipped=reader.skipped,
+        not_kept=reader.not_kept,
+        leaves=reader.leaves,
+        names=reader.names,
+        left_out=reader.left_out,
+    )
 
 
 def export_dataset(

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from diskreplay import Field, FormatError, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
 from diskreplay.interop.exchange.foreign import read_document, reading
+from diskreplay.interop.exchange.importing import Skipped
 from diskreplay.interop.lerobot.features import EPISODE, OF_EPISODES, Feature
 
 Ints = NDArray[np.int64]
@@ -44,9 +46,15 @@ class Metadata:
     ----------
     root : Path
         The folder of the data set.
+    is_lenient : bool
+        Leave out episodes that the files say nothing of, and note them, in place of raising FormatError.
 
     Attributes
     ----------
+    skipped : list of Skipped
+        What was left out.
+    numbers : array
+        The numbers of the episodes in the data set, ``(episodes,)``.
     info : dict
         `info.json`.
     features : dict
@@ -72,8 +80,9 @@ class Metadata:
         Its metadata are damaged, or of a version that is not read.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, is_lenient: bool = False) -> None:
+        self.root, self._is_lenient = root, is_lenient
+        self.skipped = list[Skipped]()
         self.info = self._read_info()
         self.is_old = str(self.info["codebase_version"]).startswith("v2.")
         self.features: dict[str, Feature] = self.info["features"]
@@ -81,12 +90,13 @@ class Metadata:
         self._table, types = (self._read_old_episodes(), {}) if self.is_old else self._read_episodes()
         try:
             self.lengths: Ints = np.asarray(self._table["length"], np.int64)
-            numbers = np.asarray(self._table[EPISODE], np.int64)
+            self.numbers: Ints = np.asarray(self._table[EPISODE], np.int64)
         except (KeyError, ValueError, TypeError) as error:
             raise FormatError(f"{root}: the table of episodes has no column {error} of numbers") from None
-        if not np.array_equal(numbers, np.arange(len(numbers))) or (self.lengths < 1).any():
+        if (np.diff(self.numbers, prepend=-1) < 1).any() or (self.lengths < 1).any():
             raise FormatError(f"{root}: the table of episodes is not of episodes 0, 1, ..., each of one step or more")
-        self.files = [self._data_file(number) for number in range(len(numbers))]
+        self._check_numbers()
+        self.files = [self._data_file(position) for position in range(len(self.numbers))]
         self.fields: dict[str, Field] = {}
         for name, column in self._table.items():
             if name not in OF_EPISODES and "/" not in name and (leaf := _field_of(column, types.get(name))) is not None:
@@ -96,10 +106,38 @@ class Metadata:
         stats = root / STATS
         self.stats = stats.read_text() if stats.is_file() else ""
 
+    def _check_numbers(self) -> None:
+        """Note episodes that the table lacks, or raise FormatError."""
+        total = self.info.get("total_episodes", len(self.numbers))
+        if type(total) is not int or total < 0:
+            raise FormatError(f"{self.root / INFO}: total_episodes is a number of episodes, and not {total!r:.80}")
+        last = int(self.numbers[-1]) + 1 if len(self.numbers) else 0
+        if total < len(self.numbers):
+            raise FormatError(
+                f"{self.root}: {INFO} says {total} episodes, and the table of episodes has {len(self.numbers)}; write "
+                "the right total_episodes into it"
+            )
+        missing = np.setdiff1d(np.arange(max(last, total)), self.numbers).tolist()
+        if missing and not self._is_lenient:
+            raise FormatError(
+                f"{self.root}: the table of episodes has no episode {missing[0]}, {len(missing)} lack of "
+                f"{max(last, total)}; on_error='skip' imports the others"
+            )
+        self.skipped += [Skipped(f"episode {number}", "the table of episodes does not have it") for number in missing]
+
+    def leave_out(self, positions: Collection[int], why: str) -> None:
+        """Leave out the episodes at these positions, and note why."""
+        self.skipped += [Skipped(f"episode {self.numbers[position]}", why) for position in positions]
+        kept = [position for position in range(len(self.numbers)) if position not in positions]
+        self.numbers, self.lengths = self.numbers[kept], self.lengths[kept]
+        self.files = [self.files[position] for position in kept]
+        self._table = {name: [column[position] for position in kept] for name, column in self._table.items()}
+        self.values = {name: self._table[name] for name in self.fields}
+
     def clip(self, number: int, key: str) -> Clip:
-        """Return where the frames of a video feature of an episode lie."""
+        """Return where the frames of a video feature of the episode at a position lie."""
         if self.is_old:
-            return Clip(self._old_file("video_path", _OLD_VIDEO, number, video_key=key), 0.0)
+            return Clip(self._old_file("video_path", _OLD_VIDEO, int(self.numbers[number]), video_key=key), 0.0)
         chunk, file, start = (
             self._of(f"videos/{key}/{name}", number) for name in ("chunk_index", "file_index", "from_timestamp")
         )
@@ -108,7 +146,7 @@ class Metadata:
 
     def _data_file(self, number: int) -> Path:
         if self.is_old:
-            return self._old_file("data_path", _OLD_DATA, number)
+            return self._old_file("data_path", _OLD_DATA, int(self.numbers[number]))
         chunk, file = (int(self._of(f"data/{name}", number)) for name in ("chunk_index", "file_index"))
         return self._file("data_path", DATA_PATH, chunk_index=chunk, file_index=file)
 
@@ -136,7 +174,7 @@ class Metadata:
         except LookupError:
             value = None
         if value is None:
-            raise FormatError(f"{self.root}: the table of episodes has no {name!r} of episode {number}")
+            raise FormatError(f"{self.root}: the table of episodes has no {name!r} of episode {self.numbers[number]}")
         return value
 
     def _read_info(self) -> dict[str, Json]:
@@ -165,12 +203,25 @@ class Metadata:
             raise FormatError(f"{self.root} has no table of episodes: there are no {EPISODES}/*/*.parquet")
         tables = []
         for file in files:
-            names = [name for name in read_schema(file).names if not name.startswith("stats/")]
-            tables.append(read_table(file, names))
+            with self._noted(file):
+                names = [name for name in read_schema(file).names if not name.startswith("stats/")]
+                tables.append(read_table(file, names))
+        if not tables:
+            raise FormatError(f"{self.root} has no table of episodes that can be read: {self.skipped[0].why}")
         table = pa.concat_tables(tables, promote_options="permissive")
         if EPISODE in table.column_names:
             table = table.sort_by(EPISODE)
         return table.to_pydict(), {name: table.schema.field(name).type for name in table.column_names}
+
+    @contextmanager
+    def _noted(self, file: Path) -> Iterator[None]:
+        """Note what keeps a file from being read, or raise it."""
+        try:
+            yield
+        except FormatError as error:
+            if not self._is_lenient:
+                raise
+            self.skipped.append(Skipped(str(file.relative_to(self.root)), str(error)))
 
     def _read_old_episodes(self) -> dict[str, list[Any]]:
         rows = _read_lines(self.root / OLD_EPISODES)
@@ -183,9 +234,12 @@ class Metadata:
             rows = _read_lines(self.root / OLD_TASKS)
             return {int(row["task_index"]): str(row["task"]) for row in rows}
         path = self.root / TASKS
-        if not path.is_file():
+        table: pa.Table | None = None
+        if path.is_file():
+            with self._noted(path):
+                table = read_table(path, None)
+        if table is None:
             return {}
-        table = read_table(path, None)
         others = [name for name in table.column_names if name != "task_index"]
         if "task_index" not in table.column_names or not others:
             raise FormatError(f"{path} has the columns {', '.join(table.column_names)}, and not task_index and task")

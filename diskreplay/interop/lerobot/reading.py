@@ -1,6 +1,6 @@
 """Episodes of a LeRobot data set."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from diskreplay import FormatError, Schema, SchemaError
+from diskreplay import Field, FormatError, SchemaError
+from diskreplay.interop.exchange.choosing import Choice
 from diskreplay.interop.exchange.episode_data import FIELDS, REWARD, EpisodeData, Json
 from diskreplay.interop.exchange.foreign import reading
 from diskreplay.interop.exchange.threads import read_ahead
@@ -29,8 +30,8 @@ from diskreplay.interop.lerobot.features import (
     TIMESTAMP,
     TRUNCATED,
     Column,
+    Feature,
     columns_in,
-    schema_of,
     sides_of,
 )
 from diskreplay.interop.lerobot.images import VideoReader
@@ -59,10 +60,12 @@ class Reader:
     ----------
     root : Path
         The folder of the data set.
+    choice : Choice
+        The options of the import.
 
     Attributes
     ----------
-    schema, metadata, episodes, steps
+    leaves, names, left_out, metadata, episodes, steps, skipped, not_kept
         As `Source` has them.
 
     Raises
@@ -73,22 +76,28 @@ class Reader:
         It is damaged, of a version that is not read, or has what a store cannot hold.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._meta = root, Metadata(root)
-        self.episodes, self.steps = len(self._meta.lengths), int(self._meta.lengths.sum())
-        numbered = groupby(range(self.episodes), lambda number: self._meta.files[number])
-        spans = [(path, list(numbers)) for path, numbers in numbered]
-        self._pieces = [_Piece(path, span[0], self._meta.lengths[span[0] : span[-1] + 1]) for path, span in spans]
+    def __init__(self, root: Path, choice: Choice) -> None:
+        self._root, self._choice = root, choice
+        self._meta = Metadata(root, is_lenient=choice.on_error == "skip")
         self._texts: dict[str, list[str]] = {}
-        scan = _Scan(self._meta, self._texts)
-        for piece in self._pieces:
-            scan.add(piece)
+        features = {key: feature for key, feature in self._meta.features.items() if not choice.skips(key)}
+        self.left_out = [key for key in (*self._meta.features, *self._meta.fields) if choice.skips(key)]
+        scan = _Scan(self._meta, features, self._texts)
+        self.not_kept = self._check_pieces(scan)
+        self.skipped, self._pieces = self._meta.skipped, _pieces(self._meta)
+        self.episodes, self.steps = len(self._meta.lengths), int(self._meta.lengths.sum())
         self._terminated, self._truncated = scan.ends()
         try:
-            self._columns, self._fields, self.schema = self._layout(scan)
+            kept = {key: feature for key, feature in features.items() if key not in scan.left_out}
+            self._columns = list(columns_in(kept, {key: features[key] for key in scan.kept if key in features}))
         except SchemaError as error:
-            raise FormatError(f"{root}: {error}") from None
-        self._check_files()
+            raise SchemaError(f"{root}: {error}; skip= leaves a feature out") from None
+        self._check_films()
+        self._fields = {f"{FIELDS}/{name}": name for name in self._meta.fields if not choice.skips(name)}
+        self.names = {column.path: column.key for column in self._columns} | self._fields
+        own = {column.path: column.field for column in self._columns}
+        fields = {path: self._meta.fields[name] for path, name in self._fields.items()}
+        self.leaves = {REWARD: Field((), "float32")} | own | fields
         self.metadata: dict[str, Json] = {
             "info": self._meta.info,
             "keys": {column.path: column.key for column in self._columns},
@@ -97,33 +106,51 @@ class Reader:
             "stats": self._meta.stats,
         }
 
-    def read(self, first: int) -> Iterator[EpisodeData]:
-        """Yield the episodes in order, from number ``first`` on."""
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        """Yield the wanted leaves of the episodes in order, from the one at position ``first`` on."""
+        columns = [column for column in self._columns if column.path in wanted]
         videos = _Videos(self._meta)
         try:
             for piece in self._pieces:
                 if first < piece.first + len(piece.lengths):
-                    yield from self._read_piece(piece, max(first - piece.first, 0), videos)
+                    yield from self._read_piece(piece, max(first - piece.first, 0), columns, videos)
         finally:
             videos.close()
 
-    def _layout(self, scan: "_Scan") -> tuple[list[Column], dict[str, str], Schema]:
-        """Return columns, episode fields by their columns, and the schema."""
-        features = {key: feature for key, feature in self._meta.features.items() if key not in scan.left_out}
-        columns = list(columns_in(features, {key: self._meta.features[key] for key in scan.kept}))
-        fields = self._meta.fields
-        return columns, {f"{FIELDS}/{name}": name for name in fields}, schema_of(columns, fields)
+    def _check_pieces(self, scan: "_Scan") -> list[str]:
+        """Look at the files of steps, leave out those that cannot be read, and return columns that no feature names."""
+        others, bad = dict[str, None](), list[tuple[_Piece, str]]()
+        for piece in _pieces(self._meta):
+            try:
+                scan.add(piece)
+                others |= dict.fromkeys(name for name in read_schema(piece.path).names if name not in scan.known)
+            except FormatError as error:
+                if self._choice.on_error == "raise":
+                    raise
+                bad.append((piece, str(error)))
+        for piece, why in reversed(bad):
+            self._meta.leave_out(range(piece.first, piece.first + len(piece.lengths)), why)
+        return list(others)
 
-    def _check_files(self) -> None:
-        wanted = [column.key for column in self._columns if column.kind != "video"]
-        for piece in self._pieces:
-            names = set(read_schema(piece.path).names)
-            if lacking := [key for key in wanted if key not in names]:
-                raise FormatError(f"{piece.path} has no column {lacking[0]!r}, which info.json names")
+    def _check_films(self) -> None:
+        """Check that each camera has a film of some episode."""
+        for column in self._columns:
+            if column.kind != "video" or not self.episodes:
+                continue
+            clips = {self._meta.clip(position, column.key).path for position in range(self.episodes)}
+            if not any(path.is_file() and path.stat().st_size for path in clips):
+                raise FormatError(
+                    f"{self._root} has no film of {column.key!r}: {min(clips)} lacks or is empty. Fetch the films, or "
+                    f"leave the camera out by skip=({column.key!r},) (on the command line --skip {column.key})"
+                )
 
-    def _read_piece(self, piece: _Piece, skipped: int, videos: "_Videos") -> Iterator[EpisodeData]:
-        stored = [column for column in self._columns if column.kind != "video"]
-        moving = [column for column in self._columns if column.kind == "video"]
+    def _read_piece(
+        self, piece: _Piece, skipped: int, columns: Sequence[Column], videos: "_Videos"
+    ) -> Iterator[EpisodeData]:
+        stored = [column for column in columns if column.kind != "video"]
+        moving = [column for column in columns if column.kind == "video"]
+        if not (stored or moving):
+            raise FormatError(f"{self._root}: no feature of a step is kept")
         keys = dict.fromkeys([column.key for column in stored] + ([TIMESTAMP] if moving else []))
         waiting: pa.Table | None = None
         number, lengths = piece.first + skipped, piece.lengths[skipped:]
@@ -152,13 +179,20 @@ class Reader:
 
     def _episode(self, number: int, length: int, steps: dict[str, Array]) -> EpisodeData:
         if REWARD not in steps:
-            steps[REWARD] = np.zeros(length, self.schema.reward.dtype)
+            steps[REWARD] = np.zeros(length, self.leaves[REWARD].dtype)
         fields = {}
         for path, name in self._fields.items():
             value = self._meta.values[name][number] if name in self._meta.values else None
             if value is not None:
-                fields[path] = np.asarray(value, self.schema.leaves[path].dtype)
+                fields[path] = np.asarray(value, self.leaves[path].dtype)
         return EpisodeData(steps, bool(self._terminated[number]), bool(self._truncated[number]), fields)
+
+
+def _pieces(meta: Metadata) -> list[_Piece]:
+    """Return the files of the episodes that are left."""
+    numbered = groupby(range(len(meta.lengths)), lambda position: meta.files[position])
+    spans = [(path, list(positions)) for path, positions in numbered]
+    return [_Piece(path, span[0], meta.lengths[span[0] : span[-1] + 1]) for path, span in spans]
 
 
 class _Scan:
@@ -170,16 +204,20 @@ class _Scan:
         Counters and flags that are extra fields, since they are not what they would be derived to.
     left_out : set of str
         Features that are no leaves.
+    known : set of str
+        Columns that a feature or the layout names.
     """
 
-    def __init__(self, meta: Metadata, texts: dict[str, list[str]]) -> None:
+    def __init__(self, meta: Metadata, features: Mapping[str, Feature], texts: dict[str, list[str]]) -> None:
         self._meta, self._texts = meta, texts
+        self.known = {*meta.features, *COUNTERS}
+        self._stored = [key for key, feature in features.items() if feature["dtype"] != "video"]
         self._flags = [name for name in FLAGS if name in meta.features]
         if TERMINATED not in self._flags or TRUNCATED not in self._flags:
             self._flags = [name for name in self._flags if name == DONE]
         self.kept: list[str] = []
         self.left_out = {*COUNTERS, *self._flags}
-        self._text_keys = [key for key, feature in meta.features.items() if feature["dtype"] == "string"]
+        self._text_keys = [key for key, feature in features.items() if feature["dtype"] == "string"]
         self._last: dict[str, list[Bools]] = {name: [] for name in self._flags}
         for key in self._text_keys:
             texts.setdefault(key, [])
@@ -189,9 +227,10 @@ class _Scan:
         there = set(read_schema(piece.path).names)
         wanted = [TIMESTAMP, FRAME, EPISODE, TASK, *self._flags, *self._text_keys]
         table = read_table(piece.path, [name for name in wanted if name in there])
-        if lacking := [name for name in (EPISODE, *self._flags, *self._text_keys) if name not in there]:
+        needed = [name for name in self._stored if name not in COUNTERS]
+        if lacking := [name for name in (EPISODE, *self._flags, *needed) if name not in there]:
             raise FormatError(f"{piece.path} has no column {lacking[0]!r}, which info.json names")
-        numbers = np.repeat(np.arange(piece.first, piece.first + len(piece.lengths)), piece.lengths)
+        numbers = np.repeat(self._meta.numbers[piece.first : piece.first + len(piece.lengths)], piece.lengths)
         if not np.array_equal(_numbers(table, EPISODE), numbers):
             raise FormatError(f"{piece.path} does not have the steps that the table of episodes says, in order")
         frames = np.arange(len(numbers)) - np.repeat(np.cumsum(piece.lengths) - piece.lengths, piece.lengths)
@@ -204,8 +243,11 @@ class _Scan:
             if name in there and name in self._meta.features and not np.array_equal(_numbers(table, name), expected):
                 self._keep(name)
         last = np.cumsum(piece.lengths) - 1
-        for name in self._flags:
-            flags = as_flags(_numbers(table, name), f"{piece.path}: {name}", FormatError).reshape(len(numbers))
+        found = {
+            name: as_flags(_numbers(table, name), f"{piece.path}: {name}", FormatError).reshape(len(numbers))
+            for name in self._flags
+        }
+        for name, flags in found.items():
             if np.count_nonzero(flags) != np.count_nonzero(flags[last]):
                 self._keep(name)
             self._last[name].append(flags[last])
@@ -220,7 +262,7 @@ class _Scan:
     def ends(self) -> tuple[Bools, Bools]:
         """Return which episodes were terminated, and which truncated."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
-        none = np.zeros(len(self._meta.lengths), np.bool_)
+        none = np.zeros(len(self._meta.lengths), np.bool_)  # also without a file
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
 
 

@@ -8,19 +8,20 @@ the data set says of itself: the environment's spec, the authors, ...
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
+from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign, read_document
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.minari.arrow_files import INFOS, read_episodes
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
 from diskreplay.interop.minari.values import with_one_bound, without_texts
@@ -34,7 +35,11 @@ __all__ = ["export_dataset", "import_dataset"]
 
 
 def import_dataset(
-    source: str | PathLike[str], path: str | PathLike[str], *, progress: Progress | None = None
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a data set of Minari into a new store, or the rest of it after an interruption.
 
@@ -47,6 +52,8 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this data set has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -59,7 +66,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, open_source(source), progress)
+    return import_into(path, open_source(source), Choice(**options), progress)
 
 
 def open_source(source: str | PathLike[str]) -> Source:
@@ -80,7 +87,7 @@ def open_source(source: str | PathLike[str]) -> Source:
             raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
         layout = derive(storage.observation_space, storage.action_space, example)
 
-    def read(first: int) -> Iterator[EpisodeData]:
+    def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
         with _libraries():
             for raw in read_episodes(storage, metadata, first, episodes):
                 yield layout.episode(raw)

@@ -4,16 +4,18 @@
 it and the reward of that; the last row has the final observation alone, and its action and reward mean nothing.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 from diskreplay import MissingExtra, Schema, SchemaError, Store
+from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import ENDS, METADATA, NO_FINAL_OBS, NOTES, PRIORITY, SCHEMA
 from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
 from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, check_option, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 
 with MissingExtra.raised_for("a data set of RLDS", "rlds"):
     from diskreplay.interop.rlds.features import NAME, feature_names
@@ -27,8 +29,9 @@ def import_dataset(
     path: str | PathLike[str],
     *,
     progress: Progress | None = None,
-    split: str | None = None,
-    last: Literal["final", "step"] = "final",
+    splits: str | Sequence[str] | None = None,
+    last: Literal["final", "step"] | None = None,
+    **options: Unpack[Options],
 ) -> Imported:
     """Import a data set of RLDS into a new store, or the rest of it after an interruption.
 
@@ -44,11 +47,14 @@ def import_dataset(
         The store; nothing, or what an interrupted import of this data set has left.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
-    split : str, optional
-        One split, such as "train"; None: all, in the order of `dataset_info.json`.
-    last : str
+    splits : str or list of str, optional
+        Splits, such as "train"; None: all, in the order of `dataset_info.json`.
+    last : str, optional
         What the last row of an episode is: "final", the final observation alone, as RLDS has it, or "step", a step like
-        the others, as in data sets whose episodes end with an action.
+        the others. None: a step where the last rows of all episodes of a split have an action or a reward that is not
+        zero, final where none has.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
 
     Raises
     ------
@@ -57,19 +63,32 @@ def import_dataset(
     FormatError
         It is damaged, or its files are not TFRecord; the message says what to do.
     SchemaError
-        A feature cannot be stored.
+        A feature cannot be stored. Or only some episodes of a split end with an action, and ``last`` is None.
     StoreExists
         Something else is at ``path``.
     MissingExtra
         protobuf or Pillow is not installed.
     """
-    check_option("last", last, ("final", "step"))
-    folder = Path(source).absolute()
+    if last is not None:
+        check_option("last", last, ("final", "step"))
+    choice, folder = Choice(**options), Path(source).absolute()
+    chosen = [splits] if isinstance(splits, str) else splits
     with foreign(folder):
-        data = DataSet(folder, split, last)
-        schema = data.schema()
-    data_set = Source(NAME, folder, schema, len(data.lengths), sum(data.lengths), data.read, part=split or "")
-    return import_into(path, data_set, progress)
+        data = DataSet(folder, chosen, last, choice)
+    data_set = Source(
+        NAME,
+        folder,
+        None,
+        len(data.lengths),
+        sum(data.lengths),
+        data.read,
+        part=" ".join(chosen or ()),
+        leaves=data.leaves,
+        names=data.names,
+        left_out=data.left_out,
+        skipped=data.skipped,
+    )
+    return import_into(path, data_set, choice, progress)
 
 
 def export_dataset(

@@ -2,20 +2,22 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import FormatError, Schema, SchemaError, StoreNotFound
+from diskreplay import Field, FormatError, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
+from diskreplay.interop.exchange.choosing import Choice, is_in
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.exchange.field_trees import nest, schema_of
+from diskreplay.interop.exchange.field_trees import leaves_of, nest
+from diskreplay.interop.exchange.importing import Skipped
 from diskreplay.interop.rlds.features import (
     DISCOUNT,
     FEATURES,
@@ -37,6 +39,8 @@ from diskreplay.interop.rlds.features import (
 )
 from diskreplay.interop.rlds.records import Values, make_example, parse_example, records, write_record
 
+_FIRSTS = f"{STEPS}{FIRST}"
+
 
 class _Record(NamedTuple):
     """An episode in a file: its features, and how many rows it has."""
@@ -45,17 +49,53 @@ class _Record(NamedTuple):
     rows: int
 
 
+class _Split(NamedTuple):
+    """A split: its files, and how many episodes each has, where `dataset_info.json` says so."""
+
+    name: str
+    files: list[Path]
+    counts: list[int] | None
+
+
+class _Episode(NamedTuple):
+    """An episode that has a step: the number of its record in the files, and how many rows of it are no steps."""
+
+    record: int
+    split: str
+    rows: int
+    finals: int
+
+
 class DataSet:
     """The episodes of a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of a version of the data set.
+    splits : list of str or None
+        Those that are read, in this order; None: all.
+    last : str or None
+        What the last row of an episode is, "final" or "step". None: found for each split by the actions and rewards.
+    choice : Choice
+        The options of the import.
 
     Attributes
     ----------
     lengths : list of int
-        How many steps each has; those without a step are left out.
+        How many steps each has.
+    skipped : list of Skipped
+        The episodes without a step.
+    leaves : dict of str to Field
+        What the episodes hold, by default paths.
+    names : dict of str to str
+        The features by these.
+    left_out : list of str
+        The features that the caller skips.
     """
 
-    def __init__(self, folder: Path, split: str | None, last: str) -> None:
-        self._folder, self._lacks_last = folder, int(last == "final")
+    def __init__(self, folder: Path, splits: Sequence[str] | None, last: str | None, choice: Choice) -> None:
+        self._folder, self._choice = folder, choice
         if not (folder / FEATURES).exists():
             inner = next(folder.glob(f"*/{FEATURES}"), None)
             hint = f"; there is one in {inner.parent.name}" if inner else ""
@@ -66,31 +106,77 @@ class DataSet:
             if isinstance(error, SchemaError):
                 raise SchemaError(f"{folder}: {error}") from None
             raise FormatError(f"{folder / FEATURES} cannot be used: {error}") from None
-        for needed in (f"{STEPS}{ACTION}", f"{STEPS}{FIRST}"):
-            if not any(is_at(name, needed) for name in self._features):
-                raise FormatError(f"{folder} has no episodes of RLDS: {FEATURES} names no {needed}")
-        self._files = _files(folder, split)
-        firsts = f"{STEPS}{FIRST}"
-        self._rows = [len(self._parsed(*raw, wanted=firsts).get(firsts, [])) for raw in self._raw()]
-        self.lengths = [rows - self._lacks_last for rows in self._rows if rows > self._lacks_last]
+        if _FIRSTS not in self._features:
+            raise FormatError(f"{folder} has no episodes of RLDS: {FEATURES} names no {_FIRSTS}")
+        self._splits = _read_splits(folder, splits)
+        inside = [name.removeprefix(STEPS) for name in self._features]
+        self.left_out = [name for name in inside if choice.skips(name)]
+        self._paths = self._find_paths()
+        self.skipped = list[Skipped]()
+        self._episodes = self._find_episodes(last)
+        self.lengths = [episode.rows - episode.finals for episode in self._episodes]
         if not self.lengths:
             raise StoreNotFound(f"{folder} has no episodes with a step")
+        self.names = {path: name.removeprefix(STEPS) for path, name in self._paths.items()}
+        self.leaves = self._find_leaves()
 
-    def _raw(self) -> Iterator[tuple[Path, bytes]]:
-        return ((file, data) for file in self._files for data in records(file))
+    def _raw(self) -> Iterator[tuple[str, Path, bytes]]:
+        """Yield the split, the file and the bytes of each record; check that files have as many as they should."""
+        for split in self._splits:
+            for file, expected in zip(split.files, split.counts or repeat(None), strict=False):
+                count = 0
+                for data in records(file):
+                    count += 1
+                    yield split.name, file, data
+                if expected is not None and count != expected:
+                    raise FormatError(
+                        f"{file} has {count} episodes, and {INFO} says {expected}: the download is incomplete; fetch "
+                        "the file again"
+                    )
 
-    def _parsed(self, file: Path, data: bytes, wanted: str | None = None) -> dict[str, Values]:
+    def _parsed(self, file: Path, data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
         try:
             return parse_example(data, wanted)
         except FormatError as error:
             raise FormatError(f"{file}: {error}") from None
 
-    def _paths(self) -> dict[str, str]:
-        """Return the names of features by the paths of the leaves that they become."""
+    def _find_episodes(self, last: str | None) -> list[_Episode]:
+        """Return the episodes that have a step, and note the others."""
+        acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
+        found, ends = list[_Episode](), dict[str, dict[bool, int]]()
+        for record, (split, file, data) in enumerate(self._raw()):
+            features = self._parsed(file, data, [_FIRSTS, *acted] if last is None else [_FIRSTS])
+            rows = len(features.get(_FIRSTS, []))
+            if last is None and rows:
+                is_step = any(self._is_in_last_row(_Record(features, rows), name) for name in acted)
+                ends.setdefault(split, {}).setdefault(is_step, record)
+            found.append(_Episode(record, split, rows, int(last == "final")))
+        for split, kinds in ends.items():
+            if len(kinds) > 1:
+                raise SchemaError(
+                    f"{self._folder}: in {split}, the last row of episode {kinds[True]} has an action or a reward, and "
+                    f"that of episode {kinds[False]} has none; say last='step' if it is a step, or last='final' if it "
+                    "is the final observation alone (on the command line --option last=step)"
+                )
+        if last is None:
+            found = [each._replace(finals=int(ends.get(each.split, {}).keys() == {False})) for each in found]
+        for each in found:
+            if each.rows <= each.finals:
+                why = "it has no row" if not each.rows else "its only row is a final observation"
+                self.skipped.append(Skipped(f"episode {each.record}", why))
+        return [each for each in found if each.rows > each.finals]
+
+    def _is_in_last_row(self, record: _Record, name: str) -> bool:
+        values = self._decoded(record, name, record.rows) if name in record.features else []
+        return len(values) > 0 and bool(np.nan_to_num(np.asarray(values[-1], np.float64)).any())
+
+    def _find_paths(self) -> dict[str, str]:
+        """Return the names of features by the default paths of their leaves."""
         found: dict[str, str] = {}
+        obs, actions = self._choice.named(OBS) or (), self._choice.named(ACTION) or ()
         for name, feature in self._features.items():
             inside = name.removeprefix(STEPS)
-            if feature.kind == "text" or inside in FLAGS:
+            if feature.kind == "text" or inside in FLAGS or self._choice.skips(inside):
                 continue
             if inside == name:
                 found[f"episode/{name.removeprefix('episode_metadata/')}"] = name
@@ -98,24 +184,34 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
+            # The last row of an observation is kept, and where it is a step is found by the actions.
+            elif any(is_in(inside, each) for each in obs):
+                found[f"{OBS}/{inside}"] = name
+            elif any(is_in(inside, each) for each in actions):
+                found[f"{ACTION}/{inside}"] = name
             else:
                 found[f"{EXTRA}/{STEP_DISCOUNT if inside == DISCOUNT else inside}"] = name
         return found
 
-    def schema(self) -> Schema:
-        """Return what the steps of the first episode hold."""
-        first = next(self.read(0))
+    def _find_leaves(self) -> dict[str, Field]:
+        """Return what the first episode holds."""
+        first = next(self.read(0, self._paths))
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
-        return schema_of({path: rows[:0] for path, rows in first.steps.items()}, self._folder, fields)
+        return leaves_of({**{path: rows[:0] for path, rows in first.steps.items()}, **fields}, self._folder)
 
-    def read(self, first: int) -> Iterator[EpisodeData]:
-        """Yield the episodes from number ``first`` on."""
-        paths = self._paths()
-        kept = ((rows, raw) for rows, raw in zip(self._rows, self._raw(), strict=True) if rows > self._lacks_last)
-        return (self._episode(_Record(self._parsed(*raw), rows), paths) for rows, raw in islice(kept, first, None))
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        """Yield the wanted leaves of the episodes from number ``first`` on."""
+        paths = {path: name for path, name in self._paths.items() if path in wanted or path == REWARD}
+        names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}", *self._text_names()}
+        episodes = iter(self._episodes[first:])
+        episode = next(episodes, None)
+        for record, (_, file, data) in enumerate(self._raw()):
+            if episode is not None and record == episode.record:
+                yield self._episode(_Record(self._parsed(file, data, names), episode.rows), episode.finals, paths)
+                episode = next(episodes, None)
 
-    def _episode(self, record: _Record, paths: Mapping[str, str]) -> EpisodeData:
-        rows, count = record.rows, record.rows - self._lacks_last
+    def _episode(self, record: _Record, finals: int, paths: Mapping[str, str]) -> EpisodeData:
+        rows, count = record.rows, record.rows - finals
         steps: dict[str, NDArray[Any]] = {}
         fields: dict[str, Any] = {}
         for path, name in paths.items():
@@ -137,20 +233,25 @@ class DataSet:
         except FormatError as error:
             raise FormatError(f"{self._folder}: {error}") from None
 
+    def _text_names(self) -> list[str]:
+        return [name for name, feature in self._features.items() if feature.kind == "text"]
+
     def _texts(self, record: _Record) -> dict[str, Json]:
         """Return the texts of an episode by the names of features; one that all steps have is told once."""
         found: dict[str, Json] = {}
-        for name, feature in self._features.items():
-            if feature.kind == "text" and name in record.features:
+        for name in self._text_names():
+            if name in record.features:
                 texts = self._decoded(record, name, len(record.features[name]))
                 found[name] = texts[0] if texts and len(set(texts)) == 1 else texts
         return found
 
 
-def _files(folder: Path, split: str | None) -> list[Path]:
+def _read_splits(folder: Path, wanted: Sequence[str] | None) -> list[_Split]:
+    """Return the splits of a folder with their files; FormatError where one lacks."""
     try:
         info = parse_json((folder / INFO).read_bytes())
-        kind, splits = info.get("fileFormat", "tfrecord"), [each["name"] for each in info["splits"]]
+        kind = info.get("fileFormat", "tfrecord")
+        splits = {str(each["name"]): [int(n) for n in each.get("shardLengths", ())] for each in info["splits"]}
         dataset = info["name"]
         if any("/" in str(name) for name in (dataset, *splits)):
             raise ValueError("a name has a slash")
@@ -160,14 +261,27 @@ def _files(folder: Path, split: str | None) -> list[Path]:
         raise FormatError(
             f"{folder} has files of {kind}, and only tfrecord is read: convert them with TFDS's convert_format"
         )
-    if split is not None and split not in splits:
-        raise StoreNotFound(f"{folder} has no split {split!r}; it has {', '.join(splits)}")
-    found = [
-        file for name in ([split] if split else splits) for file in sorted(folder.glob(f"{dataset}-{name}.tfrecord-*"))
-    ]
-    if not found:
-        raise StoreNotFound(f"{folder} has no files {dataset}-{split or splits[0]}.tfrecord-*")
-    return found
+    for name in wanted or ():
+        if name not in splits:
+            raise StoreNotFound(f"{folder} has no split {name!r}; it has {', '.join(splits)}")
+    names = list(wanted or splits)
+    found = {name: sorted(folder.glob(f"{dataset}-{name}.tfrecord-*")) for name in names}
+    if not any(found.values()):
+        raise StoreNotFound(f"{folder} has no files {dataset}-{names[0]}.tfrecord-*")
+    return [_checked_split(folder, dataset, name, found[name], splits[name]) for name in names]
+
+
+def _checked_split(folder: Path, dataset: str, name: str, files: list[Path], counts: list[int]) -> _Split:
+    """Return a split; FormatError where it lacks a file."""
+    if not counts:
+        return _Split(name, files, None)
+    expected = [folder / f"{dataset}-{name}.tfrecord-{k:05d}-of-{len(counts):05d}" for k in range(len(counts))]
+    if missing := [file for file in expected if file not in files]:
+        raise FormatError(
+            f"{folder} has {len(files)} of the {len(counts)} files of {name}, {sum(counts)} episodes in all: "
+            f"{missing[0].name} lacks; fetch it, or choose another split with splits="
+        )
+    return _Split(name, expected, counts)
 
 
 _SHARD_BYTES = 256 << 20

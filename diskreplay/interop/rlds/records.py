@@ -1,7 +1,7 @@
 """TFRecord files of tf.train.Example messages, read and written without TensorFlow."""
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,8 +61,8 @@ def write_record(file: BinaryIO, data: bytes) -> None:
     file.write(b"".join((header, _masked(header), data, _masked(data))))
 
 
-def parse_example(data: bytes, wanted: str | None = None) -> dict[str, Values]:
-    """Return the features of an example by their names, or only the one that is wanted.
+def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
+    """Return the features of an example by their names, or only those that are wanted.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def parse_example(data: bytes, wanted: str | None = None) -> dict[str, Values]:
         raise FormatError(f"a record is not an example of TensorFlow: {error}") from None
     found: dict[str, Values] = {}
     for name, feature in example.features.feature.items():
-        if wanted is not None and name != wanted:
+        if wanted is not None and name not in wanted:
             continue
         if feature.WhichOneof("kind") == "float_list":
             found[name] = np.array(feature.float_list.value, np.float32)

@@ -1,0 +1,434 @@
+"""The options that all imports share: which feature of a data set becomes which leaf of the store, and of which dtype.
+
+A reader gives each feature a default path, such as ``"obs/image"``. The options move features to other paths.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Field, Schema, SchemaError
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    EXTRA,
+    FIELDS,
+    OBS,
+    REWARD,
+    EpisodeData,
+    is_obs,
+    is_part,
+)
+from diskreplay.interop.exchange.field_trees import schema_of_leaves
+
+Names = str | Sequence[str] | Mapping[str, str]
+"""Features of a data set: a name, a list of names, or ``{name in the store: name in the data set}``."""
+
+OnError = Literal["raise", "skip"]
+_PARTS = OBS, ACTION, REWARD, EXTRA, FIELDS
+_UNSAFE = ":unsafe"
+_SHOWN = 40  # features in a message
+_ROLE = re.compile(r"^(obs|observations?|actions?|next|extra)[./]")
+
+
+class Options(TypedDict, total=False):
+    """The options that every ``import_dataset`` takes.
+
+    Attributes
+    ----------
+    obs, action, reward, extra : str, list of str, or dict of str to str
+        The features that become this part of a step. A name makes the feature the part itself; a list, or a dict
+        ``{name in the store: name in the data set}``, makes a dict of them; a slash nests. The name of a folder of
+        features stands for those in it. Without ``extra`` all features that are left are extra fields.
+    rename : dict of str to str
+        ``{name in the data set: name in the store}``. A name that begins with a part, as "obs/top", moves the feature
+        there; another one names it anew within its part.
+    skip : str or list of str
+        Features, or folders of features, that are left out. They are not read.
+    on_error : {"raise", "skip"}
+        "skip" leaves out episodes that cannot be read, and names them in `Imported.skipped`.
+    compression : "zstd" or ("zstd", level)
+        The compression of the store.
+    dtype : dict of str to str
+        ``{path in the store: dtype}``, as ``{"obs/image": "uint8"}``. A value that the dtype cannot hold is refused,
+        unless the dtype ends with ":unsafe", which rounds.
+    where : callable
+        A predicate over the episodes of the data set; see `SourceEpisode`. The others are left out.
+    """
+
+    obs: Names | None
+    action: Names | None
+    reward: Names | None
+    extra: Names | None
+    rename: Mapping[str, str] | None
+    skip: str | Sequence[str]
+    on_error: OnError
+    compression: str | tuple[str, int] | None
+    dtype: Mapping[str, Any] | None
+    where: "Callable[[SourceEpisode], bool] | None"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`Options` as given, with their defaults."""
+
+    obs: Names | None = None
+    action: Names | None = None
+    reward: Names | None = None
+    extra: Names | None = None
+    rename: Mapping[str, str] | None = None
+    skip: str | Sequence[str] = ()
+    on_error: OnError = "raise"
+    compression: str | tuple[str, int] | None = None
+    dtype: Mapping[str, Any] | None = None
+    where: "Callable[[SourceEpisode], bool] | None" = None
+
+    def __post_init__(self) -> None:
+        """Raise SchemaError where an option has a value of another kind."""
+        check_option("on_error", self.on_error, ("raise", "skip"))
+        for name in ("obs", "action", "reward", "extra", "skip"):
+            given = getattr(self, name)
+            is_many = given is None or isinstance(given, Collection)
+            if not is_many or not all(isinstance(each, str) and each for each in self.named(name) or ()):
+                raise SchemaError(f"{name} must be names of features, not {given!r:.80}")
+        for name in ("rename", "dtype"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, Mapping):
+                raise SchemaError(f"{name} must be a dict, not {given!r:.80}")
+        if self.where is not None and not callable(self.where):
+            raise SchemaError(f"where must be a function of an episode, not {self.where!r:.80}")
+
+    def named(self, option: str) -> list[str] | None:
+        """Return the features that "obs", "action", "reward", "extra" or "skip" names; None where it is not given."""
+        given: Any = getattr(self, option)
+        if given is None or isinstance(given, str):
+            return None if given is None else [given]
+        return list(given.values() if isinstance(given, Mapping) else given)
+
+    def skips(self, name: str) -> bool:
+        """Tell whether a feature of a data set is left out, by its name or by that of a folder above it."""
+        return any(is_in(name, skipped) for skipped in self.named("skip") or ())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options that decide what the store holds, for the note of the import."""
+        found: dict[str, Any] = {}
+        for name, given in vars(self).items():
+            if name == "compression" or given in (None, (), [], "raise"):
+                continue
+            if name == "where":
+                found[name] = str(getattr(given, "expression", True))
+            elif isinstance(given, Mapping):
+                found[name] = {str(key): str(value) for key, value in given.items()}
+            else:
+                found[name] = given if isinstance(given, str) else list(given)
+        return found
+
+
+def is_in(name: str, folder: str) -> bool:
+    """Tell whether a feature has this name, or lies in the folder of this name: slashes or dots part names."""
+    return name == folder or name.startswith((f"{folder}/", f"{folder}."))
+
+
+def check_option(name: str, value: object, choices: Collection[object]) -> None:
+    """Raise SchemaError where the value of an option is none of its choices."""
+    known = list(choices)
+    if value not in known:
+        raise SchemaError(f"{name} must be {', '.join(map(str, known[:-1]))} or {known[-1]}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class SourceEpisode:
+    """An episode of a data set as a predicate sees it: the attributes of `Episode` that a data set has.
+
+    Attributes
+    ----------
+    number : int
+        Its place in the data set, from 0 on.
+    schema : Schema
+        That of the store.
+    """
+
+    number: int
+    schema: Schema
+    _data: EpisodeData
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self._data)
+
+    length = property(__len__)
+    terminated = property(lambda self: self._data.terminated)
+    truncated = property(lambda self: not self._data.terminated)
+    cut = property(lambda self: self._data.cut)
+    hidden_steps = property(lambda self: self._data.hidden_steps)
+
+    @property
+    def total_reward(self) -> float:
+        """The sum of the rewards."""
+        return float(np.sum(self._data.steps[REWARD], dtype=np.float64))
+
+    @property
+    def ended(self) -> str:
+        """How it ended: "terminated", "truncated" or "cut"."""
+        return "terminated" if self.terminated else "cut" if self.cut else "truncated"
+
+    def __getitem__(self, name: str) -> Any:
+        """Return "obs", "action", "reward" or an extra field, ``(T, ...)``, or an episode field, or None without it."""
+        if name in (OBS, ACTION, REWARD):
+            return self._data.tree(self.schema, name)
+        for part in (EXTRA, FIELDS):
+            if name in getattr(self.schema, part):
+                values = self._data.steps if part == EXTRA else self._data.fields
+                below = {path: rows for path, rows in values.items() if is_part(path, f"{part}/{name}")}
+                return self.schema.unflatten(part, below)[name] if below else None
+        raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the features of a data set go.
+
+    Attributes
+    ----------
+    schema : Schema
+        That of the store.
+    paths : dict of str to str
+        The leaf of each feature that is kept, by the path that its reader gives it.
+    not_kept : list of str
+        Names of features that are in no leaf.
+    """
+
+    schema: Schema
+    paths: Mapping[str, str]
+    not_kept: Sequence[str]
+    _unsafe: Collection[str] = field(default=(), repr=False)
+
+    def apply(self, number: int, episode: EpisodeData) -> EpisodeData:
+        """Return an episode by the leaves of the store.
+
+        Raises
+        ------
+        SchemaError
+            A dtype that was asked for cannot hold a value.
+        """
+        count = len(episode)
+        steps = {new: episode.steps[old] for old, new in self.paths.items() if old in episode.steps}
+        given = {new: episode.fields[old] for old, new in self.paths.items() if old in episode.fields}
+        is_final = all(len(rows) > count for path, rows in steps.items() if is_obs(path))
+        made = {
+            path: self._cast(number, path, rows if is_final and is_obs(path) else rows[:count])
+            for path, rows in steps.items()
+        }
+        if REWARD not in made:
+            made[REWARD] = np.zeros(count, self.schema.reward.dtype)
+        made[REWARD] = made[REWARD].reshape(count)
+        fields = {path: self._cast(number, path, value) for path, value in given.items()}
+        return replace(episode, steps=made, fields=fields)
+
+    def _cast(self, number: int, path: str, values: Any) -> NDArray[Any]:
+        rows: NDArray[Any] = np.asarray(values)
+        wanted = self.schema.leaves[path].dtype
+        if rows.dtype == wanted:
+            return rows
+        with np.errstate(invalid="ignore", over="ignore"):
+            made: NDArray[Any] = rows.astype(wanted)
+            exact = np.array_equal(made.astype(rows.dtype), rows, equal_nan=rows.dtype.kind in "fc")
+        if not exact and path not in self._unsafe:
+            wrong = rows[made.astype(rows.dtype) != rows]
+            raise SchemaError(
+                f"episode {number} has {wrong.flat[0]!s} in {path}, which is no {wanted}; choose another dtype, or "
+                f"{wanted}{_UNSAFE} to round"
+            )
+        return made
+
+
+def lay_out(
+    place: str,
+    leaves: Mapping[str, Field],
+    names: Mapping[str, str],
+    schema: Schema | None,
+    choice: Choice,
+    left_out: Collection[str] = (),
+) -> Layout:
+    """Return where features go by default and by the options.
+
+    Parameters
+    ----------
+    place : str
+        The data set, for messages.
+    leaves : dict of str to Field
+        What the reader yields, by the default path.
+    names : dict of str to str
+        The name of the feature behind each default path. A path without one is made up by the reader: the options do
+        not see it, and it gives way to a feature that takes its place.
+    schema : Schema, optional
+        That of the leaves, with tuples; it is used where no option moves a feature.
+    choice : Choice
+        The options.
+    left_out : list of str
+        Features that the reader has left out, since the caller skips them.
+
+    Raises
+    ------
+    SchemaError
+        An option names a feature that is not there, or the same leaf twice; or no feature is the observation or the
+        action. The message lists the features, and the call that would work.
+    """
+    chooser = _Chooser(place, leaves, names, choice, left_out)
+    paths, not_kept = chooser.paths()
+    dtypes, unsafe = _dtypes(place, choice.dtype or {}, set(paths.values()))
+    made = {}
+    for old, new in paths.items():
+        kind = leaves[old]
+        shape = () if new == REWARD and kind.shape == (1,) else kind.shape
+        same = new not in dtypes and shape == kind.shape
+        try:
+            made[new] = kind if same else Field(shape, dtypes.get(new, kind.dtype))
+        except SchemaError as error:
+            raise SchemaError(f"{place}: {new}: {error}") from None
+    for part, role in {OBS: "observation", ACTION: "action"}.items():
+        if not any(is_part(path, part) for path in made):
+            raise SchemaError(f"{place}: no feature is the {role}; {chooser.advice()}")
+    if schema is None or any(old != new for old, new in paths.items()) or made != dict(schema.leaves):
+        try:
+            found = schema_of_leaves(made)
+        except SchemaError as error:
+            raise SchemaError(f"{place}: {error}; skip= leaves a feature out, rename= gives it another name") from None
+        schema = _with_tuples(found, schema, made)
+    return Layout(schema, paths, not_kept, unsafe)
+
+
+def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
+    """Return a schema with the trees of another one where these have the same leaves: they may have tuples."""
+    if given is None:
+        return found
+
+    def tree(part: str) -> Any:
+        same = {path: kind for path, kind in given.leaves.items() if is_part(path, part)}
+        return getattr(given if same == {p: kind for p, kind in made.items() if is_part(p, part)} else found, part)
+
+    return Schema(*map(tree, _PARTS))
+
+
+def _dtypes(place: str, given: Mapping[str, Any], paths: Collection[str]) -> tuple[dict[str, Any], set[str]]:
+    """Return the dtypes that the caller wants by paths, and the paths whose values may be rounded."""
+    found, unsafe = dict[str, Any](), set[str]()
+    for path, dtype in given.items():
+        if path not in paths:
+            raise SchemaError(f"{place}: dtype names {path!r}, and the store would have {', '.join(sorted(paths))}")
+        if isinstance(dtype, str) and dtype.endswith(_UNSAFE):
+            unsafe.add(path)
+            dtype = dtype.removesuffix(_UNSAFE)
+        found[path] = dtype
+    return found, unsafe
+
+
+class _Chooser:
+    """The way from the features of a data set to the leaves of a store."""
+
+    def __init__(
+        self,
+        place: str,
+        leaves: Mapping[str, Field],
+        names: Mapping[str, str],
+        choice: Choice,
+        left_out: Collection[str],
+    ) -> None:
+        self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
+        self._names = {name: path for path, name in names.items() if path in leaves}
+        self._made_up = [path for path in leaves if path not in names]
+
+    def paths(self) -> tuple[dict[str, str], list[str]]:
+        """Return the leaves by default paths, and the names of features that are in none."""
+        skipped = {
+            name
+            for each in self._choice.named("skip") or ()
+            if not any(is_in(left, each) for left in self._left_out)
+            for name, _ in self._find(each, "skip")
+        }
+        target = dict[str, str]()
+        given = {part: getattr(self._choice, part) for part in (OBS, ACTION, REWARD, EXTRA)}
+        for part, wanted in given.items():
+            for name, path in self._wanted(part, wanted):
+                if name in skipped:
+                    raise SchemaError(f"{self._place}: {name!r} is in both {part} and skip")
+                if name in target:
+                    raise SchemaError(f"{self._place}: {name!r} is taken twice, as {target[name]} and {path}")
+                target[name] = path
+        not_kept = sorted({*skipped, *self._left_out})
+        for name, path in self._names.items():
+            if name in skipped or name in target:
+                continue
+            part = path.split("/")[0]
+            if given.get(part) is None and not (part == REWARD and REWARD in target.values()):
+                target[name] = path
+            elif given[EXTRA] is None:
+                target[name] = f"{EXTRA}/{self._short(name, part)}"
+            else:
+                not_kept.append(name)
+        for name, path in (self._choice.rename or {}).items():
+            if name not in target:
+                self._find(name, "rename")
+                raise SchemaError(f"{self._place}: rename names {name!r}, which is no feature that is kept")
+            target[name] = path if path.split("/")[0] in _PARTS else f"{target[name].split('/')[0]}/{path}"
+        self._check(target)
+        found = {self._names[name]: path for name, path in target.items()}
+        return found | {path: path for path in self._made_up if path not in target.values()}, not_kept
+
+    def _wanted(self, part: str, given: Names | None) -> Iterator[tuple[str, str]]:
+        """Yield the features that an option names, and their leaves."""
+        if given is None:
+            return
+        if isinstance(given, str):
+            for name, below in self._find(given, part):
+                yield name, f"{part}/{below or self._short(name, part)}" if below or part == EXTRA else part
+        elif isinstance(given, Mapping):
+            for to, each in given.items():
+                for name, below in self._find(each, part):
+                    yield name, "/".join(filter(None, (part, str(to), below)))
+        else:
+            for each in given:
+                for name, below in self._find(each, part):
+                    yield name, f"{part}/{below or self._short(name, part)}"
+
+    def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
+        """Return the feature of a name, or those in the folder of that name with their names in it."""
+        if wanted in self._names:
+            return [(wanted, "")]
+        for slash in "/.":
+            if found := [name for name in self._names if name.startswith(f"{wanted}{slash}")]:
+                return [(name, name[len(wanted) + 1 :].replace(slash, "/")) for name in found]
+        raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is no feature; {self.advice()}")
+
+    def _short(self, name: str, part: str) -> str:
+        """Return the name of a feature below a part: that of its default leaf, or else its own."""
+        _, _, below = self._names[name].partition("/")
+        return below or _ROLE.sub("", name)
+
+    def _check(self, target: Mapping[str, str]) -> None:
+        by_path = dict[str, str]()
+        for name, path in target.items():
+            if path in by_path:
+                raise SchemaError(f"{self._place}: {by_path[path]!r} and {name!r} are both to be {path}; rename one")
+            is_of_episodes = self._names[name].startswith(f"{FIELDS}/")
+            if is_of_episodes != path.startswith(f"{FIELDS}/"):
+                kind = "an episode has one value of" if is_of_episodes else "each step has a value of"
+                raise SchemaError(f"{self._place}: {kind} {name!r}, so it cannot be {path}")
+            by_path[path] = name
+
+    def advice(self) -> str:
+        """Return the features, and a call that takes them."""
+        steps = {name: path for name, path in self._names.items() if not path.startswith(f"{FIELDS}/")}
+        listed = [f"{name} {self._leaves[path].dtype}{list(self._leaves[path].shape)}" for name, path in steps.items()]
+        if len(listed) > _SHOWN:
+            listed[_SHOWN:] = [f"{len(listed) - _SHOWN} more"]
+        action = min((name for name in steps if "act" in name.lower()), key=len, default=None)
+        obs = [name for name in steps if any(word in name.lower() for word in ("obs", "state", "image", "rgb", "cam"))]
+        obs = [name for name in obs or steps if name != action]
+        call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
+        words = ", ".join(f"{part}={value!r}" for part, value in call.items())
+        line = f"--obs {','.join(obs)} --action {action or '...'}"
+        return f"its features are {', '.join(listed)}. Name them, for example {words} (on the command line {line})"

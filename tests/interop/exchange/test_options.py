@@ -1,0 +1,215 @@
+"""The options that all imports share, by data sets whose features have names of their own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from diskreplay.interop.dreamer import import_dataset as import_dreamer
+from diskreplay.interop.npz import export_dataset, import_dataset
+from diskreplay.interop.zarr_episodes import import_dataset as import_zarr
+from tests.interop.round_trips import make_store
+
+STEPS = 10
+
+
+def pixels(path: Path, **more: np.ndarray) -> dict[str, np.ndarray]:
+    """Write a data set whose features have the names of openpi."""
+    zarr = pytest.importorskip("zarr")
+    rng = np.random.default_rng(0)
+    found = {
+        "state": rng.random((STEPS, 5)).astype("f4"),
+        "image": rng.integers(0, 255, (STEPS, 8, 8, 3)).astype("f4"),
+        "actions": rng.random((STEPS, 2)).astype("f4"),
+        "score": np.arange(STEPS, dtype="f4"),
+        **more,
+    }
+    root = zarr.create_group(path)
+    for name, rows in found.items():
+        root.create_array(f"data/{name}", data=rows)
+    root.create_array("meta/episode_ends", data=np.array([4, STEPS]))
+    return found
+
+
+ROLES: dict[str, Any] = {"obs": ["state", "image"], "action": "actions", "reward": "score"}
+
+
+def imported(tmp_path: Path, name: str = "store", **options: Any) -> dr.Schema:
+    import_zarr(tmp_path / "set", tmp_path / name, **options)
+    with dr.open(tmp_path / name) as store:
+        return store.schema
+
+
+def test_a_data_set_without_known_names_is_refused_with_the_call_that_works(tmp_path: Path) -> None:
+    pixels(tmp_path / "set")
+    with pytest.raises(dr.SchemaError) as caught:
+        import_zarr(tmp_path / "set", tmp_path / "store")
+    said = str(caught.value)
+    assert "no feature is the action; its features are actions float32[2], image float32[8, 8, 3], score" in said
+    assert "obs=['image', 'state'], action='actions' (on the command line --obs image,state --action actions)" in said
+    assert not (tmp_path / "store").exists()
+    assert imported(tmp_path, obs=["image", "state"], action="actions").obs.keys() == {"image", "state"}
+
+
+def test_features_become_the_parts_that_are_named(tmp_path: Path) -> None:
+    found = pixels(tmp_path / "set")
+    done = import_zarr(tmp_path / "set", tmp_path / "store", **ROLES)
+    assert (done.episodes, done.steps, done.skipped, done.not_kept) == (2, STEPS, [], [])
+    with dr.open(tmp_path / "store") as store:
+        assert store.schema.step_leaves.keys() == {"obs/state", "obs/image", "action", "reward"}
+        episode = store.episodes[1]
+        np.testing.assert_array_equal(episode.obs["image"], found["image"][4:], strict=True)
+        np.testing.assert_array_equal(episode.action, found["actions"][4:], strict=True)
+        np.testing.assert_array_equal(episode.reward, found["score"][4:], strict=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "leaves"),
+    [
+        ({"obs": "state"}, {"obs", "action", "reward", "extra/image"}),
+        ({"obs": {"eye/top": "image", "arm": "state"}}, {"obs/eye/top", "obs/arm", "action", "reward"}),
+        ({"rename": {"image": "top"}}, {"obs/state", "obs/top", "action", "reward"}),
+        ({"rename": {"image": "extra/top"}}, {"obs/state", "extra/top", "action", "reward"}),
+        ({"skip": "image", "obs": ["state"]}, {"obs/state", "action", "reward"}),
+        ({"action": ["actions"]}, {"obs/state", "obs/image", "action/actions", "reward"}),
+        ({"reward": None}, {"obs/state", "obs/image", "action", "reward", "extra/score"}),
+        ({"reward": None, "extra": []}, {"obs/state", "obs/image", "action", "reward"}),
+        (
+            {"reward": None, "extra": {"points": "score"}},
+            {"obs/state", "obs/image", "action", "reward", "extra/points"},
+        ),
+    ],
+)
+def test_each_option_moves_features(tmp_path: Path, options: dict[str, Any], leaves: set[str]) -> None:
+    pixels(tmp_path / "set")
+    # Without roles all arrays are observations: the others are to be extra fields.
+    given = {**ROLES, **options}
+    if given["reward"] is None:
+        given["rename"] = {"score": "extra/score"} if given.get("extra") is None else given.get("rename")
+    assert imported(tmp_path, **given).step_leaves.keys() == leaves
+
+
+def test_what_no_leaf_takes_is_named(tmp_path: Path) -> None:
+    pixels(tmp_path / "set")
+    done = import_zarr(tmp_path / "set", tmp_path / "store", obs="state", action="actions", extra=[], skip=["image"])
+    assert done.not_kept == ["image", "score"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"obs": "stat"}, "obs names 'stat', which is no feature; its features are actions"),
+        ({"skip": ["depth"]}, "skip names 'depth', which is no feature"),
+        ({"rename": {"depth": "top"}}, "rename names 'depth', which is no feature"),
+        ({"rename": {"image": "state"}}, "'state' and 'image' are both to be obs/state; rename one"),
+        ({"obs": ["state", "actions"]}, "'actions' is taken twice, as obs/actions and action"),
+        ({"skip": ["state"]}, "obs names 'state', which is no feature"),
+        ({"rename": {"image": "episode/image"}}, "each step has a value of 'image', so it cannot be episode/image"),
+        ({"dtype": {"obs/depth": "uint8"}}, "dtype names 'obs/depth', and the store would have action, obs/image"),
+        ({"dtype": {"obs/image": "complex64"}}, "set: obs/image: a field's dtype is one of .*, not complex64"),
+        ({"obs": 3}, "obs must be names of features, not 3"),
+        ({"rename": ["image"]}, "rename must be a dict, not"),
+        ({"on_error": "ignore"}, "on_error must be raise or skip, not 'ignore'"),
+        ({"where": "length > 3"}, "where must be a function of an episode, not 'length > 3'"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_before_anything_is_made(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    pixels(tmp_path / "set")
+    with pytest.raises(dr.SchemaError, match=said):
+        import_zarr(tmp_path / "set", tmp_path / "store", **{**ROLES, **options})
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_name_that_is_no_option_is_a_type_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="observation"):
+        import_zarr(tmp_path / "set", tmp_path / "store", observation="state")  # type: ignore[call-arg]
+
+
+def test_a_dtype_keeps_every_value_or_refuses_it(tmp_path: Path) -> None:
+    found = pixels(tmp_path / "set")
+    assert imported(tmp_path, **ROLES, dtype={"obs/image": "uint8"}).obs["image"].dtype == np.uint8
+    with dr.open(tmp_path / "store") as store:
+        np.testing.assert_array_equal(store.episodes[0].obs["image"], found["image"][:4])
+    with pytest.raises(dr.SchemaError, match=r"episode 0 has 0\.\d+ in obs/state, which is no uint8; choose another"):
+        imported(tmp_path, "other", **ROLES, dtype={"obs/state": "uint8"})
+    assert imported(tmp_path, "third", **ROLES, dtype={"obs/state": "uint8:unsafe"}).obs["state"].dtype == np.uint8
+    with dr.open(tmp_path / "third") as store:
+        np.testing.assert_array_equal(store.episodes[0].obs["state"], found["state"][:4].astype("u1"))
+
+
+def test_episodes_are_chosen_by_a_predicate_and_an_interrupted_import_goes_on(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", "nested")
+    export_dataset(store, tmp_path / "set")
+    with dr.open(store) as before:
+        lengths = [len(episode) for episode in before.episodes]
+        rewards = [episode.total_reward for episode in before.episodes]
+    wanted = [number for number, length in enumerate(lengths) if length > min(lengths)]
+    assert 1 < len(wanted) < len(lengths)
+    seen = list[float]()
+
+    class Stopped(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done > sum(lengths[: wanted[1]]):
+            raise Stopped
+
+    def long(episode: Any) -> bool:
+        seen.append(episode.total_reward)
+        return len(episode) > min(lengths) and episode.ended in ("terminated", "truncated", "cut")
+
+    with pytest.raises(Stopped):
+        import_dataset(tmp_path / "set", tmp_path / "b", where=long, progress=stop)
+    with pytest.raises(dr.StoreExists, match="was imported with other options"):
+        import_dataset(tmp_path / "set", tmp_path / "b")
+    done = import_dataset(tmp_path / "set", tmp_path / "b", where=long)
+    assert done.resumed > 0
+    assert done.episodes + done.resumed == len(wanted)
+    np.testing.assert_allclose(seen[-len(lengths) :], rewards, rtol=1e-6)
+    with dr.open(tmp_path / "b") as after:
+        assert [len(episode) for episode in after.episodes] == [lengths[number] for number in wanted]
+
+
+def test_a_predicate_that_fails_leaves_no_store(tmp_path: Path) -> None:
+    export_dataset(make_store(tmp_path / "a", "vectors"), tmp_path / "set")
+    with pytest.raises(ZeroDivisionError):
+        import_dataset(tmp_path / "set", tmp_path / "b", where=lambda episode: len(episode) < 1 / 0)
+    assert not (tmp_path / "b").exists()
+
+
+def test_episodes_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", "nested")
+    export_dataset(store, tmp_path / "set")
+    with dr.open(store) as before:
+        count = len(before.episodes)
+    for number in (1, count - 1):
+        (tmp_path / f"set/episode-{number:08d}.npz").write_bytes(b"")
+    with pytest.raises(dr.FormatError, match="episode-00000001.npz"):
+        import_dataset(tmp_path / "set", tmp_path / "b")
+    done = import_dataset(tmp_path / "set", tmp_path / "c", on_error="skip")
+    assert done.episodes == count - 2
+    assert [what for what, _ in done.skipped] == ["episode 1", f"episode {count - 1}"]
+    assert "episode-00000001.npz" in done.skipped[0].why
+
+
+def test_compression_is_that_of_the_store(tmp_path: Path) -> None:
+    pixels(tmp_path / "set")
+    import_zarr(tmp_path / "set", tmp_path / "store", **ROLES, compression=("zstd", 5))
+    document = json.loads((tmp_path / "store/zarr.json").read_text())
+    assert document["attributes"]["compression"] == {"zstd": 5}
+
+
+def test_the_rows_of_a_key_are_those_of_its_role(tmp_path: Path) -> None:
+    """In a replay of Dreamer an action is in the row after its observation, whatever the key is called."""
+    (tmp_path / "replay").mkdir()
+    rows = {"image": np.arange(4.0), "move": np.arange(4) * 10, "reward": np.zeros(4, "f4")}
+    np.savez(tmp_path / "replay/20260101T000000-a-4.npz", **rows)
+    import_dreamer(tmp_path / "replay", tmp_path / "store", obs="image", action="move")
+    with dr.open(tmp_path / "store") as store:
+        assert store.episodes[0].obs.tolist() == [0, 1, 2, 3]
+        assert store.episodes[0].action.tolist() == [10, 20, 30]
