@@ -112,6 +112,9 @@ print(json.dumps([message(call) for call in calls]))
     assert said == [f"recording an environment {why}"] * 2 + [f"a schema of gymnasium spaces {why}"] * 2
 
 
+OTHER_EXTRAS = {"robomimic": "d4rl"}  # of adapters that share a library
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "library", "what"),
@@ -126,6 +129,7 @@ print(json.dumps([message(call) for call in calls]))
         ("lerobot", "pyarrow", "a data set of LeRobot"),
         ("lerobot", "av", "a data set of LeRobot"),
         ("d4rl", "h5py", "a data set of D4RL"),
+        ("robomimic", "h5py", "a file of demonstrations"),
         ("torchrl", "tensordict", "a storage of TorchRL"),  # of its two libraries, what is imported first
     ],
 )
@@ -139,7 +143,7 @@ except dr.MissingExtra as error:
 """
     assert run_without([library], code) == (
         f"{what} needs a library that cannot be imported "
-        f"(No module named '{library}'): pip install \"diskreplay[{module}]\""
+        f"(No module named '{library}'): pip install \"diskreplay[{OTHER_EXTRAS.get(module, module)}]\""
     )
 
 

@@ -33,6 +33,7 @@ SCHEMES: Mapping[str, str] = {
     "dreamer": "a replay folder of Dreamer",
     "lerobot": "a folder of LeRobot",
     "d4rl": "an HDF5 file of D4RL",
+    "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
 """The formats by the word before the colon, a module of `diskreplay.interop`, and what follows the colon."""
 

@@ -59,13 +59,13 @@ PLAIN = [(steps, how, True) for steps, how, has_final in EPISODES if how in ("te
 
 SCHEMES = (
     *("minari", "npz", "parquet", "zarr_episodes", "sb3_pickle", "torchrl_memmap", "rlds", "dreamer", "lerobot"),
-    "d4rl",
+    *("d4rl", "robomimic"),
 )
 """All formats, in the order of the command's help."""
 
 NEEDS = {
     **{"d4rl": "h5py", "lerobot": "av", "minari": "minari", "parquet": "pyarrow"},
-    **{"rlds": "google.protobuf", "sb3_pickle": "stable_baselines3"},
+    **{"rlds": "google.protobuf", "robomimic": "h5py", "sb3_pickle": "stable_baselines3"},
 }
 """The library without which a scheme cannot be tested."""
 

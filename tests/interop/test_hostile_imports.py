@@ -47,6 +47,14 @@ def make_d4rl(folder: Path, **options: object) -> str:
     return "set.hdf5"
 
 
+def make_robomimic(folder: Path) -> str:
+    pytest.importorskip("h5py", reason="needs h5py")
+    from tests.interop.test_robomimic import write_isaac
+
+    write_isaac(folder / "set.hdf5")
+    return "set.hdf5"
+
+
 def make_minari(folder: Path, data_format: str) -> str:
     pytest.importorskip("minari", reason="needs minari")
     from tests.interop.test_minari import make_data_set
@@ -117,6 +125,7 @@ ORIGINALS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "sb3 dicts": ("sb3_pickle", lambda folder: make_sb3(folder, "dicts")),
     "d4rl": ("d4rl", make_d4rl),
     "d4rl packed": ("d4rl", lambda folder: make_d4rl(folder, compression="gzip", chunks=True)),
+    "robomimic": ("robomimic", make_robomimic),
     "minari hdf5": ("minari", lambda folder: make_minari(folder, "hdf5")),
     "minari arrow": ("minari", lambda folder: make_minari(folder, "arrow")),
     "minari parquet": ("minari", lambda folder: make_minari(folder, "parquet")),

@@ -20,8 +20,10 @@ from pyarrow import parquet as pyarrow_parquet
 
 import diskreplay as dr
 from diskreplay.interop import arrow_arrays, d4rl, lerobot, minari, parquet
+from diskreplay.interop.exchange.choosing import Choice
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.field_trees import space_of
+from diskreplay.interop.exchange.importing import Source
 from tools.bench.harness import Contestant, Report, Table, Target, in_turn, number, ratio_table, ratios
 
 LEAST = 0.7
@@ -138,13 +140,17 @@ def _contestants(
         return Contestant(name, once)
 
     return [
-        timed(READ, lambda: _exhaust(adapter.open_source(own).read(0))),
+        timed(READ, lambda: _exhaust(_read(adapter.open_source(own)))),
         timed(f"{peer.name} reads", lambda: _exhaust(peer.read(own))),
         timed(IMPORT, lambda: adapter.import_dataset(own, left)),
         timed(f"{peer.name} reads, NumPy saves", lambda: _save(peer.read(own), left)),
         timed(EXPORT, lambda: adapter.export_dataset(store, left, **pair.options)),
         timed(f"{peer.name} writes", lambda: peer.write(left, schema, episodes)),
     ]
+
+
+def _read(source: Source) -> Iterator[EpisodeData]:
+    return source.read(0, source.lay_out(Choice()).paths)
 
 
 def _remove(path: Path) -> None:

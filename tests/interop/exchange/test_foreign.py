@@ -143,6 +143,7 @@ SOURCES: dict[str, tuple[Any, str]] = {
     "parquet": ("diskreplay.interop.parquet", "steps/00000000.parquet"),
     "rlds": ("diskreplay.interop.rlds", "features.json"),
     "d4rl": ("diskreplay.interop.d4rl", ""),
+    "robomimic": ("diskreplay.interop.robomimic", ""),
     "minari": ("diskreplay.interop.minari", "data/metadata.json"),
 }
 

@@ -51,6 +51,11 @@ def of_d4rl(target: Path, name: str) -> np.ndarray:
         return file[name][...]
 
 
+def of_robomimic(target: Path, name: str) -> np.ndarray:
+    with pytest.importorskip("h5py").File(target) as file:
+        return np.concatenate([file[f"data/demo_{n}/{name}"][...] for n in range(len(file["data"]))])
+
+
 def of_minari(target: Path, name: str) -> np.ndarray:
     with pytest.importorskip("h5py").File(target / "data/main_data.hdf5") as file:
         rows = [file[f"episode_{n}/infos/{name}"][...] for n in range(len(file))]
@@ -77,6 +82,7 @@ READERS: Mapping[str, Marks | None] = {
     "npz": of_npz,
     "parquet": of_parquet,
     "rlds": of_rlds,
+    "robomimic": of_robomimic,
     "sb3_pickle": None,
     "torchrl_memmap": of_torchrl,
     "zarr_episodes": of_zarr,

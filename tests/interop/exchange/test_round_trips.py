@@ -32,6 +32,7 @@ FORMATS = {
     "torchrl_memmap": Expected({"cut", "no_final_obs", "schema"}, OF_EPISODES | {"priority"}),
     "rlds": Expected({"ends", "no_final_obs", "schema"}, OF_EPISODES | {"priority"}),
     "d4rl": Expected({"cut", "no_final_obs", "schema"}, OF_EPISODES | {"priority"}),
+    "robomimic": Expected({"ends", "no_final_obs", "schema"}, {"priority"}),
     "dreamer": Expected(
         {"ends", "no_final_obs", "schema"},
         OF_EPISODES | {"priority"},

@@ -1,0 +1,367 @@
+"""Demonstrations in HDF5 as robosuite, robomimic and Isaac Lab record them: ``data/demo_0``, ``data/demo_1``, ...
+
+A demonstration has ``actions``, and a row of every other array for each action. ``obs`` are the observations, and
+the last row of ``next_obs`` is the one after the last step. Files of robosuite have ``states`` alone: these are the
+observations then. In files of Isaac Lab, ``states`` are those after each step, and ``initial_state`` the one before.
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskreplay import Field, FormatError, MissingExtra, Schema, Store, StoreNotFound
+from diskreplay.interop.exchange.choosing import Choice, Options
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    ENDS,
+    EXTRA,
+    FIELDS,
+    METADATA,
+    NO_FINAL_OBS,
+    NOTES,
+    OBS,
+    PRIORITY,
+    REWARD,
+    SCHEMA,
+    EpisodeData,
+    Json,
+    is_obs,
+    is_part,
+)
+from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.field_trees import leaves_of
+from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
+from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.step_values import as_flags
+
+with MissingExtra.raised_for("a file of demonstrations", "d4rl"):
+    import h5py
+
+    from diskreplay.interop.exchange.hdf5_files import check_hdf5
+
+__all__ = ["export_dataset", "import_dataset"]
+
+NAME = "robomimic"
+Rows = dict[str, NDArray[Any]]
+_DATA, _MASK, _DEMO = "data", "mask", re.compile(r"demo_(\d{1,18})")
+_ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
+    "actions",
+    "rewards",
+    "dones",
+    "next_obs",
+    "states",
+    "initial_state",
+)
+_PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
+_COUNTS = "num_samples", "total"
+_ALONE = f"{OBS}/{OBS}"  # of an observation that is no dict
+_REASONS = {
+    SCHEMA: "bounds of spaces, tuples and names of fields",
+    PRIORITY: "there are no initial priorities",
+    METADATA: "it is that of another format",
+    NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+    ENDS: "an episode is done or not: cut ones are truncated, and those that are both are terminated",
+    NOTES: "only texts have a place, as attributes",
+}
+
+
+def import_dataset(
+    source: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> Imported:
+    """Import a file of demonstrations into a new store, or the rest of it after an interruption.
+
+    Episodes are in the order of their numbers. One is terminated where the last of its ``dones`` is true, else
+    truncated. Numbers among the attributes of a demonstration, such as ``success``, are episode fields, and texts are
+    notes. Each list in ``mask`` is an episode field of truth values, ``mask_train``.
+
+    Parameters
+    ----------
+    source : path
+        The HDF5 file.
+    path : path
+        The store; nothing, or what an interrupted import of this file has left.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    **options
+        What is taken, as which leaf and of which dtype: see `Options`.
+
+    Raises
+    ------
+    StoreNotFound
+        There is no such file.
+    FormatError
+        It is damaged or has no demonstrations, or one has arrays of other lengths than its actions.
+    SchemaError
+        A value cannot be stored, or an option does not fit.
+    StoreExists
+        Something else is at ``path``.
+
+    Warns
+    -----
+    UserWarning
+        The file has no observations, and its states take their place.
+    """
+    choice, file = Choice(**options), Path(source).absolute()
+    with foreign(file):
+        demos = _Demos(file, choice)
+    if demos.has_states_alone and choice.obs is None:
+        warnings.warn(f"{file} has no obs: its states are the observations of the store", stacklevel=2)
+    made = Source(
+        NAME,
+        file,
+        None,
+        len(demos.keys),
+        sum(demos.lengths),
+        demos.read,
+        demos.metadata,
+        leaves=demos.leaves,
+        names=demos.names,
+        left_out=demos.left_out,
+    )
+    return import_into(path, made, choice, progress)
+
+
+def export_dataset(
+    store_or_path: Store | str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    where: Where | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> Exported:
+    """Export the ended episodes of a store to a file as robomimic has them, with ``obs``, ``next_obs`` and ``dones``.
+
+    Extra fields are arrays of a demonstration, and episode fields its attributes, or the lists of ``mask``.
+
+    Parameters
+    ----------
+    store_or_path : Store or path
+        The store.
+    path : path
+        The HDF5 file; nothing is there.
+    where : callable, optional
+        A predicate over `Episode`: those that are exported.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in steps.
+    dry_run : bool
+        Write nothing, only return what would be.
+
+    Raises
+    ------
+    StoreExists
+        Something is at ``path``.
+    """
+
+    def made(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
+        own = noted.get("format") == NAME
+        lost = {name: why for name, why in _REASONS.items() if not (own and name == METADATA)}
+        taken = {path: "the name is taken" for path in schema.leaves if _taken(path)}
+        return Format(lost | taken, _write)
+
+    return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
+
+
+def _taken(path: str) -> bool:
+    names = (_ACTIONS, _REWARDS, _DONES, _NEXT, _INITIAL, OBS) if is_part(path, EXTRA) else _COUNTS
+    return not is_obs(path) and path.count("/") > 0 and not is_part(path, ACTION) and path.split("/")[1] in names
+
+
+class _Demos:
+    """The demonstrations of a file.
+
+    Attributes
+    ----------
+    keys : list of str
+        Their groups, in the order of their numbers.
+    lengths : list of int
+        The steps of each.
+    leaves, names, metadata, left_out
+        As `Source` has them.
+    has_states_alone : bool
+        Whether states take the place of observations.
+    """
+
+    def __init__(self, file: Path, choice: Choice) -> None:
+        self._file, self._choice = file, choice
+        if not file.is_file():
+            raise StoreNotFound(f"{file} is not a file of demonstrations: there is no such file")
+        check_hdf5(file)
+        with h5py.File(file, "r") as opened:
+            data = opened.get(_DATA)
+            keys = [key for key in data if _DEMO.fullmatch(key)] if isinstance(data, h5py.Group) else []
+            if not keys:
+                raise FormatError(f"{file} has no demonstrations: there is no group data/demo_0")
+            self.keys = sorted(keys, key=lambda key: int(key.removeprefix("demo_")))
+            self._masks = self._read_masks(opened)
+            self.lengths = [self._length(data[key]) for key in self.keys]
+            self.metadata = {name: _json(value) for name, value in data.attrs.items() if name not in _COUNTS}
+            first = data[self.keys[0]]
+            names = _datasets(first)
+            has_obs = any(is_part(name, OBS) for name in names) or choice.obs is not None
+            self._is_isaac = any(is_part(name, _INITIAL) for name in names)
+            self.has_states_alone = not has_obs and any(is_part(name, _STATES) for name in names)
+            self.left_out = [name for name in names if choice.skips(name)]
+            self.names = self._find_names([name for name in names if not choice.skips(name)], first)
+            rows, fields = self._steps(first, self.names), dict[str, Any]()
+            for key in self.keys:
+                fields = self._fields(key, data[key]) | fields
+        self.names |= {path: path.removeprefix(f"{FIELDS}/") for path in fields}
+        own = {path: values[:0] for path, values in rows.items()}
+        self.leaves = {REWARD: Field((), "float32")}
+        self.leaves |= leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
+
+    def _length(self, demo: h5py.Group) -> int:
+        actions = demo.get(_ACTIONS)
+        arrays = [demo[name] for name in _datasets(demo) if is_part(name, _ACTIONS)]
+        if not arrays or not arrays[0].shape or arrays[0].shape[0] < 1:
+            raise FormatError(f"{self._file}: {demo.name} has no actions, but {actions!r:.80}")
+        return int(arrays[0].shape[0])
+
+    def _read_masks(self, opened: h5py.File) -> dict[str, set[str]]:
+        """Return the demonstrations of each list of the file."""
+        group = opened.get(_MASK)
+        found = dict[str, set[str]]()
+        for key in group if isinstance(group, h5py.Group) else ():
+            listed = np.asarray(group[key][()]).reshape(-1).tolist()
+            found[key] = {each.decode() if isinstance(each, bytes) else str(each) for each in listed}
+        return found
+
+    def _find_names(self, names: list[str], first: h5py.Group) -> dict[str, str]:
+        """Return the arrays of steps by the default paths of their leaves."""
+        found = dict[str, str]()
+        for name in names:
+            part, _, below = name.partition("/")
+            if part in (_DONES, _NEXT, _INITIAL) or first[name].dtype.kind not in NUMBERS:
+                continue
+            if part == _STATES and self.has_states_alone:
+                found[f"{OBS}/{below}" if below else OBS] = name
+            elif part in _PARTS:
+                found[f"{_PARTS[part]}/{below}" if below else _PARTS[part]] = name
+            else:
+                found[f"{EXTRA}/{name}"] = name
+        if [path for path in found if is_obs(path)] == [_ALONE]:
+            found[OBS] = found.pop(_ALONE)
+        return found
+
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        """Yield the wanted leaves of the demonstrations from number ``first`` on."""
+        names = {path: name for path, name in self.names.items() if path in wanted or path == REWARD}
+        with h5py.File(self._file, "r") as opened:
+            for key in self.keys[first:]:
+                yield self._episode(key, opened[_DATA][key], names)
+
+    def _episode(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> EpisodeData:
+        steps = self._steps(demo, {path: name for path, name in names.items() if not is_part(path, FIELDS)})
+        is_done = False
+        if _DONES in demo:
+            is_done = bool(as_flags(demo[_DONES][()], f"{self._file}: {key}/{_DONES}", FormatError)[-1])
+        texts = {name: value for name, value in demo.attrs.items() if isinstance(value, str)}
+        return EpisodeData(steps, is_done, not is_done, self._fields(key, demo), notes=texts or None)
+
+    def _steps(self, demo: h5py.Group, names: Mapping[str, str]) -> Rows:
+        """Return the rows of a demonstration, with an observation after the last step where the file has it."""
+        count = self._length(demo)
+        check_memory(sum(demo[name].nbytes for name in names.values() if name in demo), f"{self._file}: {demo.name}")
+        found: Rows = {path: self._rows(demo, name, count) for path, name in names.items()}
+        obs = [path for path in found if is_obs(path)]
+        if self.has_states_alone and self._is_isaac:
+            for path in obs:  # states are those after each step
+                before = np.asarray(demo[names[path].replace(_STATES, _INITIAL, 1)][()])[:1]
+                found[path] = np.concatenate([before.astype(found[path].dtype), found[path]])
+        else:
+            following = {path: names[path].replace(OBS, _NEXT, 1) for path in obs if is_part(names[path], OBS)}
+            there = [name for name in following.values() if name in demo and not self._choice.skips(name)]
+            if obs and len(there) == len(obs):
+                for path, name in following.items():
+                    rows = self._rows(demo, name, count)
+                    if not np.array_equal(rows[:-1], found[path][1:], equal_nan=rows.dtype.kind == "f"):
+                        raise FormatError(
+                            f"{self._file}: {demo.name}/{name} is not the observation of the next row, as a "
+                            f"demonstration has it; skip='{_NEXT}' leaves it out"
+                        )
+                    found[path] = np.concatenate([found[path], rows[-1:].astype(found[path].dtype)])
+        found.setdefault(REWARD, np.zeros(count, np.float32))
+        found[REWARD] = found[REWARD].reshape(count)
+        return found
+
+    def _rows(self, demo: h5py.Group, name: str, count: int) -> NDArray[Any]:
+        if not isinstance(demo.get(name), h5py.Dataset):
+            raise FormatError(f"{self._file}: {demo.name} has no {name}, which {self.keys[0]} has")
+        rows: NDArray[Any] = np.asarray(demo[name][()])
+        if rows.shape[:1] != (count,):
+            raise FormatError(f"{self._file}: {demo.name}/{name} has the shape {rows.shape} and {count} actions")
+        return rows
+
+    def _fields(self, key: str, demo: h5py.Group) -> dict[str, Any]:
+        """Return the episode fields of a demonstration: numbers of its attributes, masks, and the initial state."""
+        found: dict[str, Any] = {f"{FIELDS}/{_MASK}_{name}": key in listed for name, listed in self._masks.items()}
+        for name, value in demo.attrs.items():
+            if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:
+                found[f"{FIELDS}/{name}"] = np.asarray(value)
+        if self._is_isaac and not self.has_states_alone:
+            initial = [name for name in _datasets(demo) if is_part(name, _INITIAL)]
+            found |= {f"{FIELDS}/{name}": np.asarray(demo[name][()])[0] for name in initial}
+        return {path: value for path, value in found.items() if not self._choice.skips(path.removeprefix("episode/"))}
+
+
+def _datasets(group: h5py.Group) -> list[str]:
+    """Return the names of the arrays in a group, with slashes, those of inner groups in it."""
+    found = list[str]()
+    group.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def _json(value: Any) -> Json:
+    return value if isinstance(value, str) else np.asarray(value).tolist()
+
+
+def _write(plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    noted = plan.metadata.get("metadata", {}) if plan.metadata.get("format") == NAME else {}
+    masks = dict[str, list[str]]()
+    with h5py.File(plan.path, "w") as file:
+        data = file.create_group(_DATA)
+        data.attrs.update({"env_args": json.dumps({}), **noted, "total": plan.steps})
+        for number, episode in enumerate(episodes):
+            demo = data.create_group(f"demo_{number}")
+            _write_demo(demo, episode)
+            for path, value in episode.fields.items():
+                name = path.removeprefix(f"{FIELDS}/")
+                if name.startswith(f"{_MASK}_"):
+                    masks.setdefault(name.removeprefix(f"{_MASK}_"), [])
+                    if value:
+                        masks[name.removeprefix(f"{_MASK}_")].append(f"demo_{number}")
+                else:
+                    demo.attrs[name] = value
+        for name, listed in masks.items():
+            file[f"{_MASK}/{name}"] = np.array(listed, "S")
+
+
+def _write_demo(demo: h5py.Group, episode: EpisodeData) -> None:
+    count = len(episode)
+    for path, rows in episode.steps.items():
+        part, _, below = path.partition("/")
+        if part == OBS:
+            name = below or OBS
+            demo[f"{OBS}/{name}"], demo[f"{_NEXT}/{name}"] = rows[:count], rows[1:]
+        elif part == EXTRA:
+            demo[below] = rows
+        else:
+            name = _ACTIONS if part == ACTION else _REWARDS
+            demo[f"{name}/{below}" if below else name] = rows
+    dones = np.zeros(count, np.int64)
+    dones[-1] = episode.terminated
+    demo[_DONES] = dones
+    demo.attrs["num_samples"] = count
+    texts = episode.notes if isinstance(episode.notes, Mapping) else {}
+    demo.attrs.update({name: text for name, text in texts.items() if isinstance(text, str)})

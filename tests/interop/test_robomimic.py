@@ -1,0 +1,179 @@
+"""Demonstrations in HDF5: files as robosuite, robomimic and Isaac Lab record them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+
+h5py = pytest.importorskip("h5py")
+
+from diskreplay.interop.robomimic import export_dataset, import_dataset  # noqa: E402
+from tests.interop.round_trips import make_store  # noqa: E402
+from tests.testing.support import REPOSITORY  # noqa: E402
+
+LIFT = REPOSITORY.parent / "shared/data/robosuite_lift/demo.hdf5"
+LENGTHS = 3, 5, 2, 4, 1, 2, 3, 4, 2, 3, 6  # the last one is demo_10
+
+
+def write_robomimic(path: Path) -> list[dict[str, np.ndarray]]:
+    """Write demonstrations with observations; every second one is done, and two lists overlap."""
+    rng, demos = np.random.default_rng(0), []
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs.update({"total": sum(LENGTHS), "env_args": json.dumps({"env_name": "Lift"})})
+        for number, length in enumerate(LENGTHS):
+            eef, image = rng.random((length + 1, 3)), rng.integers(0, 255, (length + 1, 4, 4, 3), np.uint8)
+            found = {"eef": eef, "image": image, "actions": rng.random((length, 7)), "rewards": rng.random(length)}
+            demo = data.create_group(f"demo_{number}")
+            for name in ("eef", "image"):
+                demo[f"obs/{name}"], demo[f"next_obs/{name}"] = found[name][:-1], found[name][1:]
+            demo["actions"], demo["rewards"], demo["states"] = found["actions"], found["rewards"], np.ones((length, 9))
+            demo["dones"] = np.arange(length) == (length - 1 if number % 2 else -1)
+            demo.attrs.update({"num_samples": length, "model_file": f"<mujoco {number}>"})
+            demos.append(found)
+        file["mask/train"] = np.array(["demo_0", "demo_10"], "S")
+        file["mask/small"] = np.array(["demo_10"], "S")
+    return demos
+
+
+def write_isaac(path: Path, *, obs: bool = True) -> list[dict[str, np.ndarray]]:
+    """Write demonstrations with nested groups, and states after each step behind an initial one."""
+    rng, demos = np.random.default_rng(1), []
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["env_args"] = json.dumps({"env_name": "Isaac-Stack", "type": 2})
+        for number, length in enumerate((4, 3)):
+            pose = rng.random((length + 1, 7)).astype("f4")
+            found = {"pose": pose, "actions": rng.random((length, 2)).astype("f4")}
+            demo = data.create_group(f"demo_{number}")
+            demo["actions"] = found["actions"]
+            demo["initial_state/articulation/robot/root_pose"] = pose[:1]
+            demo["states/articulation/robot/root_pose"] = pose[1:]
+            if obs:
+                demo["obs/policy/joints"] = pose[:-1] * 2
+            demo.attrs.update({"num_samples": length, "seed": number + 5, "success": bool(number)})
+            demos.append(found)
+    return demos
+
+
+def test_demonstrations_of_robomimic(tmp_path: Path) -> None:
+    demos = write_robomimic(tmp_path / "set.hdf5")
+    done = import_dataset(tmp_path / "set.hdf5", tmp_path / "store")
+    assert (done.episodes, done.steps) == (len(LENGTHS), sum(LENGTHS))
+    with dr.open(tmp_path / "store") as store:
+        assert store.schema.step_leaves.keys() == {"obs/eef", "obs/image", "action", "reward", "extra/states"}
+        for number, (episode, found) in enumerate(zip(store.episodes, demos, strict=True)):
+            for name in ("eef", "image"):
+                np.testing.assert_array_equal(episode.obs[name], found[name], strict=True)
+            np.testing.assert_array_equal(episode.action, found["actions"], strict=True)
+            np.testing.assert_array_equal(episode.reward, found["rewards"], strict=True)
+            assert episode.ended == ("terminated" if number % 2 else "truncated")
+            assert (bool(episode["mask_train"]), bool(episode["mask_small"])) == (number in (0, 10), number == 10)
+
+
+def test_a_file_of_robomimic_comes_back_equal(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "set.hdf5")
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "store")
+    exported = export_dataset(tmp_path / "store", tmp_path / "again.hdf5")
+    assert {name for name, _ in exported.not_held} <= {"schema", "notes"}
+    with h5py.File(tmp_path / "set.hdf5") as before, h5py.File(tmp_path / "again.hdf5") as after:
+        assert dict(after["data"].attrs) == dict(before["data"].attrs)
+        assert set(after["mask/train"][()]) == {b"demo_0", b"demo_10"}
+        for name in [*before["data/demo_3"], *before["data/demo_3/obs"]]:
+            for key in before["data"]:
+                there = before[f"data/{key}"]
+                place = name if name in there else f"obs/{name}"
+                if isinstance(there[place], h5py.Dataset):
+                    np.testing.assert_array_equal(after[f"data/{key}/{place}"][()], there[place][()])
+        assert after["data/demo_3"].attrs["model_file"] == "<mujoco 3>"
+
+
+def test_demonstrations_of_isaac_lab(tmp_path: Path) -> None:
+    demos = write_isaac(tmp_path / "set.hdf5")
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        for number, (episode, found) in enumerate(zip(store.episodes, demos, strict=True)):
+            np.testing.assert_array_equal(episode.obs["policy"]["joints"], found["pose"][:-1] * 2)
+            np.testing.assert_array_equal(
+                episode["states"]["articulation"]["robot"]["root_pose"], found["pose"][1:], strict=True
+            )
+            initial = episode["initial_state"]["articulation"]["robot"]["root_pose"]
+            np.testing.assert_array_equal(initial, found["pose"][0])
+            assert (int(episode["seed"]), bool(episode["success"])) == (number + 5, bool(number))
+            assert episode.reward.tolist() == [0.0] * len(episode)
+
+
+def test_states_of_isaac_lab_are_not_those_before_their_steps(tmp_path: Path) -> None:
+    demos = write_isaac(tmp_path / "set.hdf5", obs=False)
+    with pytest.warns(UserWarning, match="has no obs: its states are the observations"):
+        import_dataset(tmp_path / "set.hdf5", tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        for episode, found in zip(store.episodes, demos, strict=True):
+            pose = episode.obs["articulation"]["robot"]["root_pose"]
+            np.testing.assert_array_equal(pose, found["pose"], strict=True)
+
+
+def test_a_file_of_robosuite(tmp_path: Path) -> None:
+    if not LIFT.exists():
+        pytest.skip("needs the data set robosuite_lift")
+    with pytest.warns(UserWarning, match="its states are the observations"):
+        import_dataset(LIFT, tmp_path / "store")
+    with h5py.File(LIFT) as file, dr.open(tmp_path / "store") as store:
+        demos = [file["data"][f"demo_{n}"] for n in range(1, len(file["data"]) + 1)]
+        assert len(store.episodes) == len(demos)
+        for episode, demo in zip(store.episodes, demos, strict=True):
+            np.testing.assert_array_equal(episode.obs, demo["states"][()], strict=True)
+            np.testing.assert_array_equal(episode.action, demo["actions"][()], strict=True)
+        noted = [store.read_note(name) for name in store.note_names() if name.startswith("import-")]
+        assert demos[0].attrs["model_file"] in str(noted) or any("mujoco" in json.dumps(each) for each in noted)
+
+
+def short(file: Any) -> None:
+    del file["data/demo_3/obs/eef"]
+    file["data/demo_3/obs/eef"] = np.zeros((1, 3))
+
+
+def other_next(file: Any) -> None:
+    file["data/demo_3/next_obs/eef"][0] = 5.0
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda file: file.move("data", "date"), "has no demonstrations: there is no group data/demo_0$"),
+        (lambda file: file.move("data/demo_3/actions", "data/demo_3/act"), "data/demo_3 has no actions"),
+        (
+            lambda file: file.move("data/demo_3/rewards", "data/demo_3/r"),
+            "data/demo_3 has no rewards, which demo_0 has",
+        ),
+        (short, r"data/demo_3/obs/eef has the shape \(1, 3\) and 4 actions"),
+        (other_next, "next_obs/eef is not the observation of the next row, .*skip='next_obs' leaves it out"),
+    ],
+)
+def test_a_demonstration_that_does_not_fit_is_named(tmp_path: Path, edit: Any, said: str) -> None:
+    write_robomimic(tmp_path / "set.hdf5")
+    with h5py.File(tmp_path / "set.hdf5", "a") as file:
+        edit(file)
+    with pytest.raises(dr.FormatError, match=said):
+        import_dataset(tmp_path / "set.hdf5", tmp_path / "store")
+
+
+def test_next_observations_may_be_left_out(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "set.hdf5")
+    with h5py.File(tmp_path / "set.hdf5", "a") as file:
+        other_next(file)
+    done = import_dataset(tmp_path / "set.hdf5", tmp_path / "store", skip="next_obs")
+    assert done.steps == sum(LENGTHS)
+    with dr.open(tmp_path / "store") as store:
+        assert [len(episode.obs["eef"]) for episode in store.episodes] == list(LENGTHS)
+
+
+def test_names_of_the_format_are_taken(tmp_path: Path) -> None:
+    schema = dr.Schema(dr.Field((2,), "f4"), dr.Field((), "i8"), extra={"dones": dr.Field((), "bool")})
+    store = make_store(tmp_path / "store", "", schema=schema)
+    named = dict(export_dataset(store, tmp_path / "set.hdf5", dry_run=True).not_held)
+    assert named["extra/dones"] == "the name is taken"
