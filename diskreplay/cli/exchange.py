@@ -19,7 +19,8 @@ from diskreplay.cli import console, text
 from diskreplay.cli.upkeep import parse_compression
 from diskreplay.cli.where import Where, compile_where
 from diskreplay.interop.exchange.choosing import SourceEpisode
-from diskreplay.interop.exchange.exporting import Announced, Exported
+from diskreplay.interop.exchange.exporting import Exported
+from diskreplay.interop.exchange.importing import Announced, Planned
 from diskreplay.segments.documents.root import check_local
 
 SCHEMES: Mapping[str, str] = {
@@ -52,6 +53,7 @@ Source = Annotated[str, _data_set("read")]
 Target = Annotated[str, _data_set("made")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SHARED = {"progress", "where", "dry_run"}
+_LARGE = 100_000_000  # bytes of an import that are told before it begins
 
 Options = Annotated[
     list[str] | None,
@@ -119,7 +121,16 @@ def import_store(
         "where": None if where is None else WhereOfSource(where),
     }
     options = parse_options(scheme, import_dataset, option or ())
-    with console.bar("Importing steps") as progress:
+    with ExitStack() as bar:
+
+        def announce(planned: Planned) -> None:
+            if planned.nbytes >= _LARGE and not as_json:
+                how = "" if compression is None else " before they are compressed"
+                sizes = text.size(planned.nbytes), text.size(planned.free)
+                console.emit(f"{text.plural(planned.steps, 'step')} take {sizes[0]}{how}; the disk has {sizes[1]}")
+            progress.report = bar.enter_context(console.bar("Importing steps"))
+
+        progress = Announced(announce)
         done = import_dataset(place, path, progress=progress, **given, **options)
     line = f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}{_cut(done)}"
     if done.skipped:

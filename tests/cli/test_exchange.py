@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -244,3 +245,23 @@ def test_the_options_of_a_command(run: Callable, tmp_path: Path) -> None:
         assert said in asked.err
         assert asked.err.count("\n") == 1
         assert not (tmp_path / "other").exists()
+
+
+def test_the_space_of_a_large_import_is_told_before_it_begins(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pixels(tmp_path / "set")
+    command = "import", f"zarr_episodes:{tmp_path / 'set'}"
+    roles = "--obs", "state,image", "--action", "actions", "--reward", "score"
+    monkeypatch.setattr("diskreplay.cli.exchange._LARGE", 1000)
+    lines = run(*command, tmp_path / "a", *roles).out.splitlines()
+    nbytes = 10 * 4 * (5 + 8 * 8 * 3 + 2 + 1)
+    assert lines[0].startswith(f"10 steps take {nbytes / 1000:.1f} kB; the disk has ")
+    assert lines[1].startswith("imported  2 episodes of 10 steps")
+    free = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=nbytes - 1))
+    asked = run(*command, tmp_path / "b", *roles)
+    assert (asked.code, asked.err.count("\n")) == (1, 1)
+    assert f"10 steps of {tmp_path / 'set'} take {nbytes} bytes, and the disk has {nbytes - 1}; compress" in asked.err
+    assert not (tmp_path / "b").exists()
+    assert run(*command, tmp_path / "b", *roles, "--compression", "zstd").code == 0

@@ -32,7 +32,7 @@ from diskreplay.interop.exchange.episode_data import (
     Json,
     with_hidden,
 )
-from diskreplay.interop.exchange.importing import Progress, import_notes
+from diskreplay.interop.exchange.importing import Announced, Progress, import_notes
 
 Where = Callable[[Episode], bool]
 
@@ -120,18 +120,6 @@ class Exported:
     open_episodes: int
     not_held: list[NotHeld]
     lossy: list[NotHeld] = field(default_factory=list)
-
-
-@dataclass
-class Announced:
-    """A progress that also receives the result of an export, before the first episode is written."""
-
-    announce: Callable[[Exported], None]
-    report: Progress = lambda done, total: None
-
-    def __call__(self, done: int, total: int) -> None:
-        """Report progress, in steps."""
-        self.report(done, total)
 
 
 def export_from(

@@ -4,14 +4,15 @@ Earlier releases kept values in side folders. An import names these values, and 
 """
 
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from diskreplay import Episode, Field, FormatError, Schema, Store, StoreExists, Writer, create
+from diskreplay import Episode, Field, FormatError, Schema, StorageFull, Store, StoreExists, Writer, create
 from diskreplay.interop.exchange.choosing import Choice, Layout, SourceEpisode, lay_out
 from diskreplay.interop.exchange.episode_data import (
     CUT,
@@ -38,6 +39,33 @@ NOTE, COMPLETE = "import", "complete"
 EPISODES_A_NOTE = 128
 # An import that cuts more often than once in so many steps warns.
 _STEPS_A_CUT = 10
+
+
+@dataclass
+class Announced:
+    """A progress that also receives what is planned, before the first episode is written.
+
+    That is a `Planned` of an import, and the `Exported` of an export.
+    """
+
+    announce: Callable[[Any], None]
+    report: Progress = lambda done, total: None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Report progress, in steps."""
+        self.report(done, total)
+
+
+class Planned(NamedTuple):
+    """An import before it begins: the episodes and steps of the data set, and their bytes without compression.
+
+    Those that a predicate leaves out are counted. ``free`` are the bytes that the disk has.
+    """
+
+    episodes: int
+    steps: int
+    nbytes: int
+    free: int
 
 
 class Skipped(NamedTuple):
@@ -193,6 +221,15 @@ def import_into(
             "rows may be shuffled, or several environments may take turns",
             stacklevel=3,  # the caller of an adapter's `import_dataset`
         )
+    planned = _plan(Path(path).absolute(), source, layout.schema)
+    if planned.nbytes > planned.free and choice.compression is None and choice.where is None:
+        raise StorageFull(
+            f"{path}: {planned.steps} steps of {source.name} take {planned.nbytes} bytes, and the disk has "
+            f"{planned.free}; compress them (compression='zstd'), choose smaller dtypes by dtype=, or leave features "
+            "out by skip="
+        )
+    if isinstance(progress, Announced):
+        progress.announce(planned)
     selection = _Selection(source, layout, choice)
     selection.try_where()
     with create(path, layout.schema, compression=choice.compression, exist_ok=True) as store:
@@ -217,6 +254,14 @@ def import_into(
             [*source.skipped, *selection.skipped],
             not_kept,
         )
+
+
+def _plan(path: Path, source: Source, schema: Schema) -> Planned:
+    """Return what an import takes of the disk; an import that goes on takes no more than it has taken already."""
+    nbytes = source.steps * sum(leaf.row_bytes for leaf in schema.step_leaves.values())
+    above = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    taken = sum(file.stat().st_blocks for file in path.rglob("*") if file.is_file()) * 512 if above == path else 0
+    return Planned(source.episodes, source.steps, max(0, nbytes - taken), shutil.disk_usage(above).free)
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
