@@ -538,6 +538,16 @@ class Store:
         """
         return read_note(self._root, name)
 
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The texts that an import found, by the name of the field whose numbers are places in the list.
+
+        ``store.texts["split"][store.episodes[0]["split"]]`` is a text. The numbers of LeRobot's ``task_index`` are
+        places in ``texts["task"]``.
+        """
+        found: dict[str, list[str]] = self.read_note("texts") or {}
+        return found
+
     @shown_paths()
     def note_names(self) -> list[str]:
         """Return the names under which notes are saved, in order."""

@@ -35,7 +35,7 @@ def test_a_data_set_of_tfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert import_dataset(SAMPLE, tmp_path / "store", splits="train", last="final").episodes == 3
     with dr.open(tmp_path / "store") as store:
         assert store.schema.obs["image"].dtype == np.uint8
-        assert set(store.schema.extra) == {"step_discount", "cls", "z"}
+        assert set(store.schema.extra) == {"step_discount", "cls", "z", "language_instruction"}
         for episode in sorted(store.episodes, key=len):
             number = len(episode) - 4
             steps = sample_steps(number)
@@ -49,12 +49,13 @@ def test_a_data_set_of_tfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             np.testing.assert_array_equal(episode.reward, np.arange(len(episode), dtype=np.float32), strict=True)
             np.testing.assert_array_equal(episode["z"], [[t, 1] for t in range(len(episode))])
             np.testing.assert_array_equal(episode["cls"], np.arange(len(episode)) % 5)
-        notes = notes_of_episodes(store)
-        first = store.episodes[0]
-        assert notes[int(first.ids[0])] == {
-            "episode_metadata/file_path": f"ep{first['seed']}",
-            "steps/language_instruction": "go",
-        }
+        assert notes_of_episodes(store) == {}
+        assert store.texts["split"] == ["train"]
+        for episode in store.episodes:
+            assert store.texts["file_path"][episode["file_path"]] == f"ep{episode['seed']}"
+            assert {store.texts["language_instruction"][k] for k in episode["language_instruction"]} == {"go"}
+    with dr.open(tmp_path / "all") as store:
+        assert [store.texts["split"][episode["split"]] for episode in store.episodes] == ["train"] * 3 + ["val"]
 
 
 def test_the_last_row_is_a_step_where_that_is_said(tmp_path: Path) -> None:

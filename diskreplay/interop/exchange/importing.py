@@ -34,7 +34,7 @@ from diskreplay.interop.exchange.foreign import foreign, read_document, reading
 
 Progress = Callable[[int, int], None]
 
-NOTE, COMPLETE = "import", "complete"
+NOTE, COMPLETE, TEXTS = "import", "complete", "texts"
 # Notes of so many episodes are one document: all that a resumed import reads again.
 EPISODES_A_NOTE = 128
 # An import that cuts more often than once in so many steps warns.
@@ -106,6 +106,8 @@ class Source:
         What the data set has beside its features.
     left_out : list of str
         Features that the reader has left out, since the caller skips them.
+    texts : dict of str to list of str
+        The texts that numbers stand for, by the default path of their leaf, or by another name.
     leaves : dict of str to Field, optional
         What the episodes hold by the default path of each feature. None: the leaves of ``schema``.
     names : dict of str to str, optional
@@ -125,6 +127,7 @@ class Source:
     skipped: Sequence[Skipped] = ()
     not_kept: Sequence[str] = ()
     left_out: Sequence[str] = ()
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     leaves: Mapping[str, Field] | None = None
     names: Mapping[str, str] | None = None
 
@@ -235,6 +238,9 @@ def import_into(
     with create(path, layout.schema, compression=choice.compression, exist_ok=True) as store:
         origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
         is_complete, begun = _begin(store, origin, source, choice.to_json())
+        if source.texts:
+            own = {old: new.split("/", 1)[-1] for old, new in layout.paths.items()}
+            store.write_note(TEXTS, {own.get(key, key): list(texts) for key, texts in source.texts.items()})
         if is_complete:
             return Imported(str(store.path), 0, 0, begun, source.cut, [*source.skipped], not_kept)
         if names:

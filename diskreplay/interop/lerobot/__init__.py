@@ -101,6 +101,7 @@ def open_source(source: str | PathLike[str], choice: Choice = _DEFAULT) -> Sourc
         leaves=reader.leaves,
         names=reader.names,
         left_out=reader.left_out,
+        texts=reader.texts,
     )
 
 

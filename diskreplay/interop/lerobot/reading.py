@@ -43,6 +43,7 @@ Bools = NDArray[np.bool_]
 
 # Row groups that are read at once take about so much: memory that is used again is quicker than more of it.
 _BLOCK_BYTES = 4 << 20
+_MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
@@ -65,7 +66,7 @@ class Reader:
 
     Attributes
     ----------
-    leaves, names, left_out, metadata, episodes, steps, skipped, not_kept
+    leaves, names, left_out, texts, metadata, episodes, steps, skipped, not_kept
         As `Source` has them.
 
     Raises
@@ -98,6 +99,10 @@ class Reader:
         own = {column.path: column.field for column in self._columns}
         fields = {path: self._meta.fields[name] for path, name in self._fields.items()}
         self.leaves = {REWARD: Field((), "float32")} | own | fields
+        tasks = self._meta.tasks
+        self.texts = {column.path: self._texts[column.key] for column in self._columns if column.kind == "text"}
+        if tasks and min(tasks) >= 0 and max(tasks) < _MOST_TASKS:
+            self.texts["task"] = [tasks.get(number, "") for number in range(max(tasks) + 1)]
         self.metadata: dict[str, Json] = {
             "info": self._meta.info,
             "keys": {column.path: column.key for column in self._columns},

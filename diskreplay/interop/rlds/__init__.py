@@ -37,7 +37,7 @@ def import_dataset(
 
     An episode is terminated where its last row is terminal, else truncated. What a step has beside observation, action
     and reward are extra fields, its discount as ``step_discount``. Numbers that are told of an episode are episode
-    fields. Texts of steps and episodes are kept in the notes of the store.
+    fields. Of a text, a step or an episode has its number in `Store.texts`; the split of an episode is one of them.
 
     Parameters
     ----------
@@ -86,6 +86,7 @@ def import_dataset(
         leaves=data.leaves,
         names=data.names,
         left_out=data.left_out,
+        texts=data.texts,
         skipped=data.skipped,
     )
     return import_into(path, data_set, choice, progress)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -39,7 +40,11 @@ from diskreplay.interop.rlds.features import (
 )
 from diskreplay.interop.rlds.records import Values, make_example, parse_example, records, write_record
 
-_FIRSTS = f"{STEPS}{FIRST}"
+_FIRSTS, _SPLIT = f"{STEPS}{FIRST}", "split"
+
+
+def _decode_text(value: Any) -> str:
+    return bytes(value).decode("utf-8", "replace")
 
 
 class _Record(NamedTuple):
@@ -92,6 +97,8 @@ class DataSet:
         The features by these.
     left_out : list of str
         The features that the caller skips.
+    texts : dict of str to list of str
+        The texts behind the numbers of a leaf, by its default path.
     """
 
     def __init__(self, folder: Path, splits: Sequence[str] | None, last: str | None, choice: Choice) -> None:
@@ -113,11 +120,17 @@ class DataSet:
         self.left_out = [name for name in inside if choice.skips(name)]
         self._paths = self._find_paths()
         self.skipped = list[Skipped]()
+        self._tables: dict[str, dict[str, int]] = {name: {} for name in self._text_names()}
         self._episodes = self._find_episodes(last)
         self.lengths = [episode.rows - episode.finals for episode in self._episodes]
         if not self.lengths:
             raise StoreNotFound(f"{folder} has no episodes with a step")
         self.names = {path: name.removeprefix(STEPS) for path, name in self._paths.items()}
+        self.texts = {path: [*self._tables[name]] for path, name in self._paths.items() if name in self._tables}
+        self._has_split = not choice.skips(_SPLIT)
+        if self._has_split:
+            self.names[f"episode/{_SPLIT}"] = _SPLIT
+            self.texts[f"episode/{_SPLIT}"] = [split.name for split in self._splits]
         self.leaves = self._find_leaves()
 
     def _raw(self) -> Iterator[tuple[str, Path, bytes]]:
@@ -145,7 +158,11 @@ class DataSet:
         acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
         for record, (split, file, data) in enumerate(self._raw()):
-            features = self._parsed(file, data, [_FIRSTS, *acted] if last is None else [_FIRSTS])
+            wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
+            features = self._parsed(file, data, wanted)
+            for name, table in self._tables.items():
+                for text in map(_decode_text, features.get(name, ())):
+                    table.setdefault(text, len(table))
             rows = len(features.get(_FIRSTS, []))
             if last is None and rows:
                 is_step = any(self._is_in_last_row(_Record(features, rows), name) for name in acted)
@@ -176,9 +193,11 @@ class DataSet:
         obs, actions = self._choice.named(OBS) or (), self._choice.named(ACTION) or ()
         for name, feature in self._features.items():
             inside = name.removeprefix(STEPS)
-            if feature.kind == "text" or inside in FLAGS or self._choice.skips(inside):
+            if inside in FLAGS or self._choice.skips(inside):
                 continue
-            if inside == name:
+            if feature.kind == "text" and inside != name:  # texts are no observations
+                found[f"{EXTRA}/{inside.removeprefix(f'{OBSERVATION}/')}"] = name
+            elif inside == name:
                 found[f"episode/{name.removeprefix('episode_metadata/')}"] = name
             elif is_at(inside, OBSERVATION):
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
@@ -202,12 +221,16 @@ class DataSet:
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the wanted leaves of the episodes from number ``first`` on."""
         paths = {path: name for path, name in self._paths.items() if path in wanted or path == REWARD}
-        names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}", *self._text_names()}
+        names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}"}
         episodes = iter(self._episodes[first:])
         episode = next(episodes, None)
         for record, (_, file, data) in enumerate(self._raw()):
             if episode is not None and record == episode.record:
-                yield self._episode(_Record(self._parsed(file, data, names), episode.rows), episode.finals, paths)
+                made = self._episode(_Record(self._parsed(file, data, names), episode.rows), episode.finals, paths)
+                if self._has_split:
+                    number = next(k for k, split in enumerate(self._splits) if split.name == episode.split)
+                    made = replace(made, fields={**made.fields, f"episode/{_SPLIT}": np.int64(number)})
+                yield made
                 episode = next(episodes, None)
 
     def _episode(self, record: _Record, finals: int, paths: Mapping[str, str]) -> EpisodeData:
@@ -223,27 +246,21 @@ class DataSet:
         steps[REWARD] = steps[REWARD].reshape(count) if REWARD in steps else np.zeros(count, np.float32)
         terminal = f"{STEPS}{TERMINAL}"
         is_terminal = terminal in self._features and bool(self._decoded(record, terminal, rows)[-1])
-        return EpisodeData(steps, is_terminal, not is_terminal, fields, notes=self._texts(record) or None)
+        return EpisodeData(steps, is_terminal, not is_terminal, fields)
 
     def _decoded(self, record: _Record, name: str, count: int) -> Any:
         if name not in record.features:
             raise FormatError(f"{self._folder}: an episode has no {name}")
         try:
-            return self._features[name].decode(record.features[name], count, name)
+            values = self._features[name].decode(record.features[name], count, name)
         except FormatError as error:
             raise FormatError(f"{self._folder}: {error}") from None
+        table = self._tables.get(name)
+        return values if table is None else np.array([table[text] for text in values], np.int64)
 
     def _text_names(self) -> list[str]:
-        return [name for name, feature in self._features.items() if feature.kind == "text"]
-
-    def _texts(self, record: _Record) -> dict[str, Json]:
-        """Return the texts of an episode by the names of features; one that all steps have is told once."""
-        found: dict[str, Json] = {}
-        for name in self._text_names():
-            if name in record.features:
-                texts = self._decoded(record, name, len(record.features[name]))
-                found[name] = texts[0] if texts and len(set(texts)) == 1 else texts
-        return found
+        paths = self._paths.values()
+        return [name for name in paths if self._features[name].kind == "text"]
 
 
 def _read_splits(folder: Path, wanted: Sequence[str] | None) -> list[_Split]:
