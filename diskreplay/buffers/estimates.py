@@ -37,7 +37,7 @@ def advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
 
-    `kernels.gae` does the same for views of a store; this one also runs on a device.
+    `kernels.returns.gae` does the same for views of a store; this one also runs on a device.
 
     Parameters
     ----------

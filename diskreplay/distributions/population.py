@@ -377,7 +377,7 @@ class Population:
         return end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
-        """Put the runs that `kernels.starts` makes into the block, from a place on; return what it returns."""
+        """Put the runs that `kernels.runs.starts` makes into the block, from a place on; return what it returns."""
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:

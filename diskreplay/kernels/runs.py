@@ -199,7 +199,7 @@ class Starts(NamedTuple):
 
 
 LINES, RUNS, RUNS_AND_OPEN = range(3)
-"""What `kernels.starts` makes runs of: lines of episodes; runs that are partly hidden; these and all open episodes."""
+"""What `starts` makes runs of: lines of episodes; runs that are partly hidden; these and all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:

@@ -224,10 +224,11 @@ class LiveSegment:
 class LiveLanes:
     """The lanes of segments that may still grow, and how they are followed. Used by one thread.
 
-    ``kernel`` is `kernels.advance` or `kernels.advance_hiding`, compiled or not; it writes the lines of episodes that
-    end behind ``log``, and hides what ``frontier`` says. ``segments`` are by slot; after a change, `list_segments` is
-    called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``open_steps`` are the steps
-    of the open episodes of all lanes. ``leaves`` are the arrays that are read: flags, and times where they are of use.
+    ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not; it writes the lines of episodes
+    that end behind ``log``, and hides what ``frontier`` says. ``segments`` are by slot; after a change, `list_segments`
+    is called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``open_steps`` are the
+    steps of the open episodes of all lanes. ``leaves`` are the arrays that are read: flags, and times where they are of
+    use.
     """
 
     def __init__(self, kernel: Kernel, log: EpisodeLog, frontier: CapacityFrontier, leaves: Sequence[str]) -> None:

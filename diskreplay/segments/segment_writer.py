@@ -196,8 +196,8 @@ class SegmentWriter:
         Of one lane, successive rows from ``rows`` on, ``(n, *shape)`` in each field, or a row's item: its bytes, or a
         number or array without axes that fits the dtype. Of an array of lanes, or of all with None, one row each, which
         is one of the next two of its lane. They are reserved. Of many lanes, ``kernel`` does it where it is given and
-        all fields are mapped: `kernels.write_lanes`. Raises StorageFull where reserved blocks are not kept and there is
-        no room; the call may be repeated.
+        all fields are mapped: `kernels.copying.write_lanes`. Raises StorageFull where reserved blocks are not kept and
+        there is no room; the call may be repeated.
         """
         if isinstance(rows, int):
             for leaf, value in fields.items():
@@ -227,7 +227,7 @@ class SegmentWriter:
             column.write_lanes(places[column.shift], column.items(value))
 
     def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
-        """Return fields as `kernels.write_lanes` takes them, and what holds their memory; None: not all is mapped."""
+        """Return fields as `copying.write_lanes` takes them, and what holds their memory; None: not all is mapped."""
         first, last = int(rows.min()), int(rows.max())
         heads, bases, held = list[int](), list[int](), list[Any]()
         for leaf, value in fields.items():

@@ -440,7 +440,7 @@ def estimates(
     ends: NDArray[np.uint8],
     discounts: Floats = NO_DISCOUNTS,
 ) -> tuple[Floats32, Floats32]:
-    """Return advantages and returns of columns of steps, given what follows each: see `kernels.gae`."""
+    """Return advantages and returns of columns of steps, given what follows each: see `kernels.returns.gae`."""
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
     carry = np.empty(rewards.shape[1])
     chosen("gae")(rewards, values, following, ends, discounts, gamma, gae_lambda, carry, advantage, ret)

@@ -31,7 +31,7 @@ TO_THE_END = -1
 
 
 class Bounds(NamedTuple):
-    """Which windows are found; as of `kernels.find_windows`. `n` may be TO_THE_END."""
+    """Which windows are found; as of `kernels.gathering.find_windows`. `n` may be TO_THE_END."""
 
     n: int
     stack: int = 1
