@@ -618,6 +618,12 @@ class GrowingRuns:
         self.room = array.shape[1]
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
 
+    def __getstate__(self) -> dict[str, Ints]:
+        return {"array": self.array}  # a copy has its own columns, which are parts of its array
+
+    def __setstate__(self, state: dict[str, Ints]) -> None:
+        self._replace(state["array"])
+
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
         """Put runs from `start` on, over what is there, and return where they end; without times, these stay."""
         end = start + len(runs.first)

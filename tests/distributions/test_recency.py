@@ -1,6 +1,9 @@
 """Draws by recency halve with every half-life, in the order in which steps came."""
 
+import copy
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -215,3 +218,19 @@ def test_ages_fit_the_closed_form_with_several_collectors(tmp_path: Any, writers
     share = counts / counts.sum() / (want / want.sum())
     assert (abs(share[:20] - 1) < 0.1).all(), share
     assert np.bincount(np.concatenate(lanes).astype(int)) / len(drawn) == pytest.approx(1 / writers, abs=0.06)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "made",
+    [dr.Uniform, dr.Prioritized, lambda: dr.Recency(30), dr.Stratified, lambda: dr.Mixture([(dr.Recency(9), 1)])],
+    ids=["uniform", "prioritized", "recency", "stratified", "mixture"],
+)
+def test_a_distribution_can_be_copied_and_sent_to_another_process(
+    grown: Any, made: Callable[[], Any], copied: Callable[[Any], Any]
+) -> None:
+    store, distribution = grown([[40]]), made()
+    sampler, other = store.sampler(copied(distribution)), store.sampler(distribution)
+    for _ in range(3):
+        assert sampler.sample(100).index.tolist() == other.sample(100).index.tolist()
+        store.add(0, 5)
