@@ -14,6 +14,7 @@ when; `order` tells, and a population that is given the order of another goes on
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -762,6 +763,12 @@ class Cursor:
     def is_new(self) -> bool:
         """Whether it has seen no population yet."""
         return self.population is _no_population
+
+    def copy(self) -> "Cursor":
+        """Return one that goes on by itself."""
+        new = copy(self)
+        new._last = self._last.copy()
+        return new
 
     def is_of(self, population: Population) -> bool:
         """Tell whether it is this population that was seen last."""

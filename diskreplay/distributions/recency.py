@@ -16,6 +16,7 @@ from diskreplay.distributions.base import Draw, Owned
 from diskreplay.distributions.number_arguments import number
 from diskreplay.distributions.population import Cursor, GrowingRuns, Population
 from diskreplay.distributions.saved_state import columns, state_of
+from diskreplay.errors import SegmentGone
 from diskreplay.ids import POSITION_BITS, Floats, Ints
 from diskreplay.kernels.runs import (
     FIRST,
@@ -121,6 +122,7 @@ class Arrivals:
         self._half_life = half_life
         self._block = max(1.0, half_life / BLOCKS)
         self._most = max(HALF_LIVES * half_life, 4.0)
+        self._is_changing = False
         self._clear()
 
     def _clear(self) -> None:
@@ -179,6 +181,17 @@ class Arrivals:
         """Bring it up to date with the population."""
         if self._cursor.is_at(population):
             return
+        if self._is_changing:  # an interrupt came before it was up to date
+            self._clear()
+        self._is_changing = True
+        try:
+            self._take_in(population)
+        except SegmentGone:
+            self._is_changing = False  # no id was taken in
+            raise
+        self._is_changing = False
+
+    def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
         # Pieces hold nothing but ids that can be drawn. A resumed sampler cannot tell hidden ids from evicted ones: it
         # draws the same only if neither takes part in draws.
@@ -256,13 +269,13 @@ class Arrivals:
             newest = population.followed.times(last_ids(IdRuns(*last))).max()
             if population.followed.times(runs.first[is_first]).min() < newest:
                 return False
-        self._cursor.take(runs, place)
         _, origin, lanes, *_ = population.visible
         steps = population.steps_of(runs.first, runs.stride // lanes[(runs.first >> POSITION_BITS) - origin])
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
-        else:
+        else:  # nothing is taken if a segment with some of the times has gone
             self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
+        self._cursor.take(runs, place)
         return True
 
     def _extend(self, runs: IdRuns, steps: float) -> None:

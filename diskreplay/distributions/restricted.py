@@ -3,6 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -153,9 +154,18 @@ class Index:
         return self._column.has(ids)
 
     def follow(self, population: Population, distribution: Distribution) -> None:
-        """Bring it up to date with the population; `distribution` knows the priorities of its ids."""
+        """Bring it up to date with the population; `distribution` knows the priorities of its ids.
+
+        An interrupt leaves all as it was.
+        """
         if self._cursor.is_at(population):
             return
+        new = copy(self)
+        new._cursor = self._cursor.copy()
+        new._take_in(population, distribution)
+        vars(self).update(vars(new))  # one operation
+
+    def _take_in(self, population: Population, distribution: Distribution) -> None:
         changes = self._cursor.changes(population)
         runs, place, _ = self._cursor.new_of(population, IdRuns(*changes.runs))
         new = np.concatenate([_NONE, *id_blocks(runs)])

@@ -186,6 +186,49 @@ def test_ids_that_come_once_come_after_an_interrupt(tmp_store: Path, prefetch: i
         assert line > 30
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"distribution": dr.Recency(3000)},
+        {"distribution": dr.Recency(30)},  # of which each episode is several blocks
+        {"max_size": 100},
+        {"max_size": 100, "remover": "random"},
+        {"max_size": 100, "remover": "lowest_priority", "distribution": dr.Prioritized()},
+    ],
+    ids=str,
+)
+def test_ids_that_come_when_an_interrupt_does_are_there_once(tmp_store: Path, kwargs: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"fields": ("probability",), "batch_size": 4, "refresh": True}
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+
+        def grow(steps: int) -> None:
+            obs = {"image": np.zeros((steps + 1, 20, 20), np.uint8), "number": np.arange(steps + 1)}
+            writer.append_episode(obs, np.arange(steps), np.ones(steps, np.float32), terminated=True)
+
+        grow(120)
+        sampler, other = (dr.Sampler(store, dr.Transitions(), **copy.deepcopy(kwargs), **given) for _ in range(2))
+        sampler.sample()
+        for line in lines_of(whole_or_part(1, 7)):
+            grow(2)
+            was_interrupted = is_interrupted(sampler.sample, line)
+            sampler.sample()
+            ids = sampler.ids()
+            assert len(np.unique(ids)) == len(ids)
+            if "max_size" in kwargs:
+                assert len(ids) == 100
+            else:
+                newest = ids[-10:]
+                assert (sampler.gather(newest).probability > 0).all(), f"line {line}"
+                assert float(sampler.gather(ids).probability.sum()) == pytest.approx(1)
+            other.load_state_dict(sampler.state_dict())
+            if not was_interrupted:
+                break
+        assert line > 100
+        for one in (sampler, other):
+            one.close()
+
+
 DISTRIBUTIONS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "uniform": (dr.Uniform, {}),
     "prioritized": (dr.Prioritized, {}),
