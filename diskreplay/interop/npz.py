@@ -5,29 +5,51 @@
 longer than the others where there is a final observation, ``action``, ``reward``, ``extra/log_prob``, ``episode/seed``;
 scalars ``terminated`` and ``truncated``, both false where it was cut; ``priority``, where steps were appended with
 priorities; and ``notes``, UTF-8 text in JSON, if it has any.
+
+Files that others made are imported, too: one file with the rows of all episodes, or a folder of files with an episode
+each.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Store
+from diskreplay import Field, FormatError, SchemaError, Store
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.choosing import Choice, Options
+from diskreplay.interop.exchange.choosing import Choice, Options, check_option, is_in, lay_out
 from diskreplay.interop.exchange.description import Description
-from diskreplay.interop.exchange.episode_data import FIELDS, HIDDEN, PRIORITY, EpisodeData, is_part
+from diskreplay.interop.exchange.episode_data import (
+    ACTION,
+    EXTRA,
+    FIELDS,
+    HIDDEN,
+    OBS,
+    PRIORITY,
+    REWARD,
+    Arrays,
+    EpisodeData,
+    is_obs,
+    is_part,
+)
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
-from diskreplay.interop.exchange.foreign import foreign, opened_npz
+from diskreplay.interop.exchange.field_trees import leaves_of
+from diskreplay.interop.exchange.foreign import NUMBERS, foreign, opened_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
 
 NAME = "npz"
+Ended = Literal["terminated", "truncated", "cut"]
+Rows = dict[str, NDArray[Any]]
+Read = Callable[[int, Collection[str]], Iterator[EpisodeData]]
+_OWN = re.compile(r"episode-\d{8,}\.npz")
 _TERMINATED, _TRUNCATED, _NOTES = "terminated", "truncated", "notes"
 
 
@@ -35,15 +57,27 @@ def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
     *,
+    starts: str | None = None,
+    indices: str | None = None,
+    ended: Ended = "truncated",
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a folder of NumPy files into a new store, or the rest of it after an interruption.
+    """Import NumPy files into a new store, or the rest of them after an interruption.
 
     Parameters
     ----------
     source : path
-        The folder, as `export_dataset` writes it.
+        A folder, as `export_dataset` writes it. Or an ``.npz`` file with the rows of all episodes behind one another,
+        or a folder of such files with an episode each, in the order of their names. Their arrays "obs", "actions",
+        "rewards", "next_obs", "dones" and the like have their usual places, arrays with a row an episode are episode
+        fields, and others extra fields.
+    starts : str, optional
+        In a file of all episodes, the array that is true in the first row of each; by default "episode_starts".
+    indices : str, optional
+        In such a file, the array with the number of the first row of each episode, or of the row behind its last one.
+    ended : {"truncated", "terminated", "cut"}
+        How episodes ended, where no "dones" or "terminals" say so.
     path : path
         The store; nothing, or what an interrupted import of this folder has left.
     progress : callable, optional
@@ -60,7 +94,15 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
+    check_option("ended", ended, get_args(Ended))
     choice, folder = Choice(**options), Path(source).absolute()
+    if folder.is_file() or _has_foreign_files(folder):
+        with foreign(folder):
+            is_file = folder.is_file()
+            arrays = _OneFile(folder, choice, starts, indices, ended) if is_file else _Files(folder, choice, ended)
+        return import_into(path, arrays.source(), choice, progress)
+    if starts is not None or indices is not None:
+        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is none")
     with foreign(folder):
         found = Description.read(folder, NAME)
     made = Source(
@@ -143,3 +185,206 @@ def _write(plan: Plan, episodes: Iterable[EpisodeData]) -> None:
 
 def _file(number: int) -> str:
     return f"episode-{number:08d}.npz"
+
+
+# --- arrays that others made ------------------------------------------------------------------------------------------
+
+_ROLES = {
+    **dict.fromkeys(("obs", "observation", "observations", "state", "states"), OBS),
+    **dict.fromkeys(("action", "actions", "acts"), ACTION),
+    **dict.fromkeys(("reward", "rewards", "rews"), REWARD),
+}
+_AFTER = "next_obs", "next_observation", "next_observations", "next_state", "next_states"
+_ENDS = "terminated", "terminals", "terminal", "dones", "done"
+_LIMITS = "truncated", "timeouts", "truncations"
+_STARTS = "episode_starts"
+
+
+def _has_foreign_files(folder: Path) -> bool:
+    """Tell whether a folder has NumPy files, and none of `export_dataset`: without its description one is not whole."""
+    files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
+    return bool(files) and not Description.is_in(folder) and not any(_OWN.fullmatch(file.name) for file in files)
+
+
+class _Arrays:
+    """Arrays by names that others gave them: what each is, and the episodes of their rows.
+
+    Attributes
+    ----------
+    names : dict of str to str
+        The arrays of steps by the default paths of their leaves.
+    """
+
+    def __init__(self, place: Path, choice: Choice, ended: Ended) -> None:
+        self._place, self._choice, self._ended = place, choice, ended
+        self.names = dict[str, str]()
+        self._after: str | None = None
+        self.not_kept = list[str]()
+
+    def _count(self, arrays: Arrays) -> int:
+        """Return the number of steps: the rows of the actions."""
+        wanted = self._choice.named(ACTION) or [name for name, role in _ROLES.items() if role == ACTION]
+        found = [rows for name, rows in arrays.items() if any(is_in(name, each) for each in wanted) and rows.ndim]
+        if not found:
+            names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
+            leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
+            lay_out(str(self._place), leaves, names, None, self._choice)  # raises, and says how to name them
+            raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
+        return len(found[0])
+
+    def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
+        """Find what each array is, and return those with a value an episode."""
+        fields: dict[str, NDArray[Any]] = {}
+        steps = list[str]()
+        known = (*_AFTER, *_ENDS, *_LIMITS, _STARTS)
+        for name, rows in arrays.items():
+            if self._choice.skips(name):
+                continue
+            if name in _AFTER:
+                self._after = name
+            elif rows.ndim and len(rows) in (count, count + (episodes == 1)) and name not in known:
+                steps.append(name)
+            elif name not in known and rows.dtype.kind in NUMBERS and (len(rows) if rows.ndim else 1) == episodes:
+                fields[f"{FIELDS}/{name}"] = rows.reshape(episodes, *rows.shape[1:])
+            elif name not in known:
+                self.not_kept.append(name)
+        obs = [name for name in steps if _ROLES.get(name.split("/")[0]) == OBS]
+        for name in steps:
+            role, below = _ROLES.get(name.split("/")[0], EXTRA), name.partition("/")[2] or name
+            is_below = role == EXTRA or "/" in name or (role == OBS and len(obs) > 1)
+            self.names[f"{role}/{name if role == EXTRA else below}" if is_below else role] = name
+        return fields
+
+    def _flag(self, arrays: Arrays, names: Iterable[str], count: int) -> NDArray[np.bool_] | None:
+        """Return the flags of steps under one of some names."""
+        found = next((name for name in names if name in arrays), None)
+        if found is None:
+            return None
+        flags = as_flags(np.atleast_1d(arrays[found]), f"{self._place}: {found}", FormatError).reshape(-1)
+        if len(flags) not in (1, count):
+            raise FormatError(f"{self._place}: {found} has {len(flags)} rows and the actions have {count}")
+        return flags if len(flags) == count else np.arange(count) == (count - 1 if flags[0] else -1)
+
+    def _episode(self, arrays: Arrays, part: slice, count: int, fields: Mapping[str, Any]) -> EpisodeData:
+        """Return the steps of a part of the rows."""
+        last, steps = part.stop - 1, dict[str, NDArray[Any]]()
+        for path, name in self.names.items():
+            if name not in arrays:
+                raise FormatError(f"{self._place} has no {name}, which the first episode has")
+            rows = arrays[name]
+            is_whole = is_obs(path) and len(rows) == count + 1 and part == slice(0, count)
+            steps[path] = rows if is_whole else rows[part]
+        obs = [path for path in steps if is_obs(path)]
+        if (
+            self._after is not None
+            and self._after in arrays
+            and len(obs) == 1
+            and len(steps[obs[0]]) == part.stop - part.start
+        ):
+            final = arrays[self._after][last : part.stop].astype(steps[obs[0]].dtype)
+            steps[obs[0]] = np.concatenate([steps[obs[0]], final])
+        steps[REWARD] = steps[REWARD].reshape(-1) if REWARD in steps else np.zeros(part.stop - part.start, np.float32)
+        ends, limits = (self._flag(arrays, names, count) for names in (_ENDS, _LIMITS))
+        if ends is None and limits is None:
+            return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED, fields)
+        truncated = limits is not None and bool(limits[last])
+        return EpisodeData(steps, ends is not None and bool(ends[last]) and not truncated, truncated, fields)
+
+    def _source(self, lengths: Sequence[int], first: Arrays, fields: Arrays, read: Read) -> Source:
+        rows = {path: first[name] for path, name in self.names.items()}
+        if REWARD in rows:
+            rows[REWARD] = rows[REWARD].reshape(-1)
+        leaves = {REWARD: Field((), "float32")} | leaves_of({**rows, **fields}, self._place, "; skip leaves arrays out")
+        names = self.names | {path: path.removeprefix(f"{FIELDS}/") for path in fields}
+        left_out = [name for name in first if self._choice.skips(name)]
+        return Source(
+            NAME,
+            self._place,
+            None,
+            len(lengths),
+            sum(lengths),
+            read,
+            not_kept=self.not_kept,
+            left_out=left_out,
+            leaves=leaves,
+            names=names,
+        )
+
+
+class _OneFile(_Arrays):
+    """A file with the rows of all episodes behind one another."""
+
+    def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, ended: Ended) -> None:
+        super().__init__(file, choice, ended)
+        with opened_npz(file) as opened:
+            self._arrays = {name: opened[name] for name in opened.files}
+        self._rows = self._count(self._arrays)
+        self._bounds = self._find_bounds(starts, indices)
+        named = {name: rows for name, rows in self._arrays.items() if name not in (starts, indices)}
+        self._fields = self._sort(named, self._rows, len(self._bounds))
+
+    def _find_bounds(self, starts: str | None, indices: str | None) -> list[slice]:
+        if missing := [name for name in (starts, indices) if name is not None and name not in self._arrays]:
+            raise SchemaError(f"{self._place} has no array {missing[0]!r}; it has {', '.join(self._arrays)}")
+        count, name = self._rows, starts or (_STARTS if indices is None and _STARTS in self._arrays else None)
+        if indices is not None:
+            given = self._arrays[indices]
+            if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given) or (np.diff(given) <= 0).any():
+                raise FormatError(f"{self._place}: {indices} is not of increasing numbers of rows")
+            firsts = given if given[0] == 0 else np.concatenate([[0], given[:-1]])
+            if given[0] != 0 and given[-1] != count:
+                raise FormatError(f"{self._place}: {indices} ends with {given[-1]}, and the actions have {count} rows")
+        elif name is not None:
+            firsts = np.flatnonzero(np.asarray(self._flag(self._arrays, [name], count)))
+            if not len(firsts) or firsts[0] != 0:
+                raise FormatError(f"{self._place}: {name} is not true in the first row")
+        else:
+            ends = [flag for names in (_ENDS, _LIMITS) if (flag := self._flag(self._arrays, names, count)) is not None]
+            if not ends:
+                raise SchemaError(
+                    f"{self._place} does not say where its episodes begin: name the array that does by starts= or "
+                    f"indices= (--option starts=NAME); it has {', '.join(self._arrays)}"
+                )
+            firsts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(ends)) + 1])
+        bounds = [*firsts[firsts < count].tolist(), count]
+        if bounds != sorted(set(bounds)):
+            raise FormatError(f"{self._place} has an episode of no step")
+        return list(map(slice, bounds[:-1], bounds[1:]))
+
+    def source(self) -> Source:
+        """Return the data set."""
+
+        def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
+            for number, part in enumerate(self._bounds[first:], first):
+                fields = {path: rows[number] for path, rows in self._fields.items()}
+                yield self._episode(self._arrays, part, self._rows, fields)
+
+        return self._source([part.stop - part.start for part in self._bounds], self._arrays, self._fields, read)
+
+
+class _Files(_Arrays):
+    """A folder of files with an episode each."""
+
+    def __init__(self, folder: Path, choice: Choice, ended: Ended) -> None:
+        super().__init__(folder, choice, ended)
+        self._files = sorted(folder.glob("*.npz"))
+        first = self._read(self._files[0])
+        self._fields = self._sort(first, self._count(first), 1)
+        self._first = first
+        self._lengths = [self._count(self._read(file)) for file in self._files]
+
+    def _read(self, file: Path) -> Rows:
+        with opened_npz(file) as opened:
+            return {name: opened[name] for name in opened.files}
+
+    def source(self) -> Source:
+        """Return the data set."""
+
+        def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
+            for file, count in zip(self._files[first:], self._lengths[first:], strict=True):
+                arrays = self._read(file)
+                names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields}
+                fields = {path: arrays[name].reshape(self._fields[path].shape[1:]) for path, name in names.items()}
+                yield self._episode(arrays, slice(0, count), count, fields)
+
+        return self._source(self._lengths, self._first, self._fields, read)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.interop.npz import export_dataset, import_dataset
 from tests.interop.round_trips import content, make_store
+from tests.testing.support import REPOSITORY
 
 
 def test_a_file_of_an_episode_is_read_by_numpy_alone(tmp_path: Path) -> None:
@@ -44,3 +46,119 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
         import_dataset(tmp_path / "set", tmp_path / "other")
     assert not (tmp_path / "other").exists()
     assert content(tmp_path / "back") == content(tmp_path / "store")[:2]
+
+
+# --- arrays that others made ------------------------------------------------------------------------------------------
+
+GAIL = REPOSITORY.parent / "shared/data/sb2_gail"
+
+
+def flat(rows: int = 9) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    obs, actions = rng.random((rows, 3)), rng.integers(0, 5, rows)
+    return {"obs": obs, "actions": actions, "rewards": rng.random((rows, 1)), "value": rng.random(rows)}
+
+
+STARTS = np.isin(np.arange(9), (0, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("more", "options"),
+    [
+        ({"episode_starts": STARTS}, {}),
+        ({"begin": STARTS.astype("f4")}, {"starts": "begin"}),
+        ({"first": np.array([0, 4, 5])}, {"indices": "first"}),
+        ({"stops": np.array([4, 5, 9])}, {"indices": "stops"}),
+        ({"dones": np.isin(np.arange(9), (3, 4, 8))}, {}),
+        ({"terminals": np.arange(9) == 3, "timeouts": np.arange(9) == 4}, {}),
+    ],
+)
+def test_a_file_with_the_rows_of_all_episodes(tmp_path: Path, more: Any, options: dict[str, Any]) -> None:
+    arrays = {**flat(), **more, "level": np.arange(3) * 10}
+    np.savez(tmp_path / "set.npz", **arrays)
+    done = import_dataset(tmp_path / "set.npz", tmp_path / "store", **options)
+    assert (done.episodes, done.steps, done.not_kept) == (3, 9, [])
+    with dr.open(tmp_path / "store") as store:
+        assert store.schema.leaves.keys() == {"obs", "action", "reward", "extra/value", "episode/level"}
+        for number, (episode, part) in enumerate(zip(store.episodes, ((0, 4), (4, 5), (5, 9)), strict=True)):
+            rows = slice(*part)
+            np.testing.assert_array_equal(episode.obs, arrays["obs"][rows], strict=True)
+            np.testing.assert_array_equal(episode.action, arrays["actions"][rows], strict=True)
+            np.testing.assert_array_equal(episode.reward, arrays["rewards"][rows, 0], strict=True)
+            np.testing.assert_array_equal(episode["value"], arrays["value"][rows], strict=True)
+            assert episode["level"] == number * 10
+        ended = [episode.ended for episode in store.episodes]
+    if "dones" in more:
+        assert ended == ["terminated"] * 3
+    elif "terminals" in more:
+        assert ended == ["terminated", "truncated", "cut"]
+    else:
+        assert ended == ["truncated"] * 3
+
+
+def test_next_observations_of_a_file_are_final_ones(tmp_path: Path) -> None:
+    arrays = {**flat(), "next_obs": flat()["obs"] + 1, "episode_starts": STARTS}
+    np.savez(tmp_path / "set.npz", **arrays)
+    import_dataset(tmp_path / "set.npz", tmp_path / "store", ended="terminated")
+    with dr.open(tmp_path / "store") as store:
+        assert [len(episode.obs) for episode in store.episodes] == [5, 2, 5]
+        np.testing.assert_array_equal(store.episodes[0].obs[-1], arrays["next_obs"][3])
+        assert store.episodes[0].terminated
+
+
+def test_a_folder_of_files_with_an_episode_each(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    lengths = 3, 1, 4
+    for number, length in enumerate(lengths):
+        rows = {"obs": np.arange(length + 1.0) + number, "actions": np.arange(length), "rewards": np.ones(length)}
+        np.savez(tmp_path / f"runs/run-{number}.npz", **rows, success=number == 1, terminated=number != 0)
+    done = import_dataset(tmp_path / "runs", tmp_path / "store")
+    assert (done.episodes, done.steps) == (3, 8)
+    with dr.open(tmp_path / "store") as store:
+        for number, (episode, length) in enumerate(zip(store.episodes, lengths, strict=True)):
+            np.testing.assert_array_equal(episode.obs, np.arange(length + 1.0) + number, strict=True)
+            assert bool(episode["success"]) == (number == 1)
+            assert episode.terminated == (number != 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "said"),
+    [
+        (
+            {},
+            {},
+            dr.SchemaError,
+            "does not say where its episodes begin: name the array that does by starts= or indices=",
+        ),
+        ({}, {"starts": "first"}, dr.SchemaError, "has no array 'first'; it has obs, actions"),
+        ({"s": ~STARTS}, {"starts": "s"}, dr.FormatError, "s is not true in the first row"),
+        ({"i": np.array([4, 2, 9])}, {"indices": "i"}, dr.FormatError, "i is not of increasing numbers of rows"),
+        ({"i": np.array([4, 8])}, {"indices": "i"}, dr.FormatError, "i ends with 8, and the actions have 9 rows"),
+        ({"episode_starts": STARTS[:5]}, {}, dr.FormatError, "episode_starts has 5 rows and the actions have 9"),
+        ({"actions": None, "moves": np.ones(9)}, {}, dr.SchemaError, "no feature is the action; its features are "),
+        ({"episode_starts": STARTS}, {"ended": "done"}, dr.SchemaError, "ended must be terminated, truncated or cut"),
+    ],
+)
+def test_arrays_that_tell_no_episodes_are_refused(
+    tmp_path: Path, changes: Any, options: Any, error: type[Exception], said: str
+) -> None:
+    arrays = {name: rows for name, rows in {**flat(), **changes}.items() if rows is not None}
+    np.savez(tmp_path / "set.npz", **arrays)
+    with pytest.raises(error, match=said):
+        import_dataset(tmp_path / "set.npz", tmp_path / "store", **options)
+    assert not (tmp_path / "store").exists()
+
+
+def test_demonstrations_of_stable_baselines_2(tmp_path: Path) -> None:
+    files = sorted(GAIL.glob("*.npz"))
+    if not files:
+        pytest.skip("needs the data set sb2_gail")
+    for file in files:
+        done = import_dataset(file, tmp_path / file.stem)
+        with np.load(file) as arrays, dr.open(tmp_path / file.stem) as store:
+            assert done.episodes == int(arrays["episode_starts"].sum())
+            for path, name in {"obs": "obs", "action": "actions", "reward": "rewards"}.items():
+                found = np.concatenate([episode.rows(path) for episode in store.episodes])
+                np.testing.assert_array_equal(found, arrays[name].reshape(found.shape), strict=True)
+            returns = [episode["episode_returns"] for episode in store.episodes]
+            np.testing.assert_array_equal(returns, arrays["episode_returns"])

@@ -25,6 +25,11 @@ class Description:
     steps: int
     metadata: dict[str, Json]
 
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Tell whether a folder has a description."""
+        return (folder / _FILE).exists()
+
     @classmethod
     def read(cls, folder: Path, format_name: str) -> Self:
         """Read the description of a data set.
