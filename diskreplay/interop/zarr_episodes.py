@@ -380,8 +380,12 @@ class _Column:
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows; those of a chunk are unpacked once where calls go forward."""
         if start < self._start or stop > self._start + len(self._rows):
-            self._start = start - start % self._chunk
-            self._rows = np.asarray(self._array[self._start : max(stop, self._start + self._block_rows)])
+            first = start - start % self._chunk
+            try:
+                rows = self._array[first : max(stop, first + self._block_rows)]
+            except Exception:  # whatever codecs raise: the damage may be behind these rows
+                rows = self._array[first:stop]
+            self._start, self._rows = first, np.asarray(rows)
         return self._rows[start - self._start : stop - self._start]
 
 

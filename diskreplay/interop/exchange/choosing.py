@@ -98,6 +98,8 @@ class Choice:
             given = getattr(self, name)
             if given is not None and not isinstance(given, Mapping):
                 raise SchemaError(f"{name} must be a dict, not {given!r:.80}")
+        if wrong := [to for to in (self.rename or {}).values() if not isinstance(to, str) or not to]:
+            raise SchemaError(f"rename gives features names in the store, and not {wrong[0]!r:.80}")
         if self.where is not None and not callable(self.where):
             raise SchemaError(f"where must be a function of an episode, not {self.where!r:.80}")
 
@@ -146,7 +148,7 @@ class SourceEpisode:
     Attributes
     ----------
     number : int
-        Its place in the data set, from 0 on.
+        Its number in the data set; the first is 0.
     schema : Schema
         That of the store.
     """
@@ -235,12 +237,14 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            exact = np.array_equal(made.astype(rows.dtype), rows, equal_nan=rows.dtype.kind in "fc")
-        if not exact and path not in self._unsafe:
-            wrong = rows[made.astype(rows.dtype) != rows]
+            # Integers wrap into others of their size and back: both comparisons are needed.
+            same = (made.astype(rows.dtype) == rows) & (made == rows)
+        if rows.dtype.kind == "f" and wanted.kind == "f":
+            same |= np.isnan(rows)
+        if path not in self._unsafe and not same.all():
             raise SchemaError(
-                f"episode {number} has {wrong.flat[0]!s} in {path}, which is no {wanted}; choose another dtype, or "
-                f"{wanted}{_UNSAFE} to round"
+                f"episode {number} has {rows[~same].flat[0]!s} in {path}, which is no {wanted}; choose another dtype, "
+                f"or {wanted}{_UNSAFE} to round"
             )
         return made
 
@@ -338,7 +342,10 @@ class _Chooser:
         left_out: Collection[str],
     ) -> None:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
-        self._names = {name: path for path, name in names.items() if path in leaves}
+        self._names = dict[str, str]()
+        for path, name in names.items():
+            if path in leaves:  # a step and an episode may each have a feature of the same name
+                self._names[path if name in self._names else name] = path
         self._made_up = [path for path in leaves if path not in names]
 
     def paths(self) -> tuple[dict[str, str], list[str]]:

@@ -112,6 +112,8 @@ class Source:
         What the episodes hold by the default path of each feature. None: the leaves of ``schema``.
     names : dict of str to str, optional
         The name of the feature behind each default path, without those that the reader makes up. None: the paths.
+    numbers : list of int, optional
+        The number of each episode in the data set, for messages. None: from 0 on, without a gap.
     """
 
     format: str
@@ -130,6 +132,11 @@ class Source:
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     leaves: Mapping[str, Field] | None = None
     names: Mapping[str, str] | None = None
+    numbers: Sequence[int] | None = None
+
+    def number_of(self, position: int) -> int:
+        """Return the number that the data set gives the episode at a position."""
+        return position if self.numbers is None else self.numbers[position]
 
     def lay_out(self, choice: Choice) -> Layout:
         """Return where its features go; raises what `lay_out` raises."""
@@ -354,7 +361,8 @@ class _Selection:
     def episodes(self, first: int) -> Iterator[tuple[EpisodeData, bool]]:
         """Yield the episodes from number ``first`` on, and whether the caller wants each."""
         where, schema = self._choice.where, self._layout.schema
-        for number, episode in self._readable(first):
+        for position, episode in self._readable(first):
+            number = self.source.number_of(position)
             made = self._layout.apply(number, episode)
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
@@ -375,7 +383,7 @@ class _Selection:
             except FormatError as error:
                 if self._choice.on_error == "raise":
                     raise
-                self.skipped.append(Skipped(f"episode {number}", str(error)))
+                self.skipped.append(Skipped(f"episode {self.source.number_of(number)}", str(error)))
                 number += 1
 
 
@@ -395,6 +403,13 @@ def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int)
             f"episode {number} of {store.path} has {len(there)} steps and that of the data set {len(episode)}: it "
             "cannot be resumed; give the path of a new store"
         )
+    for path, rows in EpisodeData.of(there, store.schema).steps.items():
+        own = episode.steps[path]
+        if len(rows) != len(own) or rows.tobytes() != own.tobytes():
+            raise StoreExists(
+                f"episode {number} of {store.path} has other values of {path} than that of the data set: other "
+                "episodes are wanted or can be read now, so it cannot be resumed; give the path of a new store"
+            )
 
 
 def _first_id(writer: Writer, episode: EpisodeData) -> int:

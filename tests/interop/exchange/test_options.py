@@ -213,3 +213,81 @@ def test_the_rows_of_a_key_are_those_of_its_role(tmp_path: Path) -> None:
     with dr.open(tmp_path / "store") as store:
         assert store.episodes[0].obs.tolist() == [0, 1, 2, 3]
         assert store.episodes[0].action.tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shown"),
+    [
+        (np.array([3, -1], "i1"), "uint8", "-1"),
+        (np.array([3, 200], "u1"), "int8", "200"),
+        (np.array([3, -1]), "uint64", "-1"),
+        (np.array([np.nan, 0.1]), "float16", "0.1"),
+    ],
+)
+def test_a_value_that_wraps_is_refused(tmp_path: Path, values: np.ndarray, dtype: str, shown: str) -> None:
+    pixels(tmp_path / "set", depth=np.resize(values, STEPS))
+    with pytest.raises(dr.SchemaError, match=f"has {shown} in extra/depth, which is no {dtype}"):
+        imported(tmp_path, **ROLES, rename={"depth": "extra/depth"}, dtype={"extra/depth": dtype})
+
+
+def stopping(after: int) -> Any:
+    """A progress that interrupts an import when more than so many steps are done."""
+
+    def progress(done: int, total: int) -> None:
+        if done > after:
+            raise InterruptedError
+
+    return progress
+
+
+def equal_lengths(tmp_path: Path, count: int = 6) -> Path:
+    """Write a data set of episodes of 3 steps, whose actions are the number of their episode."""
+    with (
+        dr.create(tmp_path / "a", dr.Schema(dr.Field((), "f4"), dr.Field((), "i8"))) as store,
+        store.writer() as writer,
+    ):
+        for number in range(count):
+            writer.append_episode(np.zeros(4, "f4"), np.full(3, number), np.zeros(3, "f4"), terminated=True)
+    export_dataset(tmp_path / "a", tmp_path / "set")
+    return tmp_path / "set"
+
+
+def test_an_import_with_other_episodes_than_before_is_not_resumed(tmp_path: Path) -> None:
+    """Episode 1 can be read when the import is repeated: what is in the store is not what would be now."""
+    root = equal_lengths(tmp_path)
+    file = root / "episode-00000001.npz"
+    data = file.read_bytes()
+    file.write_bytes(b"")
+    with pytest.raises(InterruptedError):
+        import_dataset(root, tmp_path / "b", on_error="skip", progress=stopping(9))
+    file.write_bytes(data)
+    with pytest.raises(dr.StoreExists, match="episode 1 of .* has other values of action .* cannot be resumed"):
+        import_dataset(root, tmp_path / "b", on_error="skip")
+
+
+def test_an_import_that_leaves_out_episodes_is_resumed_with_each_once(tmp_path: Path) -> None:
+    root = equal_lengths(tmp_path)
+    (root / "episode-00000001.npz").write_bytes(b"")
+    with pytest.raises(InterruptedError):
+        import_dataset(root, tmp_path / "b", on_error="skip", progress=stopping(9))
+    done = import_dataset(root, tmp_path / "b", on_error="skip")
+    assert [what for what, _ in done.skipped] == ["episode 1"]
+    with dr.open(tmp_path / "b") as store:
+        assert [int(episode.action[0]) for episode in store.episodes] == [0, 2, 3, 4, 5]
+
+
+def test_damage_of_a_chunk_costs_its_episode_and_moves_no_rows(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    count, rows = 200, 1000  # more than a block of 32 MiB
+    state = np.arange(count * rows * 50, dtype="f4").reshape(-1, 50)
+    root = zarr.create_group(tmp_path / "set")
+    root.create_array("data/state", data=state, chunks=(rows, 50))
+    root.create_array("data/action", data=np.repeat(np.arange(count), rows), chunks=(rows,))
+    root.create_array("meta/episode_ends", data=np.arange(1, count + 1) * rows)
+    (tmp_path / "set/data/state/c/190/0").write_bytes(b"damage")
+    done = import_zarr(tmp_path / "set", tmp_path / "store", on_error="skip")
+    assert [what for what, _ in done.skipped] == ["episode 190"]
+    with dr.open(tmp_path / "store") as store:
+        for episode in store.episodes:
+            first = int(episode.action[0]) * rows
+            np.testing.assert_array_equal(episode.obs["state"], state[first : first + rows])
