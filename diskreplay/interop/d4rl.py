@@ -288,10 +288,17 @@ class Reader:
                 stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
                 nbytes = int(self._bounds[stop] - begin) * row_bytes
                 check_memory(nbytes, f"{self._path}: a block of rows from {begin}")
-                yield from self._read_block(file, self._bounds[first : stop + 1])
+                try:
+                    episodes = self._read_block(file, self._bounds[first : stop + 1])
+                except OSError:
+                    if stop == first + 1:
+                        raise
+                    rows = 1  # the damage may be behind the first of these episodes
+                    continue
+                yield from episodes
                 first = stop
 
-    def _read_block(self, file: h5py.File, bounds: Array) -> Iterator[EpisodeData]:
+    def _read_block(self, file: h5py.File, bounds: Array) -> list[EpisodeData]:
         begin, end = int(bounds[0]), int(bounds[-1])
         block = {path: self._rows(file, array, begin, end) for path, array in self._columns.items()}
         block[REWARD] = block[REWARD].reshape(end - begin)
@@ -299,13 +306,15 @@ class Reader:
         # One row of a chunk takes as long as all of them.
         chunked = [array for array in following.values() if self._arrays[array].chunks]
         behind = {array: self._rows(file, array, begin, end) for array in chunked}
+        episodes = list[EpisodeData]()
         for start, last in pairwise((bounds - begin).tolist()):
             steps = {path: values[start:last] for path, values in block.items()}
             at = begin + last - 1
             for path, array in following.items():
                 final = behind[array][last - 1 : last] if array in behind else self._rows(file, array, at, at + 1)
                 steps[path] = with_final(steps[path], final, f"{self._path}: {array!r}")
-            yield EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at]))
+            episodes.append(EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at])))
+        return episodes
 
     def _check(self, max_episode_steps: int | None) -> None:
         if _D3RLPY_ENDS in self._arrays and TIMEOUTS not in self._arrays:

@@ -105,7 +105,7 @@ def open_source(source: str | PathLike[str]) -> Source:
         found.schema,
         found.episodes,
         found.steps,
-        lambda first, _: _read(folder, found.schema, first),
+        lambda first, _: _read(folder, found.schema, first, found.episodes),
         found.metadata,
     )
 
@@ -225,17 +225,20 @@ def _files(folder: Path) -> list[Path]:
     return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
 
 
-def _read(folder: Path, schema: Schema, first: int) -> Iterator[EpisodeData]:
+def _read(folder: Path, schema: Schema, first: int, total: int) -> Iterator[EpisodeData]:
     """Yield episodes file by file; a thread reads the next one meanwhile."""
-    files = [file for file in _files(folder) if int(file.stem) + _rows(file) > first]
-    tables = read_ahead(partial(_tables, folder, file.name) for file in files)
-    for file, (steps, ends) in zip(files, tables, strict=True):
-        yield from _episodes(folder / _STEPS / file.name, steps, ends, schema, max(first - int(file.stem), 0))
-
-
-def _rows(file: Path) -> int:
-    with reading(file):
-        return int(parquet.read_metadata(file).num_rows)
+    files = _files(folder)  # the name of a file is the number of its first episode
+    starts = [int(file.stem) for file in files]
+    spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
+    if not spans or spans[0][1] > first:
+        raise FormatError(f"{folder} has no file of episode {first}")
+    tables = read_ahead(partial(_tables, folder, file.name) for file, _, _ in spans)
+    for (file, start, stop), (steps, ends) in zip(spans, tables, strict=True):
+        if ends.num_rows > stop - start:
+            raise FormatError(f"{file} has {ends.num_rows} episodes, and no more than {stop - start} by its name")
+        yield from _episodes(folder / _STEPS / file.name, steps, ends, schema, max(first - start, 0))
+        if ends.num_rows < stop - start:
+            raise FormatError(f"{folder} has no file of episode {start + ends.num_rows}")
 
 
 def _tables(folder: Path, name: str) -> tuple["Table", "Table"]:

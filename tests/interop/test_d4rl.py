@@ -374,3 +374,22 @@ def test_a_file_of_d3rlpy_1_is_refused_with_the_array_that_it_lacks(tmp_path: Pa
     with pytest.raises(dr.FormatError, match="is of d3rlpy 1 and not of D4RL: 'episode_terminals' says"):
         import_dataset(tmp_path / "set.h5", tmp_path / "store")
     assert not (tmp_path / "store").exists()
+
+
+def test_damage_of_a_chunk_costs_its_episode(tmp_path: Path) -> None:
+    rows = np.arange(200 * 5, dtype="f4").reshape(200, 5)
+    ends = np.arange(200) % 10 == 9
+    arrays = {"observations": rows, "actions": rows[:, :1], "rewards": rows[:, 0], "terminals": ends}
+    write(tmp_path / "set.hdf5", arrays, chunks=True)
+    with h5py.File(tmp_path / "set.hdf5", "a") as file:
+        del file["observations"]
+        there = file.create_dataset("observations", data=rows, chunks=(10, 5), compression="gzip")
+        file.flush()
+        offset = there.id.get_chunk_info(7).byte_offset
+    with open(tmp_path / "set.hdf5", "r+b") as raw:
+        raw.seek(offset)
+        raw.write(b"damage")
+    done = import_dataset(tmp_path / "set.hdf5", tmp_path / "store", on_error="skip")
+    assert [what for what, _ in done.skipped] == ["episode 7"]
+    with dr.open(tmp_path / "store") as store:
+        assert [int(episode.obs[0, 0]) for episode in store.episodes] == [50 * k for k in range(20) if k != 7]

@@ -80,3 +80,23 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "set/dataset.json").write_text(json.dumps({**document, "format": "npz"}))
     with pytest.raises(dr.FormatError, match="is a data set of the format npz, not parquet$"):
         import_dataset(tmp_path / "set", tmp_path / "back2")
+
+
+@pytest.mark.parametrize("lacking", [0, 2, len(EPISODES) - 1])
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+def test_a_file_of_episodes_that_lacks_costs_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int, damage: str
+) -> None:
+    monkeypatch.setattr(parquet, "_FILE_BYTES", 1)  # an episode a file
+    make_store(tmp_path / "store", "vectors")
+    export_dataset(tmp_path / "store", tmp_path / "set")
+    file = tmp_path / f"set/episodes/{lacking:08d}.parquet"
+    file.unlink() if damage == "missing" else file.write_bytes(b"")
+    with pytest.raises(dr.FormatError, match=f"no file of episode {lacking}$" if damage == "missing" else file.name):
+        import_dataset(tmp_path / "set", tmp_path / "refused")
+    done = import_dataset(tmp_path / "set", tmp_path / "left", on_error="skip")
+    assert [what for what, _ in done.skipped] == [f"episode {lacking}"]
+    with dr.open(tmp_path / "store") as before, dr.open(tmp_path / "left") as after:
+        wanted = [episode for number, episode in enumerate(before.episodes) if number != lacking]
+        for episode, found in zip(wanted, after.episodes, strict=True):
+            np.testing.assert_array_equal(found.reward, episode.reward, strict=True)

@@ -102,6 +102,7 @@ def open_source(source: str | PathLike[str], choice: Choice = _DEFAULT) -> Sourc
         names=reader.names,
         left_out=reader.left_out,
         texts=reader.texts,
+        numbers=reader.numbers,
     )
 
 

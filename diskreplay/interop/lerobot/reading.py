@@ -66,7 +66,7 @@ class Reader:
 
     Attributes
     ----------
-    leaves, names, left_out, texts, metadata, episodes, steps, skipped, not_kept
+    leaves, names, numbers, left_out, texts, metadata, episodes, steps, skipped, not_kept
         As `Source` has them.
 
     Raises
@@ -87,6 +87,7 @@ class Reader:
         self.not_kept = self._check_pieces(scan)
         self.skipped, self._pieces = self._meta.skipped, _pieces(self._meta)
         self.episodes, self.steps = len(self._meta.lengths), int(self._meta.lengths.sum())
+        self.numbers = self._meta.numbers.tolist()
         self._terminated, self._truncated = scan.ends()
         try:
             kept = {key: feature for key, feature in features.items() if key not in scan.left_out}
@@ -159,7 +160,9 @@ class Reader:
         keys = dict.fromkeys([column.key for column in stored] + ([TIMESTAMP] if moving else []))
         waiting: pa.Table | None = None
         number, lengths = piece.first + skipped, piece.lengths[skipped:]
-        for table in _tables(piece.path, list(keys), int(piece.lengths[:skipped].sum())):
+        # Where damage costs episodes, these are those of one row group.
+        block_bytes = _BLOCK_BYTES if self._choice.on_error == "raise" else 0
+        for table in _tables(piece.path, list(keys), int(piece.lengths[:skipped].sum()), block_bytes):
             waiting = table if waiting is None or not waiting.num_rows else pa.concat_tables([waiting, table])
             bounds = np.concatenate([[0], np.cumsum(lengths)])
             ready = int(np.searchsorted(bounds, waiting.num_rows, "right")) - 1
@@ -299,13 +302,15 @@ class _Videos:
             reader.close()
 
 
-def _tables(path: Path, keys: list[str], skipped: int) -> Iterator[pa.Table]:
+def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iterator[pa.Table]:
     """Yield columns of a file by some row groups at once, behind so many rows; a thread reads the next ones."""
     file = open_table(path)
-    return read_ahead(partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped))
+    return read_ahead(
+        partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped, block_bytes)
+    )
 
 
-def _blocks(metadata: pq.FileMetaData, skipped: int) -> Iterator[tuple[list[int], int]]:
+def _blocks(metadata: pq.FileMetaData, skipped: int, block_bytes: int) -> Iterator[tuple[list[int], int]]:
     """Yield the row groups that are read at once, and how many of their rows are left out."""
     at, groups, rows, nbytes = 0, list[int](), 0, 0
     for group in range(metadata.num_row_groups):
@@ -316,7 +321,7 @@ def _blocks(metadata: pq.FileMetaData, skipped: int) -> Iterator[tuple[list[int]
         groups.append(group)
         rows += found.num_rows
         nbytes += found.total_byte_size
-        if nbytes >= _BLOCK_BYTES or group == metadata.num_row_groups - 1:
+        if nbytes >= block_bytes or group == metadata.num_row_groups - 1:
             yield groups, max(skipped - (at - rows), 0)
             groups, rows, nbytes = [], 0, 0
 

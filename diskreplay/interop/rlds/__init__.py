@@ -88,6 +88,7 @@ def import_dataset(
         left_out=data.left_out,
         texts=data.texts,
         skipped=data.skipped,
+        numbers=data.numbers,
     )
     return import_into(path, data_set, choice, progress)
 

@@ -87,8 +87,8 @@ class DataSet:
 
     Attributes
     ----------
-    lengths : list of int
-        How many steps each has.
+    lengths, numbers : list of int
+        How many steps each has, and its place among the records.
     skipped : list of Skipped
         The episodes without a step.
     leaves : dict of str to Field
@@ -123,6 +123,7 @@ class DataSet:
         self._tables: dict[str, dict[str, int]] = {name: {} for name in self._text_names()}
         self._episodes = self._find_episodes(last)
         self.lengths = [episode.rows - episode.finals for episode in self._episodes]
+        self.numbers = [episode.record for episode in self._episodes]
         if not self.lengths:
             raise StoreNotFound(f"{folder} has no episodes with a step")
         self.names = {path: name.removeprefix(STEPS) for path, name in self._paths.items()}

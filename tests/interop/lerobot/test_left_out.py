@@ -1,6 +1,7 @@
 """What a data set of LeRobot lacks: refused by default, and left out by name with `on_error="skip"`."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,50 @@ def test_features_with_the_names_of_openpi_come_in(tmp_path: Path) -> None:
     assert done.episodes == COUNT
     with dr.open(tmp_path / "store") as store:
         assert store.schema.action.shape == (2,)
+
+
+def test_an_episode_is_named_by_its_number_behind_a_gap(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="needs av")
+    root = write_v21(tmp_path / "set", video=True)
+    lines = (root / "meta/episodes.jsonl").read_text().splitlines()
+    (root / "meta/episodes.jsonl").write_text("\n".join([lines[0], *lines[2:]]))
+    films(root)[2].write_bytes(b"")
+    numbers = list[int]()
+    done = import_dataset(
+        root, tmp_path / "store", on_error="skip", where=lambda episode: numbers.append(episode.number) is None
+    )
+    assert [what for what, _ in done.skipped] == ["episode 1", "episode 2"]
+    assert numbers[-COUNT + 2 :] == [0, *range(3, COUNT)]
+
+
+def test_damage_of_a_row_group_costs_its_episodes(tmp_path: Path) -> None:
+    root = write_v30(tmp_path / "set")
+    (file,) = root.glob("data/**/*.parquet")
+    table, at = pq.read_table(file), np.cumsum([0, *LENGTHS])
+    with pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
+        for start, stop in pairwise(at):
+            writer.write_table(table.slice(start, stop - start))
+    group = pq.read_metadata(file).row_group(1)
+    columns = {group.column(k).path_in_schema.split(".")[0]: group.column(k) for k in range(group.num_columns)}
+    damaged = columns["action"]
+    with open(file, "r+b") as raw:
+        raw.seek(damaged.dictionary_page_offset or damaged.data_page_offset)
+        raw.write(b"\xff" * 30)
+    done = refused_then_left_out(root, tmp_path, file.name)
+    assert [what for what, _ in done.skipped] == ["episode 1"]
+    assert done.episodes == COUNT - 1
+
+
+def test_a_step_and_an_episode_may_have_a_feature_of_one_name(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set")
+    info = json.loads((root / "meta/info.json").read_text())
+    info["features"]["seed"] = {"dtype": "int64", "shape": [1], "names": None}
+    (root / "meta/info.json").write_text(json.dumps(info))
+    for file in root.glob("data/**/*.parquet"):
+        table = pq.read_table(file)
+        pq.write_table(table.append_column("seed", pa.array(np.arange(len(table)))), file)
+    lines = [json.loads(line) for line in (root / "meta/episodes.jsonl").read_text().splitlines()]
+    (root / "meta/episodes.jsonl").write_text("\n".join(json.dumps({**line, "seed": 7}) for line in lines))
+    import_dataset(root, tmp_path / "store", rename={"seed": "count"})
+    with dr.open(tmp_path / "store") as store:
+        assert (store.episodes[0]["count"].tolist(), int(store.episodes[0]["seed"])) == ([*range(LENGTHS[0])], 7)
