@@ -109,10 +109,10 @@ def import_store(
     scheme, place = _parsed(source)
     import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset
     given = {
-        "obs": _parse_names(obs),
-        "action": _parse_names(action),
-        "reward": _parse_names(reward),
-        "extra": _parse_names(extra),
+        "obs": _parse_names("--obs", obs),
+        "action": _parse_names("--action", action),
+        "reward": _parse_names("--reward", reward),
+        "extra": _parse_names("--extra", extra) if extra != "" else [],
         "rename": _parse_pairs("--rename", rename),
         "skip": [name for each in skip or () for name in each.split(",")],
         "on_error": on_error,
@@ -158,10 +158,10 @@ class WhereOfSource:
             raise dr.SchemaError(f"--where: an episode of a data set has no {error.name}") from None
 
 
-def _parse_names(given: str | None) -> Any:
+def _parse_names(option: str, given: str | None) -> Any:
     if given is None or ("," not in given and "=" not in given):
         return given
-    return _parse_pairs("the option", given) if "=" in given else given.split(",")
+    return _parse_pairs(option, given) if "=" in given else given.split(",")
 
 
 def _parse_pairs(option: str, given: str | None) -> dict[str, str] | None:
@@ -170,7 +170,10 @@ def _parse_pairs(option: str, given: str | None) -> dict[str, str] | None:
     pairs = [item.partition("=") for item in given.split(",")]
     if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
         raise typer.BadParameter(f"{option} is NAME=NAME,..., and {wrong[0]!r} is no pair")
-    return {name: value for name, _, value in pairs}
+    found = {name: value for name, _, value in pairs}
+    if len(found) < len(pairs):
+        raise typer.BadParameter(f"{option} has a name twice: {given}")
+    return found
 
 
 def export_store(

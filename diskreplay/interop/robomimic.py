@@ -9,6 +9,7 @@ import json
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, Store, StoreNotFound
-from diskreplay.interop.exchange.choosing import Choice, Options
+from diskreplay.interop.exchange.choosing import Choice, Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     ENDS,
@@ -38,7 +39,7 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Progress, Skipped, Source, import_into
 from diskreplay.interop.step_values import as_flags
 
 with MissingExtra.raised_for("a file of demonstrations", "d4rl"):
@@ -50,7 +51,7 @@ __all__ = ["export_dataset", "import_dataset"]
 
 NAME = "robomimic"
 Rows = dict[str, NDArray[Any]]
-_DATA, _MASK, _DEMO = "data", "mask", re.compile(r"demo_(\d{1,18})")
+_DATA, _MASK, _DEMO = "data", "mask", re.compile(r"demo_\d+", re.ASCII)
 _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
     "actions",
     "rewards",
@@ -61,6 +62,7 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 )
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
+_ATTRIBUTE_BYTES = 60_000  # of at most 64 KiB
 _ALONE = f"{OBS}/{OBS}"  # of an observation that is no dict
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields",
@@ -115,7 +117,7 @@ def import_dataset(
     choice, file = Choice(**options), Path(source).absolute()
     with foreign(file):
         demos = _Demos(file, choice)
-    if demos.has_states_alone and choice.obs is None:
+    if demos.has_states_alone:
         warnings.warn(f"{file} has no obs: its states are the observations of the store", stacklevel=2)
     made = Source(
         NAME,
@@ -128,6 +130,9 @@ def import_dataset(
         leaves=demos.leaves,
         names=demos.names,
         left_out=demos.left_out,
+        not_kept=list(demos.not_kept),
+        skipped=demos.skipped,
+        numbers=[int(key.removeprefix("demo_")) for key in demos.keys],
     )
     return import_into(path, made, choice, progress)
 
@@ -167,7 +172,10 @@ def export_dataset(
         own = noted.get("format") == NAME
         lost = {name: why for name, why in _REASONS.items() if not (own and name == METADATA)}
         taken = {path: "the name is taken" for path in schema.leaves if _taken(path)}
-        return Format(lost | taken, _write)
+        for path, leaf in schema.leaves.items():
+            if is_part(path, FIELDS) and leaf.row_bytes > _ATTRIBUTE_BYTES:
+                taken[path] = f"an attribute has at most {_ATTRIBUTE_BYTES} bytes"
+        return Format(lost | taken, partial(_write, taken))
 
     return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
 
@@ -186,8 +194,10 @@ class _Demos:
         Their groups, in the order of their numbers.
     lengths : list of int
         The steps of each.
-    leaves, names, metadata, left_out
+    leaves, names, metadata, left_out, skipped
         As `Source` has them.
+    not_kept : dict of str to None
+        What is in no leaf and no note.
     has_states_alone : bool
         Whether states take the place of observations.
     """
@@ -202,30 +212,69 @@ class _Demos:
             keys = [key for key in data if _DEMO.fullmatch(key)] if isinstance(data, h5py.Group) else []
             if not keys:
                 raise FormatError(f"{file} has no demonstrations: there is no group data/demo_0")
-            self.keys = sorted(keys, key=lambda key: int(key.removeprefix("demo_")))
+            keys.sort(key=lambda key: int(key.removeprefix("demo_")))
+            self.not_kept = dict.fromkeys(f"{_DATA}/{key}" for key in data if key not in keys)
+            self.skipped = list[Skipped]()
+            found = {key: length for key in keys if (length := self._length_or_none(data, key)) is not None}
+            if not found:
+                raise FormatError(f"{file} has no demonstration that can be read: {self.skipped[0].why}")
+            self.keys, self.lengths = list(found), list(found.values())
             self._masks = self._read_masks(opened)
-            self.lengths = [self._length(data[key]) for key in self.keys]
-            self.metadata = {name: _json(value) for name, value in data.attrs.items() if name not in _COUNTS}
+            self.metadata = self._read_metadata(data)
             first = data[self.keys[0]]
             names = _datasets(first)
             has_obs = any(is_part(name, OBS) for name in names) or choice.obs is not None
             self._is_isaac = any(is_part(name, _INITIAL) for name in names)
             self.has_states_alone = not has_obs and any(is_part(name, _STATES) for name in names)
-            self.left_out = [name for name in names if choice.skips(name)]
+            states = [name for name in names if is_part(name, _STATES)]
+            wanted = [name for name in states if any(is_in(name, each) for each in choice.named(OBS) or ())]
+            # States of Isaac Lab are those after each step: as observations they stand behind the initial ones.
+            self._obs_states = states if self.has_states_alone else wanted if self._is_isaac else []
             self.names = self._find_names([name for name in names if not choice.skips(name)], first)
-            rows, fields = self._steps(first, self.names), dict[str, Any]()
+            rows, fields, attributes = self._steps(first, self.names), dict[str, Any](), dict[str, None]()
             for key in self.keys:
                 fields = self._fields(key, data[key]) | fields
+                attributes |= dict.fromkeys(data[key].attrs)
+                self.not_kept |= dict.fromkeys(name for name in _datasets(data[key]) if name not in names)
+            every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
+            self.left_out = [name for name in every if choice.skips(name)]
         self.names |= {path: path.removeprefix(f"{FIELDS}/") for path in fields}
         own = {path: values[:0] for path, values in rows.items()}
         self.leaves = {REWARD: Field((), "float32")}
         self.leaves |= leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
 
+    def _length_or_none(self, data: h5py.Group, key: str) -> int | None:
+        """Return the steps of a demonstration; None where it has none and is left out."""
+        try:
+            demo = data.get(key)
+            if not isinstance(demo, h5py.Group):
+                raise FormatError(f"{self._file}: {_DATA}/{key} is no group of arrays")
+            return self._length(demo)
+        except FormatError as error:
+            if self._choice.on_error == "raise":
+                raise
+            self.skipped.append(Skipped(f"episode {key.removeprefix('demo_')}", str(error)))
+            return None
+
+    def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
+        """Return the attributes of the file that notes can hold."""
+        found = dict[str, Json]()
+        for name, value in data.attrs.items():
+            try:
+                json.dumps(noted := _json(value), allow_nan=False)
+            except (TypeError, ValueError):
+                self.not_kept[name] = None
+            else:
+                found |= {} if name in _COUNTS else {name: noted}
+        return found
+
     def _length(self, demo: h5py.Group) -> int:
         actions = demo.get(_ACTIONS)
         arrays = [demo[name] for name in _datasets(demo) if is_part(name, _ACTIONS)]
         if not arrays or not arrays[0].shape or arrays[0].shape[0] < 1:
-            raise FormatError(f"{self._file}: {demo.name} has no actions, but {actions!r:.80}")
+            raise FormatError(
+                f"{self._file}: {demo.name} has no actions, but {actions!r:.80}; on_error='skip' leaves it out"
+            )
         return int(arrays[0].shape[0])
 
     def _read_masks(self, opened: h5py.File) -> dict[str, set[str]]:
@@ -233,8 +282,13 @@ class _Demos:
         group = opened.get(_MASK)
         found = dict[str, set[str]]()
         for key in group if isinstance(group, h5py.Group) else ():
-            listed = np.asarray(group[key][()]).reshape(-1).tolist()
-            found[key] = {each.decode() if isinstance(each, bytes) else str(each) for each in listed}
+            item = group.get(key)
+            listed = np.asarray(item[()]).reshape(-1).tolist() if isinstance(item, h5py.Dataset) else [None]
+            names = {_json(each) for each in listed}
+            if all(isinstance(name, str) and _DEMO.fullmatch(name) for name in names):
+                found[key] = names
+            else:
+                self.not_kept[f"{_MASK}/{key}"] = None
         return found
 
     def _find_names(self, names: list[str], first: h5py.Group) -> dict[str, str]:
@@ -242,10 +296,13 @@ class _Demos:
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")
-            if part in (_DONES, _NEXT, _INITIAL) or first[name].dtype.kind not in NUMBERS:
+            if part in (_DONES, _NEXT, _INITIAL):
                 continue
-            if part == _STATES and self.has_states_alone:
-                found[f"{OBS}/{below}" if below else OBS] = name
+            if first[name].dtype.kind not in NUMBERS:
+                self.not_kept[name] = None
+            elif name in self._obs_states:
+                above = OBS if self.has_states_alone else f"{OBS}/{_STATES}"
+                found[f"{above}/{below}" if below else above] = name
             elif part in _PARTS:
                 found[f"{_PARTS[part]}/{below}" if below else _PARTS[part]] = name
             else:
@@ -264,9 +321,11 @@ class _Demos:
     def _episode(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> EpisodeData:
         steps = self._steps(demo, {path: name for path, name in names.items() if not is_part(path, FIELDS)})
         is_done = False
-        if _DONES in demo:
-            is_done = bool(as_flags(demo[_DONES][()], f"{self._file}: {key}/{_DONES}", FormatError)[-1])
-        texts = {name: value for name, value in demo.attrs.items() if isinstance(value, str)}
+        if _DONES in demo and not self._choice.skips(_DONES):
+            flags = self._rows(demo, _DONES, self._length(demo))
+            is_done = bool(as_flags(flags, f"{self._file}: {key}/{_DONES}", FormatError)[-1])
+        texts = {name: _json(value) for name, value in demo.attrs.items() if not self._choice.skips(name)}
+        texts = {name: text for name, text in texts.items() if isinstance(text, str)}
         return EpisodeData(steps, is_done, not is_done, self._fields(key, demo), notes=texts or None)
 
     def _steps(self, demo: h5py.Group, names: Mapping[str, str]) -> Rows:
@@ -275,22 +334,23 @@ class _Demos:
         check_memory(sum(demo[name].nbytes for name in names.values() if name in demo), f"{self._file}: {demo.name}")
         found: Rows = {path: self._rows(demo, name, count) for path, name in names.items()}
         obs = [path for path in found if is_obs(path)]
-        if self.has_states_alone and self._is_isaac:
-            for path in obs:  # states are those after each step
+        following = {path: names[path].replace(OBS, _NEXT, 1) for path in obs if is_part(names[path], OBS)}
+        there = [name for name in following.values() if name in demo and not self._choice.skips(name)]
+        if following and len(there) == len(following):
+            for path, name in following.items():
+                rows = self._rows(demo, name, count)
+                if not np.array_equal(rows[:-1], found[path][1:], equal_nan=rows.dtype.kind == "f"):
+                    raise FormatError(
+                        f"{self._file}: {demo.name}/{name} is not the observation of the next row, as a "
+                        f"demonstration has it; skip='{_NEXT}' leaves it out"
+                    )
+                found[path] = np.concatenate([found[path], rows[-1:].astype(found[path].dtype)])
+        has_final = all(len(found[path]) > count for path in following)
+        for path in obs if self._is_isaac else ():
+            if path not in following:  # states are those after each step
                 before = np.asarray(demo[names[path].replace(_STATES, _INITIAL, 1)][()])[:1]
-                found[path] = np.concatenate([before.astype(found[path].dtype), found[path]])
-        else:
-            following = {path: names[path].replace(OBS, _NEXT, 1) for path in obs if is_part(names[path], OBS)}
-            there = [name for name in following.values() if name in demo and not self._choice.skips(name)]
-            if obs and len(there) == len(obs):
-                for path, name in following.items():
-                    rows = self._rows(demo, name, count)
-                    if not np.array_equal(rows[:-1], found[path][1:], equal_nan=rows.dtype.kind == "f"):
-                        raise FormatError(
-                            f"{self._file}: {demo.name}/{name} is not the observation of the next row, as a "
-                            f"demonstration has it; skip='{_NEXT}' leaves it out"
-                        )
-                    found[path] = np.concatenate([found[path], rows[-1:].astype(found[path].dtype)])
+                rows = np.concatenate([before.astype(found[path].dtype), found[path]])
+                found[path] = rows if has_final else rows[:-1]
         found.setdefault(REWARD, np.zeros(count, np.float32))
         found[REWARD] = found[REWARD].reshape(count)
         return found
@@ -298,6 +358,8 @@ class _Demos:
     def _rows(self, demo: h5py.Group, name: str, count: int) -> NDArray[Any]:
         if not isinstance(demo.get(name), h5py.Dataset):
             raise FormatError(f"{self._file}: {demo.name} has no {name}, which {self.keys[0]} has")
+        if demo[name].dtype.kind not in NUMBERS:
+            raise FormatError(f"{self._file}: {demo.name}/{name} has no numbers, but is of {demo[name].dtype}")
         rows: NDArray[Any] = np.asarray(demo[name][()])
         if rows.shape[:1] != (count,):
             raise FormatError(f"{self._file}: {demo.name}/{name} has the shape {rows.shape} and {count} actions")
@@ -316,17 +378,28 @@ class _Demos:
 
 
 def _datasets(group: h5py.Group) -> list[str]:
-    """Return the names of the arrays in a group, with slashes, those of inner groups in it."""
-    found = list[str]()
-    group.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-    return found
+    """Return the names of the arrays in a group, with slashes, those of inner groups in it, and those linked to."""
+    found, waiting, seen = list[str](), [("", group)], set[Any]()
+    while waiting:
+        above, group = waiting.pop()
+        for key in group:
+            item = group.get(key)
+            if isinstance(item, h5py.Dataset):
+                found.append(f"{above}{key}")
+            elif isinstance(item, h5py.Group) and (address := h5py.h5o.get_info(item.id).addr) not in seen:
+                seen.add(address)
+                waiting.append((f"{above}{key}/", item))
+    return sorted(found)
 
 
 def _json(value: Any) -> Json:
+    """Return an attribute or an item of a list as JSON, where it can be; texts that were bytes are texts."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
     return value if isinstance(value, str) else np.asarray(value).tolist()
 
 
-def _write(plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+def _write(taken: Collection[str], plan: Plan, episodes: Iterable[EpisodeData]) -> None:
     noted = plan.metadata.get("metadata", {}) if plan.metadata.get("format") == NAME else {}
     masks = dict[str, list[str]]()
     with h5py.File(plan.path, "w") as file:
@@ -334,10 +407,12 @@ def _write(plan: Plan, episodes: Iterable[EpisodeData]) -> None:
         data.attrs.update({"env_args": json.dumps({}), **noted, "total": plan.steps})
         for number, episode in enumerate(episodes):
             demo = data.create_group(f"demo_{number}")
-            _write_demo(demo, episode)
+            _write_demo(demo, episode, taken)
             for path, value in episode.fields.items():
+                if path in taken:
+                    continue
                 name = path.removeprefix(f"{FIELDS}/")
-                if name.startswith(f"{_MASK}_"):
+                if name.startswith(f"{_MASK}_") and isinstance(value, np.bool_):
                     masks.setdefault(name.removeprefix(f"{_MASK}_"), [])
                     if value:
                         masks[name.removeprefix(f"{_MASK}_")].append(f"demo_{number}")
@@ -347,7 +422,7 @@ def _write(plan: Plan, episodes: Iterable[EpisodeData]) -> None:
             file[f"{_MASK}/{name}"] = np.array(listed, "S")
 
 
-def _write_demo(demo: h5py.Group, episode: EpisodeData) -> None:
+def _write_demo(demo: h5py.Group, episode: EpisodeData, taken: Collection[str]) -> None:
     count = len(episode)
     for path, rows in episode.steps.items():
         part, _, below = path.partition("/")
@@ -355,7 +430,8 @@ def _write_demo(demo: h5py.Group, episode: EpisodeData) -> None:
             name = below or OBS
             demo[f"{OBS}/{name}"], demo[f"{_NEXT}/{name}"] = rows[:count], rows[1:]
         elif part == EXTRA:
-            demo[below] = rows
+            if path not in taken:
+                demo[below] = rows
         else:
             name = _ACTIONS if part == ACTION else _REWARDS
             demo[f"{name}/{below}" if below else name] = rows

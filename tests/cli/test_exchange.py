@@ -265,3 +265,12 @@ def test_the_space_of_a_large_import_is_told_before_it_begins(
     assert f"10 steps of {tmp_path / 'set'} take {nbytes} bytes, and the disk has {nbytes - 1}; compress" in asked.err
     assert not (tmp_path / "b").exists()
     assert run(*command, tmp_path / "b", *roles, "--compression", "zstd").code == 0
+
+
+def test_names_are_given_once_and_no_extra_fields_by_none(run: Callable, tmp_path: Path) -> None:
+    write_pixels(tmp_path / "set")
+    roles = (f"zarr_episodes:{tmp_path / 'set'}", tmp_path / "b", "--action", "actions")
+    twice = run("import", *roles, "--obs", "a=state,a=image")
+    assert (twice.code, "--obs has a name twice: a=state,a=image" in twice.err) == (2, True)
+    done = json.loads(run("import", *roles, "--obs", "state", "--extra", "", "--json").out)
+    assert done["not_kept"] == ["image", "score"]

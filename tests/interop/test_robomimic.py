@@ -175,5 +175,103 @@ def test_next_observations_may_be_left_out(tmp_path: Path) -> None:
 def test_names_of_the_format_are_taken(tmp_path: Path) -> None:
     schema = dr.Schema(dr.Field((2,), "f4"), dr.Field((), "i8"), extra={"dones": dr.Field((), "bool")})
     store = make_store(tmp_path / "store", "", schema=schema)
-    named = dict(export_dataset(store, tmp_path / "set.hdf5", dry_run=True).not_held)
+    named = dict(export_dataset(store, tmp_path / "set.hdf5").not_held)
     assert named["extra/dones"] == "the name is taken"
+    with h5py.File(tmp_path / "set.hdf5") as file:
+        assert file["data/demo_0/dones"].dtype == np.int64
+
+
+def test_masks_are_truth_values_and_wide_fields_are_no_attributes(tmp_path: Path) -> None:
+    fields = {"mask_level": dr.Field((), "i8"), "mask_v": dr.Field((3,), "f4"), "wide": dr.Field((20_000,), "f4")}
+    with dr.create(tmp_path / "store", dr.Schema(dr.Field((), "f4"), dr.Field((), "i8"), episode=fields)) as store:
+        given = {"mask_level": 7, "mask_v": np.ones(3, "f4"), "wide": np.ones(20_000, "f4")}
+        with store.writer() as writer:
+            writer.append_episode(
+                np.zeros(4, "f4"), np.zeros(3, "i8"), np.zeros(3, "f4"), terminated=True, episode=given
+            )
+    named = dict(export_dataset(tmp_path / "store", tmp_path / "set.hdf5").not_held)
+    assert named["episode/wide"] == "an attribute has at most 60000 bytes"
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "again")
+    with dr.open(tmp_path / "again") as again:
+        assert (int(again.episodes[0]["mask_level"]), again.episodes[0]["mask_v"].tolist()) == (7, [1, 1, 1])
+        assert again.schema.episode.keys() == {"mask_level", "mask_v"}
+
+
+def edited(tmp_path: Path, edit: Any) -> Path:
+    write_robomimic(tmp_path / "set.hdf5")
+    with h5py.File(tmp_path / "set.hdf5", "a") as file:
+        edit(file)
+    return tmp_path / "set.hdf5"
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda file: file["data"].attrs.update({"a": h5py.Empty("f4")}), "a"),
+        (lambda file: file["data"].attrs.update({"a": 1 + 2j}), "a"),
+        (lambda file: file["data"].attrs.update({"a": np.nan}), "a"),
+        (lambda file: file["data"].attrs.update({"a": np.void(b"abc")}), "a"),
+        (lambda file: file.create_dataset("mask/numbers", data=np.arange(3)), "mask/numbers"),
+        (lambda file: file.create_group("mask/group"), "mask/group"),
+        (lambda file: file.create_dataset("data/demo_3/late", data=np.zeros(4)), "late"),
+        (lambda file: file.create_dataset("data/demo_0/text", data=np.array(["a"] * 3, "S")), "text"),
+        (lambda file: file.copy("data/demo_3", "data/episode_3"), "data/episode_3"),
+    ],
+)
+def test_what_no_leaf_takes_is_named(tmp_path: Path, edit: Any, named: str) -> None:
+    done = import_dataset(edited(tmp_path, edit), tmp_path / "store")
+    assert (done.episodes, done.not_kept) == (len(LENGTHS), [named])
+
+
+def test_a_number_of_any_length_and_links_to_arrays(tmp_path: Path) -> None:
+    def edit(file: Any) -> None:
+        file.move("data/demo_10", "data/demo_" + "9" * 30)
+        file.move("data/demo_0/obs/eef", "eef")
+        file["data/demo_0/obs/eef"] = h5py.SoftLink("/eef")
+
+    assert import_dataset(edited(tmp_path, edit), tmp_path / "store").episodes == len(LENGTHS)
+    with dr.open(tmp_path / "store") as store:
+        assert ([len(episode) for episode in store.episodes], store.schema.obs.keys()) == ([*LENGTHS], {"eef", "image"})
+
+
+@pytest.mark.parametrize("rows", [np.zeros((0, 7)), np.zeros((4, 5)), np.zeros(()), np.array(["a"] * 4, "S")])
+def test_a_demonstration_that_does_not_fit_may_be_left_out(tmp_path: Path, rows: np.ndarray) -> None:
+    def edit(file: Any) -> None:
+        del file["data/demo_3/actions"]
+        file["data/demo_3/actions"] = rows
+
+    path = edited(tmp_path, edit)
+    with pytest.raises((dr.FormatError, dr.SchemaError), match=r"demo_3|episode 3 of .* has action of shape \(5,\)"):
+        import_dataset(path, tmp_path / "refused")
+    done = import_dataset(path, tmp_path / "store", on_error="skip")
+    assert (done.episodes, [what for what, _ in done.skipped]) == (len(LENGTHS) - 1, ["episode 3"])
+
+
+def test_attributes_masks_and_dones_may_be_left_out(tmp_path: Path) -> None:
+    def edit(file: Any) -> None:
+        file["data/demo_0"].attrs["seed"] = 3
+        file["data/demo_1/dones"][...] = True
+        del file["data/demo_3/dones"]
+        file["data/demo_3/dones"] = np.full(4, 7)
+
+    path, skip = edited(tmp_path, edit), ["seed", "mask_small", "dones", "model_file"]
+    with pytest.raises(dr.FormatError, match="demo_3/dones is one truth value a step"):
+        import_dataset(path, tmp_path / "refused")
+    done = import_dataset(path, tmp_path / "store", skip=skip)
+    assert done.not_kept == sorted(skip)
+    with dr.open(tmp_path / "store") as store:
+        assert (store.schema.episode.keys(), {episode.ended for episode in store.episodes}) == (
+            {"mask_train"},
+            {"truncated"},
+        )
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_states_of_isaac_lab_that_are_named_as_observations_are_shifted(tmp_path: Path, others: bool) -> None:
+    demos = write_isaac(tmp_path / "set.hdf5")
+    options: dict[str, Any] = {} if others else {"skip": "obs"}
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "store", obs="states", **options)
+    with dr.open(tmp_path / "store") as store:
+        for episode, found in zip(store.episodes, demos, strict=True):
+            pose = episode.obs["articulation"]["robot"]["root_pose"]
+            np.testing.assert_array_equal(pose, found["pose"][:-1] if others else found["pose"])

@@ -12,7 +12,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diskreplay import Episode, Field, FormatError, Schema, StorageFull, Store, StoreExists, Writer, create
+import numpy as np
+
+from diskreplay import (
+    Episode,
+    Field,
+    FormatError,
+    Schema,
+    SchemaError,
+    StorageFull,
+    Store,
+    StoreExists,
+    Writer,
+    create,
+)
 from diskreplay.interop.exchange.choosing import Choice, Layout, SourceEpisode, lay_out
 from diskreplay.interop.exchange.episode_data import (
     CUT,
@@ -24,6 +37,7 @@ from diskreplay.interop.exchange.episode_data import (
     NO_FINAL_OBS,
     NOTES,
     PRIORITY,
+    REWARD,
     SCHEMA,
     EpisodeData,
     Json,
@@ -373,28 +387,35 @@ class _Selection:
             try:
                 with reading(self.source.name):
                     for episode in self.source.read(number, self._layout.paths):
-                        _check_whole(self.source.name, number, episode, self._layout.paths)
+                        _check_whole(self.source, number, episode, self._layout.paths)
                         yield number, episode
                         number += 1
                     if number < self.source.episodes:
                         raise FormatError(
                             f"{self.source.name} has {number} of the {self.source.episodes} episodes that it says"
                         )
-            except FormatError as error:
+            except (FormatError, SchemaError) as error:
                 if self._choice.on_error == "raise":
                     raise
                 self.skipped.append(Skipped(f"episode {self.source.number_of(number)}", str(error)))
                 number += 1
 
 
-def _check_whole(name: str, number: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has the leaves that its data set promises, each with a row a step."""
+def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
+    """Check that an episode has the leaves that its data set promises, each with a row a step, of the same shape."""
+    name, number = source.name, source.number_of(position)
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"episode {number} of {name} has no {missing[0]}; it has {', '.join(episode.steps)}")
     count = len(episode)
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
             raise FormatError(f"episode {number} of {name} has {len(rows)} rows of {path} and {count} of reward")
+    leaves = source.leaves or (source.schema.leaves if source.schema else {})
+    shapes = {path: np.shape(rows)[1:] for path, rows in episode.steps.items() if path != REWARD}
+    shapes |= {path: np.shape(value) for path, value in episode.fields.items()}
+    for path, shape in shapes.items():
+        if path in paths and shape != leaves[path].shape:
+            raise SchemaError(f"episode {number} of {name} has {path} of shape {shape}, and not {leaves[path].shape}")
 
 
 def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int) -> None:
