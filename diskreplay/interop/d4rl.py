@@ -128,7 +128,17 @@ def open_source(source: str | PathLike[str], max_episode_steps: int | None = Non
     file = Path(source).absolute()
     with foreign(file):
         reader = Reader(file, max_episode_steps)
-    return Source(NAME, file, reader.schema, reader.episodes, reader.steps, reader.read, reader.metadata, reader.cut)
+    return Source(
+        NAME,
+        file,
+        reader.schema,
+        reader.episodes,
+        reader.steps,
+        reader.read,
+        reader.metadata,
+        reader.cut,
+        names=reader.names,
+    )
 
 
 def export_dataset(
@@ -247,7 +257,7 @@ class Reader:
 
     Attributes
     ----------
-    schema, metadata, episodes, steps, cut
+    schema, names, metadata, episodes, steps, cut
         As `Source` has them.
 
     Raises
@@ -267,7 +277,7 @@ class Reader:
             self.steps = self._arrays[REWARDS].shape[0]
             self.metadata = self._read_metadata(file)
             self.schema = self._own_schema()
-            self._columns = self._find_columns()
+            self.names = self._find_columns()
             self._kept: dict[str, Array] = {}
             self._terminated, self._truncated = self._ends(file, max_episode_steps)
             ends = self._terminated | self._truncated
@@ -280,7 +290,7 @@ class Reader:
 
     def read(self, first: int, _: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the episodes in order, from number ``first`` on."""
-        row_bytes = sum(self._arrays[array].row_bytes for array in self._columns.values()) or 1
+        row_bytes = sum(self._arrays[array].row_bytes for array in self.names.values()) or 1
         rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
         with _opened(self._path) as file:
             while first < self.episodes:
@@ -300,7 +310,7 @@ class Reader:
 
     def _read_block(self, file: h5py.File, bounds: Array) -> list[EpisodeData]:
         begin, end = int(bounds[0]), int(bounds[-1])
-        block = {path: self._rows(file, array, begin, end) for path, array in self._columns.items()}
+        block = {path: self._rows(file, array, begin, end) for path, array in self.names.items()}
         block[REWARD] = block[REWARD].reshape(end - begin)
         following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
         # One row of a chunk takes as long as all of them.
@@ -400,7 +410,7 @@ class Reader:
     def _broken(self, file: h5py.File) -> Bools:
         """Return after which rows something else follows than `next_observations` says: another episode."""
         broken = np.zeros(self.steps, np.bool_)
-        pairs = {self._columns[path]: next_of(path) for path in filter(is_obs, self._columns)}
+        pairs = {self.names[path]: next_of(path) for path in filter(is_obs, self.names)}
         pairs = {array: following for array, following in pairs.items() if following in self._arrays}
         if 2 * sum(self._arrays[array].row_bytes for array in pairs) * self.steps <= _KEPT_BYTES:
             self._kept = {name: file[name][()] for pair in pairs.items() for name in pair}
