@@ -81,7 +81,7 @@ class Metadata:
     """
 
     def __init__(self, root: Path, *, is_lenient: bool = False) -> None:
-        self.root, self._is_lenient = root, is_lenient
+        self.root, self.is_lenient = root, is_lenient
         self.skipped = list[Skipped]()
         self.info = self._read_info()
         self.is_old = str(self.info["codebase_version"]).startswith("v2.")
@@ -118,7 +118,7 @@ class Metadata:
                 "the right total_episodes into it"
             )
         missing = np.setdiff1d(np.arange(max(last, total)), self.numbers).tolist()
-        if missing and not self._is_lenient:
+        if missing and not self.is_lenient:
             raise FormatError(
                 f"{self.root}: the table of episodes has no episode {missing[0]}, {len(missing)} lack of "
                 f"{max(last, total)}; on_error='skip' imports the others"
@@ -219,7 +219,7 @@ class Metadata:
         try:
             yield
         except FormatError as error:
-            if not self._is_lenient:
+            if not self.is_lenient:
                 raise
             self.skipped.append(Skipped(str(file.relative_to(self.root)), str(error)))
 

@@ -89,6 +89,7 @@ class Reader:
         self.episodes, self.steps = len(self._meta.lengths), int(self._meta.lengths.sum())
         self.numbers = self._meta.numbers.tolist()
         self._terminated, self._truncated = scan.ends()
+        self._shared = scan.shared
         try:
             kept = {key: feature for key, feature in features.items() if key not in scan.left_out}
             self._columns = list(columns_in(kept, {key: features[key] for key in scan.kept if key in features}))
@@ -162,7 +163,11 @@ class Reader:
         number, lengths = piece.first + skipped, piece.lengths[skipped:]
         # Where damage costs episodes, these are those of one row group.
         block_bytes = _BLOCK_BYTES if self._choice.on_error == "raise" else 0
-        for table in _tables(piece.path, list(keys), int(piece.lengths[:skipped].sum()), block_bytes):
+        own = self._meta.numbers[number : number + len(lengths)]
+        is_shared = piece.path in self._shared
+        before = 0 if is_shared else int(piece.lengths[:skipped].sum())
+        for read in _tables(piece.path, [*keys, EPISODE] if is_shared else list(keys), before, block_bytes):
+            table = _rows_of(read, own) if is_shared else read
             waiting = table if waiting is None or not waiting.num_rows else pa.concat_tables([waiting, table])
             bounds = np.concatenate([[0], np.cumsum(lengths)])
             ready = int(np.searchsorted(bounds, waiting.num_rows, "right")) - 1
@@ -214,6 +219,8 @@ class _Scan:
         Features that are no leaves.
     known : set of str
         Columns that a feature or the layout names.
+    shared : set of Path
+        Files that have steps of episodes that were left out, too.
     """
 
     def __init__(self, meta: Metadata, features: Mapping[str, Feature], texts: dict[str, list[str]]) -> None:
@@ -225,6 +232,7 @@ class _Scan:
             self._flags = [name for name in self._flags if name == DONE]
         self.kept: list[str] = []
         self.left_out = {*COUNTERS, *self._flags}
+        self.shared = set[Path]()
         self._text_keys = [key for key, feature in features.items() if feature["dtype"] == "string"]
         self._last: dict[str, list[Bools]] = {name: [] for name in self._flags}
         for key in self._text_keys:
@@ -238,7 +246,12 @@ class _Scan:
         needed = [name for name in self._stored if name not in COUNTERS]
         if lacking := [name for name in (EPISODE, *self._flags, *needed) if name not in there]:
             raise FormatError(f"{piece.path} has no column {lacking[0]!r}, which info.json names")
-        numbers = np.repeat(self._meta.numbers[piece.first : piece.first + len(piece.lengths)], piece.lengths)
+        own = self._meta.numbers[piece.first : piece.first + len(piece.lengths)]
+        if self._meta.is_lenient:
+            count, table = len(table), _rows_of(table, own)
+            if len(table) < count:
+                self.shared.add(piece.path)
+        numbers = np.repeat(own, piece.lengths)
         if not np.array_equal(_numbers(table, EPISODE), numbers):
             raise FormatError(f"{piece.path} does not have the steps that the table of episodes says, in order")
         frames = np.arange(len(numbers)) - np.repeat(np.cumsum(piece.lengths) - piece.lengths, piece.lengths)
@@ -329,6 +342,11 @@ def _blocks(metadata: pq.FileMetaData, skipped: int, block_bytes: int) -> Iterat
 def _table(path: Path, file: pq.ParquetFile, keys: list[str], groups: list[int], skipped: int) -> pa.Table:
     with reading(path):
         return file.read_row_groups(groups, keys).slice(skipped)
+
+
+def _rows_of(table: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:
+    """Return the steps of the episodes of these numbers."""
+    return table.filter(pa.array(np.isin(_numbers(table, EPISODE), numbers)))
 
 
 def _numbers(table: pa.Table, name: str) -> Array:

@@ -164,3 +164,18 @@ def test_a_step_and_an_episode_may_have_a_feature_of_one_name(tmp_path: Path) ->
     import_dataset(root, tmp_path / "store", rename={"seed": "count"})
     with dr.open(tmp_path / "store") as store:
         assert (store.episodes[0]["count"].tolist(), int(store.episodes[0]["seed"])) == ([*range(LENGTHS[0])], 7)
+
+
+@pytest.mark.parametrize("lacking", [0, 1, COUNT - 1])
+def test_a_line_of_the_table_costs_its_episode_where_a_file_has_many(tmp_path: Path, lacking: int) -> None:
+    root = write_v30(tmp_path / "set")
+    import_dataset(root, tmp_path / "whole")
+    (file,) = root.glob("meta/episodes/*/*.parquet")
+    table = pq.read_table(file)
+    pq.write_table(pa.concat_tables([table.slice(0, lacking), table.slice(lacking + 1)]), file)
+    done = refused_then_left_out(root, tmp_path, f"no episode {lacking}, 1 lack of")
+    assert [what for what, _ in done.skipped] == [f"episode {lacking}"]
+    with dr.open(tmp_path / "whole") as before, dr.open(tmp_path / "store") as after:
+        wanted = [episode for number, episode in enumerate(before.episodes) if number != lacking]
+        for episode, found in zip(wanted, after.episodes, strict=True):
+            np.testing.assert_array_equal(found.action, episode.action, strict=True)
