@@ -48,7 +48,7 @@ from diskreplay.interop.exchange.foreign import foreign, read_document, reading
 
 Progress = Callable[[int, int], None]
 
-NOTE, COMPLETE, TEXTS = "import", "complete", "texts"
+NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
 # Notes of so many episodes are one document: all that a resumed import reads again.
 EPISODES_A_NOTE = 128
 # An import that cuts more often than once in so many steps warns.
@@ -263,7 +263,8 @@ def import_into(
             own = {old: new.split("/", 1)[-1] for old, new in layout.paths.items()}
             store.write_note(TEXTS, {own.get(key, key): list(texts) for key, texts in source.texts.items()})
         if is_complete:
-            return Imported(str(store.path), 0, 0, begun, source.cut, [*source.skipped], not_kept)
+            skipped = [Skipped(*each) for each in store.read_note(NOTE).get(_SKIPPED, ())]
+            return Imported(str(store.path), 0, 0, begun, source.cut, [*source.skipped, *skipped], not_kept)
         if names:
             warnings.warn(
                 f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
@@ -271,7 +272,8 @@ def import_into(
                 stacklevel=3,  # the caller of an adapter's `import_dataset`
             )
         episodes, steps = _append(store, selection, begun, progress)
-        store.write_note(NOTE, {**store.read_note(NOTE), COMPLETE: True})
+        left_out = {_SKIPPED: [list(each) for each in selection.skipped]} if selection.skipped else {}
+        store.write_note(NOTE, {**store.read_note(NOTE), COMPLETE: True, **left_out})
         return Imported(
             str(store.path),
             episodes,

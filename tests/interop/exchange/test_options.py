@@ -195,6 +195,8 @@ def test_episodes_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> 
     assert done.episodes == count - 2
     assert [what for what, _ in done.skipped] == ["episode 1", f"episode {count - 1}"]
     assert "episode-00000001.npz" in done.skipped[0].why
+    again = import_dataset(tmp_path / "set", tmp_path / "c", on_error="skip")
+    assert (again.resumed, again.skipped) == (count - 2, done.skipped)
 
 
 def test_compression_is_that_of_the_store(tmp_path: Path) -> None:
