@@ -8,7 +8,7 @@ observations then. In files of Isaac Lab, ``states`` are those after each step, 
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -209,10 +209,7 @@ class _Demos:
         check_hdf5(file)
         with h5py.File(file, "r") as opened:
             data = opened.get(_DATA)
-            keys = [key for key in data if _DEMO.fullmatch(key)] if isinstance(data, h5py.Group) else []
-            if not keys:
-                raise FormatError(f"{file} has no demonstrations: there is no group data/demo_0")
-            keys.sort(key=lambda key: int(key.removeprefix("demo_")))
+            keys = self._find_keys(data)
             self.not_kept = dict.fromkeys(f"{_DATA}/{key}" for key in data if key not in keys)
             self.skipped = list[Skipped]()
             found = {key: length for key in keys if (length := self._length_or_none(data, key)) is not None}
@@ -223,13 +220,7 @@ class _Demos:
             self.metadata = self._read_metadata(data)
             first = data[self.keys[0]]
             names = _datasets(first)
-            has_obs = any(is_part(name, OBS) for name in names) or choice.obs is not None
-            self._is_isaac = any(is_part(name, _INITIAL) for name in names)
-            self.has_states_alone = not has_obs and any(is_part(name, _STATES) for name in names)
-            states = [name for name in names if is_part(name, _STATES)]
-            wanted = [name for name in states if any(is_in(name, each) for each in choice.named(OBS) or ())]
-            # States of Isaac Lab are those after each step: as observations they stand behind the initial ones.
-            self._obs_states = states if self.has_states_alone else wanted if self._is_isaac else []
+            self._obs_states = self._find_states(names)
             self.names = self._find_names([name for name in names if not choice.skips(name)], first)
             rows, fields, attributes = self._steps(first, self.names), dict[str, Any](), dict[str, None]()
             for key in self.keys:
@@ -242,6 +233,25 @@ class _Demos:
         own = {path: values[:0] for path, values in rows.items()}
         self.leaves = {REWARD: Field((), "float32")}
         self.leaves |= leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
+
+    def _find_keys(self, data: Any) -> list[str]:
+        """Return the groups of demonstrations in the order of their numbers."""
+        keys = [key for key in data if _DEMO.fullmatch(key)] if isinstance(data, h5py.Group) else []
+        if not keys:
+            raise FormatError(f"{self._file} has no demonstrations: there is no group data/demo_0")
+        return sorted(keys, key=lambda key: int(key.removeprefix("demo_")))
+
+    def _find_states(self, names: Sequence[str]) -> list[str]:
+        """Return the states that are observations: all without any other, else those that the caller names.
+
+        States of Isaac Lab are those after each step: as observations they stand behind the initial ones.
+        """
+        states = [name for name in names if is_part(name, _STATES)]
+        has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
+        self._is_isaac = any(is_part(name, _INITIAL) for name in names)
+        self.has_states_alone = bool(states) and not has_obs
+        wanted = [name for name in states if any(is_in(name, each) for each in self._choice.named(OBS) or ())]
+        return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _length_or_none(self, data: h5py.Group, key: str) -> int | None:
         """Return the steps of a demonstration; None where it has none and is left out."""

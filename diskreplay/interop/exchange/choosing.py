@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
         ``{name in the data set: name in the store}``. A name that begins with a part, as "obs/top", moves the feature
         there; another one names it anew within its part.
     skip : str or list of str
-        Features, or folders of features, that are left out. They are not read.
+        Features, or folders of features, that are left out.
     on_error : {"raise", "skip"}
         "skip" leaves out episodes that cannot be read, and names them in `Imported.skipped`.
     compression : "zstd" or ("zstd", level)
@@ -125,7 +125,7 @@ class Choice:
             elif isinstance(given, Mapping):
                 found[name] = {str(key): str(value) for key, value in given.items()}
             else:
-                found[name] = given if isinstance(given, str) else list(given)
+                found[name] = given if isinstance(given, str) else sorted(given) if name == "skip" else list(given)
         return found
 
 

@@ -104,8 +104,8 @@ class DataSet:
     def __init__(self, folder: Path, splits: Sequence[str] | None, last: str | None, choice: Choice) -> None:
         self._folder, self._choice = folder, choice
         if not (folder / FEATURES).exists():
-            inner = next(folder.glob(f"*/{FEATURES}"), None)
-            hint = f"; there is one in {inner.parent.name}" if inner else ""
+            inner = next((path for above in ("*", "*/*") for path in folder.glob(f"{above}/{FEATURES}")), None)
+            hint = f"; there is one in {inner.parent.relative_to(folder)}" if inner else ""
             raise StoreNotFound(f"{folder} is not a data set of RLDS: there is no {FEATURES}{hint}")
         try:
             self._features = read_features(parse_json((folder / FEATURES).read_bytes()))
