@@ -36,7 +36,7 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import foreign, opened_npz
+from diskreplay.interop.exchange.foreign import foreign, read_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.step_values import as_flags
 
@@ -294,8 +294,7 @@ def _steps(parts: Sequence[_Part]) -> int:
 
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
     """Return arrays of a file, those of the names that it has or all."""
-    with opened_npz(file) as opened:
-        found = {key: opened[key] for key in opened.files if names is None or key in names}
+    found = read_npz(file, names)
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file} has no rows of {scalars[0]!r}")
     return found

@@ -39,7 +39,7 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import NUMBERS, foreign, opened_npz
+from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.step_values import as_flags
 
@@ -48,6 +48,7 @@ __all__ = ["export_dataset", "import_dataset"]
 NAME = "npz"
 Ended = Literal["terminated", "truncated", "cut"]
 Rows = dict[str, NDArray[Any]]
+Flags = tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]
 Read = Callable[[int, Collection[str]], Iterator[EpisodeData]]
 _OWN = re.compile(r"episode-\d{8,}\.npz")
 _TERMINATED, _TRUNCATED, _NOTES = "terminated", "truncated", "notes"
@@ -151,9 +152,7 @@ def export_dataset(
 
 def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:
     for number in range(first, count):
-        with opened_npz(folder / _file(number)) as file:
-            episode = _episode({name: file[name] for name in file.files})
-        yield episode
+        yield _episode(read_npz(folder / _file(number)))
 
 
 def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:
@@ -221,16 +220,16 @@ class _Arrays:
         self._after: str | None = None
         self.not_kept = list[str]()
 
-    def _count(self, arrays: Arrays) -> int:
-        """Return the number of steps: the rows of the actions."""
+    def _action_in(self, arrays: Arrays) -> str:
+        """Return the name of an array of actions, which has a row a step."""
         wanted = self._choice.named(ACTION) or [name for name, role in _ROLES.items() if role == ACTION]
-        found = [rows for name, rows in arrays.items() if any(is_in(name, each) for each in wanted) and rows.ndim]
+        found = [name for name, rows in arrays.items() if any(is_in(name, each) for each in wanted) and rows.ndim]
         if not found:
             names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
             leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
             lay_out(str(self._place), leaves, names, None, self._choice)  # raises, and says how to name them
             raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
-        return len(found[0])
+        return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
         """Find what each array is, and return those with a value an episode."""
@@ -265,7 +264,11 @@ class _Arrays:
             raise FormatError(f"{self._place}: {found} has {len(flags)} rows and the actions have {count}")
         return flags if len(flags) == count else np.arange(count) == (count - 1 if flags[0] else -1)
 
-    def _episode(self, arrays: Arrays, part: slice, count: int, fields: Mapping[str, Any]) -> EpisodeData:
+    def _flags(self, arrays: Arrays, count: int) -> Flags:
+        """Return the flags of steps that end an episode, and of those that a limit ended."""
+        return self._flag(arrays, _ENDS, count), self._flag(arrays, _LIMITS, count)
+
+    def _episode(self, arrays: Arrays, flags: Flags, part: slice, count: int, fields: Mapping[str, Any]) -> EpisodeData:
         """Return the steps of a part of the rows."""
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in self.names.items():
@@ -275,16 +278,11 @@ class _Arrays:
             is_whole = is_obs(path) and len(rows) == count + 1 and part == slice(0, count)
             steps[path] = rows if is_whole else rows[part]
         obs = [path for path in steps if is_obs(path)]
-        if (
-            self._after is not None
-            and self._after in arrays
-            and len(obs) == 1
-            and len(steps[obs[0]]) == part.stop - part.start
-        ):
-            final = arrays[self._after][last : part.stop].astype(steps[obs[0]].dtype)
-            steps[obs[0]] = np.concatenate([steps[obs[0]], final])
+        after = None if self._after is None else arrays.get(self._after)
+        if after is not None and len(obs) == 1 and len(steps[obs[0]]) == part.stop - part.start:
+            steps[obs[0]] = np.concatenate([steps[obs[0]], after[last : part.stop].astype(steps[obs[0]].dtype)])
         steps[REWARD] = steps[REWARD].reshape(-1) if REWARD in steps else np.zeros(part.stop - part.start, np.float32)
-        ends, limits = (self._flag(arrays, names, count) for names in (_ENDS, _LIMITS))
+        ends, limits = flags
         if ends is None and limits is None:
             return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED, fields)
         truncated = limits is not None and bool(limits[last])
@@ -316,9 +314,9 @@ class _OneFile(_Arrays):
 
     def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, ended: Ended) -> None:
         super().__init__(file, choice, ended)
-        with opened_npz(file) as opened:
-            self._arrays = {name: opened[name] for name in opened.files}
-        self._rows = self._count(self._arrays)
+        self._arrays = read_npz(file)
+        self._rows = len(self._arrays[self._action_in(self._arrays)])
+        self._ends = self._flags(self._arrays, self._rows)
         self._bounds = self._find_bounds(starts, indices)
         named = {name: rows for name, rows in self._arrays.items() if name not in (starts, indices)}
         self._fields = self._sort(named, self._rows, len(self._bounds))
@@ -339,7 +337,7 @@ class _OneFile(_Arrays):
             if not len(firsts) or firsts[0] != 0:
                 raise FormatError(f"{self._place}: {name} is not true in the first row")
         else:
-            ends = [flag for names in (_ENDS, _LIMITS) if (flag := self._flag(self._arrays, names, count)) is not None]
+            ends = [flags for flags in self._ends if flags is not None]
             if not ends:
                 raise SchemaError(
                     f"{self._place} does not say where its episodes begin: name the array that does by starts= or "
@@ -357,7 +355,7 @@ class _OneFile(_Arrays):
         def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
             for number, part in enumerate(self._bounds[first:], first):
                 fields = {path: rows[number] for path, rows in self._fields.items()}
-                yield self._episode(self._arrays, part, self._rows, fields)
+                yield self._episode(self._arrays, self._ends, part, self._rows, fields)
 
         return self._source([part.stop - part.start for part in self._bounds], self._arrays, self._fields, read)
 
@@ -368,23 +366,25 @@ class _Files(_Arrays):
     def __init__(self, folder: Path, choice: Choice, ended: Ended) -> None:
         super().__init__(folder, choice, ended)
         self._files = sorted(folder.glob("*.npz"))
-        first = self._read(self._files[0])
-        self._fields = self._sort(first, self._count(first), 1)
+        first = read_npz(self._files[0])
+        self._action = self._action_in(first)
+        self._fields = self._sort(first, len(first[self._action]), 1)
         self._first = first
-        self._lengths = [self._count(self._read(file)) for file in self._files]
+        self._lengths = list(map(self._length, self._files))
 
-    def _read(self, file: Path) -> Rows:
-        with opened_npz(file) as opened:
-            return {name: opened[name] for name in opened.files}
+    def _length(self, file: Path) -> int:
+        """Return the steps of a file, of which only the actions are read."""
+        arrays = read_npz(file, [self._action]) or read_npz(file)
+        return len(arrays[self._action_in(arrays)])
 
     def source(self) -> Source:
         """Return the data set."""
 
         def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
             for file, count in zip(self._files[first:], self._lengths[first:], strict=True):
-                arrays = self._read(file)
+                arrays = read_npz(file)
                 names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields}
                 fields = {path: arrays[name].reshape(self._fields[path].shape[1:]) for path, name in names.items()}
-                yield self._episode(arrays, slice(0, count), count, fields)
+                yield self._episode(arrays, self._flags(arrays, count), slice(0, count), count, fields)
 
         return self._source(self._lengths, self._first, self._fields, read)

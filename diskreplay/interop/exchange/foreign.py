@@ -9,7 +9,7 @@ import math
 import os
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
 
 from diskreplay import FormatError, ReplayError
 from diskreplay.bounded_json import parse_json
@@ -209,6 +210,12 @@ def opened_npz(path: Path) -> Iterator[NpzFile[Any]]:
         raw.seek(0)
         with np.load(raw, allow_pickle=False) as file:
             yield file
+
+
+def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Return arrays of an archive by their names: those that are wanted, or all. Raises as `opened_npz`."""
+    with opened_npz(path) as file:
+        return {name: file[name] for name in file.files if wanted is None or name in wanted}
 
 
 def _check(archive: zipfile.ZipFile, path: Path) -> None:
