@@ -229,7 +229,7 @@ class DataSet:
             if episode is not None and record == episode.record:
                 made = self._episode(_Record(self._parsed(file, data, names), episode.rows), episode.finals, paths)
                 if self._has_split:
-                    number = next(k for k, split in enumerate(self._splits) if split.name == episode.split)
+                    number = self.texts[f"episode/{_SPLIT}"].index(episode.split)
                     made = replace(made, fields={**made.fields, f"episode/{_SPLIT}": np.int64(number)})
                 yield made
                 episode = next(episodes, None)
