@@ -80,6 +80,20 @@ def test_the_page_of_benchmarks_names_each_result_and_tells_of_each_missed_targe
     assert [name for name in missed if f"results/{name})" not in after] == []
 
 
+def test_each_ratio_of_the_table_of_benchmarks_is_on_a_result_page_with_its_target():
+    page = (REPOSITORY / "docs/benchmarks.md").read_text()
+    results = [path.read_text() for path in (REPOSITORY / "tools/bench/results").glob("*.md")]
+    measured = {
+        (row[1].split()[0], row[2].removeprefix("at least ").removeprefix("at most ").split()[0], "**no**" in row[3])
+        for text in results
+        for row in ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+        if len(row) == 4 and row[2].startswith("at ")
+    }
+    rows = re.findall(r"(?m)^\|[^|]+\|[^|]+\| ([\d.]+)[^|]*\| at (?:least|most) ([\d.]+)([^|]*)\|", page)
+    assert len(rows) > 30
+    assert [row for row in rows if (row[0], row[1], "missed" in row[2]) not in measured] == []
+
+
 def test_each_page_is_in_the_navigation():
     navigation = (REPOSITORY / "mkdocs.yml").read_text()
     pages = [page.relative_to(REPOSITORY / "docs").as_posix() for page in (REPOSITORY / "docs").rglob("*.md")]
