@@ -13,17 +13,17 @@ from diskreplay.distributions.population import Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
-# Ids that are drawn for each one that a rank still lacks, over world_size, draw by draw; after these its share is
-# listed. A rank with a fair share of the probability gets there with probability e**-32.
+# Draw by draw, the number of ids drawn for each missing one, times world_size. After the last draw the rank's share is
+# listed: a rank with a fair share of the probability gets there with probability e**-32.
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
 class Draw(NamedTuple):
-    """Drawn ids, and what their weights are made of.
+    """Drawn ids and the numbers that their weights follow from.
 
-    `chances` is the probability of each id, None where all are alike or the distribution is not `weighted`; `size`
-    counts the ids it was drawn from; `least` is the smallest chance of any of these; where nothing is weighed, both are
-    0. A draw with fewer ids than were asked for comes from a distribution that ends; one without any is its end.
+    `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` counts
+    the ids that could be drawn, `least` is the smallest chance of any of them. Both are 0 without weights. Only a
+    distribution that ends returns fewer ids than `size`; a draw without ids is its end.
     """
 
     ids: Ints
@@ -33,36 +33,35 @@ class Draw(NamedTuple):
 
 
 class RefreshNeeded(Exception):
-    """A draw may be incomplete: refresh, where that is wanted, and draw again. Nothing was drawn."""
+    """Raised instead of a draw that may be incomplete: refresh and draw again. Nothing was drawn."""
 
 
 class Distribution(ABC):
-    """Which ids are drawn. Not thread-safe unless it says so: a sampler calls it under its lock.
+    """A distribution over ids. Not thread-safe unless a subclass says so: a sampler calls it under its lock.
 
-    `CONTRIBUTING.md` says how to write one. Only `draw` must be defined; the rest has defaults for a distribution
-    without state or priorities. Drawing and weighing are apart because a batch may be drawn several batches before it
-    is delivered, and a schedule for beta counts delivered ones.
+    `CONTRIBUTING.md` says how to write one. Only `draw` must be defined; the other methods have defaults for a
+    distribution without state and priorities. `draw` and `weigh` are separate: a batch may be drawn several batches
+    before it is delivered, and a schedule for beta counts delivered batches.
     """
 
-    # Whether it has priorities: then `weigh` and `update` are called, and beta means something.
+    # Whether it has priorities: then `weigh` and `update` are called, and beta is used.
     weighted: bool = False
     # The share of the largest error in the priority of a sequence; see `Prioritized`.
     eta: float = 1.0
-    # Whether a draw has as many ids as it is asked for, but at its end. If not, it decides itself.
+    # Whether a draw has exactly `size` ids until the end. If not, the distribution chooses the number.
     sized: bool = True
-    # Ids that a draw needs at the least.
+    # The smallest number of ids that a draw needs.
     least: int = 1
-    # Whether what was drawn does not come again by itself. Then what is left of a draw that lost ids stays in its
+    # Whether a drawn id is not drawn again by itself. Then the remaining ids of a draw that lost some stay in their
     # batch, and `delivered` is called.
     gives_once: bool = False
-    # Paths of the episode fields that it reads: a sampler refuses it where the store has not all of them.
+    # Paths of the episode fields that it reads: a sampler refuses it if the store lacks one.
     episode_fields: tuple[str, ...] = ()
-    # Whether there is an end, behind which draws have no ids; then `count_left` is defined.
+    # Whether draws end: after the end they have no ids. Then `count_left` is defined.
     ends: bool = False
-    # Whether `draw` itself draws of the population's share alone.
+    # Whether `draw` draws only from the population's share.
     keeps_share: bool = False
-    # Of a view's own distribution: tells apart those that draw different ids. One goes on from the state of another
-    # with the same key.
+    # Identifies a view's own distribution: it resumes from the state of another one with the same key.
     key: str = ""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -72,10 +71,10 @@ class Distribution(ABC):
         """Draw `size` ids of a population that is not empty."""
 
     def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share: among themselves they keep their probabilities.
+        """Draw `size` ids of the population's share, with their relative probabilities.
 
-        By rejection, and from the list of them where that finds few. What tells no chances is drawn until it hits.
-        NotEnoughData where there is none.
+        Draws by rejection. If that finds too few ids, draws from the list of the share; a distribution without
+        `chances` continues by rejection. NotEnoughData if the share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
@@ -90,7 +89,7 @@ class Distribution(ABC):
                 chances.append(their_chances)
                 break
             draw = self.draw(population, missing * share.world_size * (overdraw or 1), rng)
-            # At random if there are too many: a stratified draw is in order, its first ids are alike.
+            # A random choice of too many ids: a stratified draw is in order, so its first ids are similar.
             mine = np.sort(rng.permutation(np.flatnonzero(share.contains(draw.ids)))[:missing])
             ids.append(draw.ids[mine])
             if draw.chances is not None:
@@ -99,7 +98,7 @@ class Distribution(ABC):
         return draw._replace(ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
 
     def _draw_listed(self, population: Population, size: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """Draw ids from the list of those of the population's share; return them, and the chance of each."""
+        """Draw from the list of the ids of the population's share; return the ids and their chances."""
         if not population.share_size():
             raise population.nothing_in_share()
         ids, chances = [], []
@@ -117,7 +116,7 @@ class Distribution(ABC):
         return share[at], mass[at]
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw in place of a batch that lost ids before it was delivered; what is left stays where it comes but once.
+        """Replace a draw that lost ids before its batch was delivered. With `gives_once` its remaining ids stay.
 
         NotEnoughData as in `draw_share`.
         """
@@ -129,71 +128,70 @@ class Distribution(ABC):
         return more._replace(ids=ids, chances=self.chances(population, ids) if self.weighted else None)
 
     def count_left(self, population: Population) -> int:
-        """Return how many ids of the population's share later draws have in all, if nothing comes or goes meanwhile."""
+        """Return the number of ids of the population's share in all later draws, if the population does not change."""
         raise NotImplementedError(f"{self} has no end")
 
     def mixing_error(self) -> str | None:
-        """Say why a `Mixture` cannot hold it; None: it can, since it tells the `chances` of its ids."""
+        """Return why a `Mixture` cannot hold it, or None if it can: a mixture needs the `chances` of ids."""
         return None if self.tells_chances else f"is {self}, which does not tell the chances of its ids"
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         raise NotImplementedError(f"{self} does not tell the chances of its ids")
 
     @property
     def tells_chances(self) -> bool:
-        """Whether it tells the `chances` of its ids."""
+        """Whether it defines `chances`."""
         return type(self).chances is not Distribution.chances
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
         found = self.chances(population, ids)
         if population.share.world_size > 1:
             found /= sum(float(self.chances(population, some).sum()) for some in population.ids()) or 1.0
         return found
 
     def priority_sum(self, population: Population) -> float:
-        """Return the sum of the priorities of the population's share, NaN where ids are not drawn by priorities."""
+        """Return the sum of the priorities of the population's share, NaN for a distribution without priorities."""
         return math.nan
 
     def priorities(self, population: Population, ids: Ints) -> Floats:
-        """Return the priority |td| + eps of each id, (n,), 0 where it cannot be drawn; of what is `weighted`."""
+        """Return the priority |td| + eps of each id, (n,); 0 for an id that cannot be drawn. Needs `weighted`."""
         raise NotImplementedError(f"{self} has no priorities")
 
     def left(self, population: Population) -> Ints | None:
-        """Return the ids of the population's share that can be drawn, if these are not all of them; None: they are."""
+        """Return the drawable ids of the population's share; None if all of them can be drawn."""
         return None
 
-    # --- what becomes of a draw --------------------------------------------------------------------------------------
+    # --- after a draw ---------------------------------------------------------------------------------------------
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return the weight of each drawn id, or None where all weigh 1.
+        """Return the weight of each drawn id, or None if all weights are 1.
 
-        `beta` None is the distribution's own; `batches` were delivered before this one. The array becomes the batch's,
-        so it is a new one each time.
+        `beta` None is the distribution's own; `batches` is the number of batches delivered before this one. The array
+        is new: it becomes part of the batch.
         """
         return None
 
     def delivered(self, draw: Draw) -> None:  # noqa: B027  # most keep no count
-        """Take note that the batch of a draw was delivered; called where `gives_once`, in the order of the draws."""
+        """Take note that the batch of a draw was delivered. Called with `gives_once`, in the order of the draws."""
 
     def rewind(self) -> bool:
-        """Take back what was drawn and not delivered, to draw it again; tell whether that was done.
+        """Take back all draws that were not delivered, to draw them again; return whether it did.
 
-        False: draws do not depend on each other, and those that were not delivered stay good.
+        False: draws do not depend on each other, so draws that were not delivered remain valid.
         """
         return False
 
     def place(self) -> Any:
-        """Return its current state, for `go_back`.
+        """Return the current state, for `go_back`.
 
-        Called before each draw where it `gives_once`: such a distribution should return it at a cost that does not
-        grow with the number of ids.
+        Called before each draw with `gives_once`. Its cost should not grow with the number of ids.
         """
         return self.state_dict()
 
     def go_back(self, place: Any) -> None:
-        """Go back to a place, as if no id had been drawn and no state loaded since. It may be repeated."""
+        """Return to a place, as if no id had been drawn and no state loaded since. It may be repeated."""
         if place is not None:
             self.load_state_dict(place)
 
@@ -201,36 +199,36 @@ class Distribution(ABC):
         """Take note that the batch of a draw will not be delivered."""
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Count as drawn what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""
+        """Count a draw from a saved state as drawn if all of its ids still exist; return whether they do."""
         return bool(population.contains(draw.ids).all())
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
-        """Set priorities of ids from their errors; return how many ids cannot be drawn. See `Prioritized.update`.
+        """Set the priorities of ids from their errors; return how many ids cannot be drawn. See `Prioritized.update`.
 
-        ValueError where it has no priorities.
+        ValueError for a distribution without priorities.
         """
         raise ValueError(f"{self} has no priorities to update: draw with Prioritized(...)")
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Belong to this owner, where that matters: see `Owned`."""
+        """Belong to this owner, if ownership matters: see `Owned`."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what later draws depend on, beside the population: arrays, numbers, texts. None: nothing."""
+        """Return the state of later draws besides the population: arrays, numbers, texts. None: no state."""
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
-        """Go on from what `state_dict` returned; ValueError where this is no such state."""
+        """Resume from a `state_dict`; ValueError if `state` is not one."""
 
 
 class OneOwner:
-    """What belongs to one sampler, because it holds state of its own."""
+    """A base class of objects that hold the state of one sampler, and belong to it."""
 
     _owner: Any = None  # a weak reference
 
     def claim(self, owner: object) -> None:
-        """Belong to this owner; the same one may claim it again. ValueError where it belongs to another one."""
+        """Belong to this owner; the same one may claim it again. ValueError if it belongs to another one."""
         if self._owner is not None and self._owner() is not owner:
             name = type(self).__name__
             raise ValueError(f"this {name} holds the state of another sampler: make a new {name} for each sampler")
@@ -245,19 +243,19 @@ class Owned(OneOwner, Distribution):
 
 
 class Even(Distribution):
-    """What draws every id as often as any other, in the long run."""
+    """A base class of distributions that draw all ids equally often in the long run."""
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         return population.contains(ids) / max(population.size, 1)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
         return population.contains(ids) / max(population.share_size(), 1)
 
 
 class Uniform(Even):
-    """Draw every id with the same probability, with replacement. Without state: several samplers may share one."""
+    """Draw every id with the same probability, with replacement. It has no state: several samplers may share one."""
 
     def __repr__(self) -> str:
         return "Uniform()"
@@ -268,18 +266,18 @@ class Uniform(Even):
 
 
 class Distinct(Distribution):
-    """Draw ids without replacement within a batch, every set of them with the same probability. Without state."""
+    """Draw ids without replacement within a batch. Every set of ids has the same probability. It has no state."""
 
     def __repr__(self) -> str:
         return "Distinct()"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` different ids; NotEnoughData where the population has fewer."""
+        """Draw `size` different ids; NotEnoughData if the population has fewer."""
         check_enough(population, size)
         return Draw(population.take(rng.choice(population.size, size, replace=False)))
 
 
 def check_enough(population: Population, size: int) -> None:
-    """Raise NotEnoughData where a population has fewer than `size` ids."""
+    """Raise NotEnoughData if a population has fewer than `size` ids."""
     if population.size < size:
         raise NotEnoughData(f"{population.size} steps are sampleable, and a batch of {size} needs {size}: add more")
