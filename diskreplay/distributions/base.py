@@ -159,7 +159,7 @@ class Distribution(ABC):
         """Return the priority |td| + eps of each id, (n,); 0 for an id that cannot be drawn. Needs `weighted`."""
         raise NotImplementedError(f"{self} has no priorities")
 
-    def left(self, population: Population) -> Ints | None:
+    def drawable(self, population: Population) -> Ints | None:
         """Return the drawable ids of the population's share; None if all of them can be drawn."""
         return None
 

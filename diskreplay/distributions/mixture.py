@@ -1,4 +1,4 @@
-"""Some of the draws from one distribution, some from another."""
+"""A mixture of several distributions."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,8 @@ from diskreplay.ids import Floats, Ints
 class Mixture(Distribution):
     """Draw each item of a batch from one of several distributions, chosen at random by their shares.
 
-    So an id has the probability P(i) = Σ share · P_d(i). If one of them is prioritized, that is what the weights are
-    made of, (N · P(i)) ** -beta over the batch's largest, with its beta; else all weigh 1.
+    An id has the probability P(i) = Σ share · P_d(i). If a distribution is prioritized, the weight of an id is
+    (N · P(i)) ** -beta, with its beta, divided by the largest weight of the batch. Otherwise all weights are 1.
 
     Not thread-safe: a sampler calls it under its lock. It belongs to one sampler if any of its distributions does.
 
@@ -29,7 +29,7 @@ class Mixture(Distribution):
     Raises
     ------
     ValueError
-        There are none, a share is invalid, or a distribution does not fit: a `Sweep` must have no end, and
+        `parts` is empty, a share is invalid, or a distribution does not fit: a `Sweep` must have no end, and
         `Prioritized` must normalize over the batch.
     """
 
@@ -62,9 +62,9 @@ class Mixture(Distribution):
         return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share, which is not empty: each distribution gives its part of them."""
-        # Not by thinning out the whole mixture: a sweep would lose ids. Among several ranks the probabilities are then
-        # those of `chances` but for how evenly each distribution falls on the ranks, which are dealt by row.
+        """Draw `size` ids of the population's share, which is not empty: each distribution draws its part."""
+        # Rejection from the whole mixture would lose ids of a sweep. With several ranks the probabilities equal
+        # `chances` only as far as each distribution spreads evenly over the ranks, which own ids by row.
         ids = np.empty(size, np.int64)
         which = np.searchsorted(np.cumsum(self._shares)[:-1], rng.random(size), side="right")
         for i, part in enumerate(self._parts):
@@ -74,11 +74,11 @@ class Mixture(Distribution):
         return Draw(ids, self.chances(population, ids) if self.weighted else None, population.size)
 
     def chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
-        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         return self._sum(part.chances(population, ids) for part in self._parts)
 
     def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
-        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
         return self._sum(part.share_chances(population, ids) for part in self._parts)
 
     def _sum(self, chances: Iterable[Floats]) -> Floats:
@@ -93,30 +93,30 @@ class Mixture(Distribution):
         return self._prioritized[0].weigh(draw, beta, batches) if self.weighted else None
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
-        """Update all that are prioritized; see `Prioritized.update`."""
+        """Update all prioritized distributions; see `Prioritized.update`."""
         return max((part.update(population, ids, errors) for part in self._prioritized), default=0)
 
     def place(self) -> list[Any]:
-        """Return where all are."""
+        """Return the places of all distributions."""
         return [part.place() for part in self._parts]
 
     def go_back(self, place: list[Any]) -> None:
-        """Have all go back to a place."""
+        """Return all distributions to their places."""
         for part, its_place in zip(self._parts, place, strict=True):
             part.go_back(its_place)
 
     def claim(self, owner: object) -> None:
-        """Belong to this owner with all that have state; see `Owned.claim`."""
+        """Let all distributions belong to this owner; see `Owned.claim`."""
         for part in self._parts:
             part.claim(owner)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all that have one, by their place."""
+        """Return the states of all distributions that have one, by index."""
         states = {str(i): part.state_dict() for i, part in enumerate(self._parts)}
         return {key: state for key, state in states.items() if state is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; ValueError where it is another mixture's."""
+        """Resume from a `state_dict`; ValueError if it is another mixture's."""
         stateful = self.state_dict()
         if set(stateful) != set(state):
             raise ValueError(f"this is no state of {self}: it has {sorted(state)}, not {sorted(stateful)}")

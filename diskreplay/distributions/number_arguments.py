@@ -1,4 +1,4 @@
-"""Arguments that are numbers, or change as batches are delivered: in their plain form, or refused by name."""
+"""Checks of arguments that are numbers or schedules. Errors name the argument."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> float:
-    """Return a finite float within limits; ValueError where it is not one."""
+    """Return a finite float within limits; ValueError for anything else."""
     good = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     if good and least <= float(value) <= most and float(value) > above:
         return float(value)
@@ -22,12 +22,12 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
 
 
 def fraction(name: str, value: Any) -> float:
-    """Return a float of 0 to 1; ValueError where it is not one."""
+    """Return a float from 0 to 1; ValueError for anything else."""
     return number(name, value, 0.0, 1.0)
 
 
 def int_argument(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
-    """Return an int within limits; ValueError where it is not one. `otherwise` says what else may be given."""
+    """Return an int within limits; ValueError for anything else. `otherwise` names another allowed value."""
     good = not isinstance(value, bool) and isinstance(value, Integral)
     if good and least <= value and (most is None or value <= most):
         return int(value)
@@ -36,7 +36,7 @@ def int_argument(name: str, value: Any, least: int = 1, most: int | None = None,
 
 
 def int_or_none(name: str, value: Any, none: str) -> int | None:
-    """Return an int of at least 1, or None, which stands for `none`; ValueError where it is neither."""
+    """Return an int of at least 1, or None, which means `none`; ValueError for anything else."""
     return None if value is None else int_argument(name, value, otherwise=f"or None for {none}")
 
 
@@ -45,17 +45,16 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Linear:
-    """From `start` to `end` in equal steps, then `end` for ever; counted in delivered batches.
+    """A schedule from `start` to `end` in equal steps, then constant; counted in delivered batches.
 
-    Without state: the sampler counts. Any function from the number of batches delivered before to a number may stand
-    in its place.
+    It has no state: the sampler counts. A schedule may be any function from the number of earlier batches to a number.
 
     Parameters
     ----------
     start, end : float
         The first value and the last.
     steps : int
-        Batches from one to the other: batch 0 has `start`, batch `steps` and later ones `end`.
+        Number of batches between them: batch 0 has `start`, batch `steps` and later ones have `end`.
 
     Raises
     ------
@@ -73,7 +72,7 @@ class Linear:
         object.__setattr__(self, "steps", int_argument("steps", self.steps))
 
     def __call__(self, batches: int) -> float:
-        """Return the value after so many batches."""
+        """Return the value after `batches` batches."""
         done = min(batches / self.steps, 1.0)
         return (1.0 - done) * self.start + done * self.end
 
@@ -82,9 +81,9 @@ class Linear:
 
 
 def beta_argument(value: Any) -> float | Schedule:
-    """Return beta: a float of at least 0, or a schedule as it is; ValueError where it is neither.
+    """Return beta: a float of at least 0, or a schedule; ValueError for anything else.
 
-    The ends of a `Linear` keep that limit too.
+    Both ends of a `Linear` must be at least 0, too.
     """
     if isinstance(value, Linear):
         number("beta.start", value.start, 0.0)

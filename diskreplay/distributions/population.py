@@ -1,15 +1,15 @@
-"""The ids that can be drawn, as one line of positions 0 to size - 1.
+"""The ids that can be drawn, at positions 0 to size - 1.
 
-Its runs lie in one growing block of arrays, in three regions:
+A run is an arithmetic sequence of ids in one lane. All runs are in one growing block of arrays, in three regions:
 
-    [0, main)      ended episodes, from when on steps are hidden for their age in the order in which they began; of the
-                   first `hidden` of them some is hidden
-    [main, ended)  ended episodes found since, refresh by refresh, those of one in order
-    [ended, end)   open episodes, and what is left of the partly hidden ones; written anew by each refresh
+    [0, main)      ended episodes; ordered by their beginning once steps are hidden. The first `hidden` runs are
+                   partially or wholly hidden
+    [main, ended)  ended episodes that were found later, refresh by refresh, sorted within each refresh
+    [ended, end)   open episodes, and the visible parts of partially hidden runs; rewritten by each refresh
 
-so a refresh costs what is new, and a search among cumulative counts finds the id at a position. When the second region
-outgrows what can be drawn of the first, both are merged into one. So what is at a position depends on what was found
-when; `order` tells, and a population that is given the order of another goes on as that one would.
+A refresh costs only the new runs, and a search among cumulative counts finds the id at a position. When the second
+region outgrows the visible part of the first, both are merged. So the id at a position depends on the discovery order.
+`order` returns that order, and a population that restores it has the same ids at the same positions.
 """
 
 import weakref
@@ -60,7 +60,7 @@ from diskreplay.kernels.table import chosen
 
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024
-# Runs from which on a search among all reads more than caches hold.
+# Number of runs above which a search among all of them reads more than caches hold.
 MANY = 1 << 15
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
@@ -69,22 +69,22 @@ _NO_PARTLY = np.zeros((4, 0), np.int64)
 
 
 class Share(NamedTuple):
-    """The ids of one rank among `world_size`: by a hash, so that shares are even whatever lanes and windows they have.
+    """The ids of one rank among `world_size`, chosen by a hash: shares are even for all lanes and windows.
 
-    No two ranks share an id, each has one, and it stays there while the store grows.
+    Each id belongs to exactly one rank, for good.
     """
 
     rank: int = 0
     world_size: int = 1
 
     def contains(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which ids are in it."""
+        """Return which ids are in the share, (n,) bool."""
         found: NDArray[np.bool_] = mixed(ids.astype(np.uint64)) % np.uint64(self.world_size) == self.rank
         return found
 
     def count(self, runs: Ints) -> int:
-        """Count the ids of runs, (3, n), that are in it."""
-        if not runs.shape[1]:  # as a rule
+        """Count the ids of runs, (3, n), that are in the share."""
+        if not runs.shape[1]:  # the usual case
             return 0
         return sum(int(np.count_nonzero(self.contains(ids))) for ids in id_blocks(IdRuns(*runs)))
 
@@ -92,8 +92,8 @@ class Share(NamedTuple):
 EVERY_ID = Share()
 
 
-class Mark(NamedTuple):
-    """How far a follower of a population has seen it."""
+class Progress(NamedTuple):
+    """The part of a population that a follower has seen."""
 
     epoch: int
     rewrites: int
@@ -102,19 +102,19 @@ class Mark(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The runs of ended episodes in the order of their positions; of those in `partly` some may be hidden."""
+    """The runs of ended episodes in the order of their positions; runs in `partly` may be partially hidden."""
 
     main: TimedRuns
     ended: TimedRuns
     partly: TimedRuns
 
     def state_dict(self) -> dict[str, Any]:
-        """Return first ids, strides, counts and times of all runs, (4, n) int64, and how many are of each region."""
+        """Return first ids, strides, counts and times of all runs, (4, n) int64, and the number of runs per region."""
         return {"runs": np.stack(joined(list(self))), "regions": [len(runs.first) for runs in self]}
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Order":
-        """Return the order of a state; ValueError where it is invalid."""
+        """Return the order of a state; ValueError if it is invalid."""
         runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
         good = min(main, ended, partly) >= 0 and runs.shape == (4, main + ended + partly)
         if not good or (runs[[0, 3]] < 0).any() or (runs[1:3] < 1).any():
@@ -123,25 +123,25 @@ class Order(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What has changed for a follower of a population.
+    """The changes of a population for a follower.
 
-    `runs` hold the ids that came; the last `loose` of them are all that may change without being new, and replace what
-    was loose before. The first `left` of these are what is left of runs that were there before and are hidden in part.
-    `reached` are runs of which some may have been hidden since, as they were; what is left of them is loose. `whole`:
-    `runs` are all there are, whatever was before. Both are (3, n), with the rows of `IdRuns`, and change with the next
-    refresh.
+    `runs` are the new runs. The last `provisional` of them may change with each refresh; they replace the earlier
+    provisional runs. The first `partially_hidden` of the provisional runs are visible parts of older runs. `reached`
+    are earlier runs that may be hidden by now, wholly or in part; their visible parts are provisional. With `whole`,
+    `runs` are all runs, and replace everything. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next
+    refresh changes them.
     """
 
-    mark: Mark
+    progress: Progress
     whole: bool
     reached: Ints
     runs: Ints
-    loose: int
-    left: int
+    provisional: int
+    partially_hidden: int
 
 
 class Crossing(Protocol):
-    """Finds the steps of episodes at which samples start that run on across the episodes behind them in a lane."""
+    """Finds the starts of samples that continue across the following episodes of a lane."""
 
     def update(
         self,
@@ -151,40 +151,40 @@ class Crossing(Protocol):
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the episodes that are done with, and those that may get more samples, without their other steps.
+        """Return the episodes whose starts are final, and the episodes that may get more, with these starts as steps.
 
-        `ended` are those that ended since the last call, None where nothing did; with `is_fresh` there was none before,
-        and what is done with is not None. Of them and of the open ones those count that are `admitted`, and
-        `still_open`.
+        `ended` are the episodes that ended since the last call, None without any; `admitted` are those of them that
+        the filter admits, `still_open` the admitted open ones. With `is_fresh` this is the first call, and the first
+        result is not None.
         """
 
 
 class Column(NamedTuple):
-    """A number for each of some ids, which are in order. Immutable."""
+    """A mapping of ids, in ascending order, to numbers. Immutable."""
 
     ids: Ints = _NO_INTS
     values: Ints = _NO_INTS
 
     def of(self, ids: Ints, otherwise: int = 0) -> Ints:
-        """Return the number of each id, `otherwise` where it has none."""
+        """Return the number of each id, or `otherwise`."""
         if not len(self.ids):
             return np.full(len(ids), otherwise)
         at = self._places(ids)
         return np.where(self.ids[at] == ids, self.values[at], otherwise)
 
     def has(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids have one."""
+        """Return which ids have a number, (n,) bool."""
         return self.ids[self._places(ids)] == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
 
     def _places(self, ids: Ints) -> Ints:
         return np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
 
     def at(self, which: NDArray[np.bool_]) -> "Column":
-        """Return the ids at a mask, and their numbers."""
+        """Return the ids of a mask, with their numbers."""
         return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
-        """Return these and other ids, with their numbers."""
+        """Return the column with more ids and their numbers."""
         if not len(ids):
             return self
         order = np.argsort(ids)
@@ -192,7 +192,7 @@ class Column(NamedTuple):
         return Column(np.insert(self.ids, at, ids[order]), np.insert(self.values, at, values[order]))
 
     def plus(self, ids: Ints, values: Ints) -> "Column":
-        """Return the sum of these numbers and others, in which an id may be named more than once."""
+        """Return the column with numbers added; `ids` may repeat an id."""
         every, where = np.unique(np.append(self.ids, ids), return_inverse=True)
         sums = np.zeros(len(every), np.int64)
         np.add.at(sums, where, np.append(self.values, values))
@@ -200,32 +200,31 @@ class Column(NamedTuple):
 
 
 class View(Protocol):
-    """What is needed of a view: see `views.base.View`."""
+    """The part of `views.base.View` that a population needs."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What its ids are ids of."""
+        """The kind of its ids."""
 
     @property
     def starts(self) -> Starts:
-        """At which steps of episodes its samples start."""
+        """The rule for the steps of an episode that start samples."""
 
     def crossing(self) -> Crossing | None:
-        """Return what tells where samples start that run across episodes' ends; None: they stay in one."""
+        """Return the finder of samples that cross the ends of episodes; None: samples stay in one episode."""
 
 
-# Returns the |td| with which ids of a snapshot begin, given eta: the initial priorities of their steps, NaN for none.
+# Returns the initial |td| of ids of a snapshot, given eta: from the initial priorities of their steps, NaN without any.
 InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
 class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
 
-    Of its episodes those count that `episode_filter` admits; None is all. `share` is what a rank draws of them.
-    `initial_errors` reads initial priorities; None: there are none.
-    `snapshot` is the one that it follows, None before the first; `size` counts the ids that can be drawn. `epoch`
-    changes when positions of older ids change but by those that leave: after a sort or a fresh start; `version` with
-    every refresh that brings another snapshot.
+    `episode_filter` admits episodes; None admits all. `share` is a rank's part of the ids. `initial_errors` reads
+    initial priorities; None: the store has none. `snapshot` is the current one, None before the first. `size` is the
+    number of ids that can be drawn. `epoch` changes when a sort or a fresh start moves older ids, and `version` with
+    each new snapshot.
     """
 
     def __init__(
@@ -246,8 +245,8 @@ class Population:
         self._restored: Order | None = None  # taken over at the next fresh start
         self.kind = view.kind
         self.epoch = self.version = 0
-        self._let_in: Ints = np.zeros(0, np.int64)  # first ids of open episodes that count; kept where `where` asks
-        self._refusals = 0  # how often some of these came to count no more
+        self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
+        self._refusals = 0  # how often the filter refused one of them later
         self._share_size = _ShareSize()
         self._clear()
 
@@ -255,17 +254,17 @@ class Population:
         self._block = _Block(self._starts)
         self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
-        self._seen = 0  # episodes of the log that are in
-        self._partly = _NO_PARTLY  # first, stride, count and time of runs of which some is hidden
-        self._oldest_new = NEVER  # when the first episode of the second region began
+        self._seen = 0  # episodes of the log that were taken in
+        self._partly = _NO_PARTLY  # first, stride, count and time of partially hidden runs
+        self._oldest_new = NEVER  # the beginning of the first episode of the second region
         self._oldest: Ints | None = None
         self._reached = 0
         self._main_index: LaneIndex | None = None
         self._rest_index: LaneIndex | None = None
         self._is_sorted = True  # the first region
         self._rewrites = 0  # of the second region
-        self._is_unmerged = False  # but will be when more comes
-        self._same_marks: tuple[Mark | None, Mark | None] = None, None  # between which nothing came or went
+        self._is_unmerged = False  # merged when more runs come
+        self._same_progress: tuple[Progress | None, Progress | None] = None, None  # no id changed in between
         self.epoch += 1
 
     def refresh(self, snapshot: Snapshot) -> None:
@@ -273,22 +272,22 @@ class Population:
         old, log = self.snapshot, snapshot.log
         if snapshot is old:
             return
-        # Of the same segments, it is of the same generation.
+        # A snapshot with the same segments has the same generation.
         is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
         if is_fresh:
             self._start_afresh(log)
         seen = len(log.lines)
         found = ended = still_open = None
         # The predicate of `where` may raise: ask it before anything changes.
-        if is_fresh or seen > self._seen:  # most often all that is new is a few steps of open episodes
+        if is_fresh or seen > self._seen:  # usually only open episodes grew
             new = log.select(slice(self._seen, None))
             found = new.without_discarded()
-            self._refusals += len(found) < len(new)  # while they were open, these could be drawn
+            self._refusals += len(found) < len(new)  # they could be drawn while they were open
             ended = self._filter.admit(snapshot, found)
         if self._looks_at_open:
             still_open = self._admit_open(snapshot, ended)
         self.version += 1
-        self.snapshot = None  # until the rest is done: whatever interrupts it, the next refresh starts afresh
+        self.snapshot = None  # until the rest is done: after an interrupt, the next refresh starts afresh
         if self._crossing is not None and still_open is not None:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
         oldest = snapshot.oldest
@@ -297,7 +296,7 @@ class Population:
             self._add_ended(snapshot, ended, is_fresh)
         took_away = (hides or ended is not None) and self._hide()
         if took_away or ended is not None:
-            # Before others come: for who has followed these, that changes nothing.
+            # Merge before others come: it changes nothing for a follower of these runs.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
@@ -307,7 +306,7 @@ class Population:
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
         if is_fresh:
-            give_back_free(self._end)  # what sorting took
+            give_back_free(self._end)  # the memory of sorting
         self.snapshot, self._restored = snapshot, None
 
     def _start_afresh(self, log: EpisodeTable) -> None:
@@ -319,9 +318,9 @@ class Population:
         self._clear()
 
     def _admit_open(self, snapshot: Snapshot, ended: EpisodeTable | None) -> EpisodeTable:
-        """Return the open episodes that count; note whether some that counted while they were open do no more.
+        """Return the admitted open episodes; note whether an episode was admitted while open and is refused now.
 
-        `ended` are the new ended episodes that count.
+        `ended` are the admitted new ended episodes.
         """
         still_open = self._filter.admit(snapshot, snapshot.open)
         if self._filter.asks:
@@ -331,19 +330,19 @@ class Population:
         return still_open
 
     def order(self) -> Order:
-        """Return the order of what was refreshed last."""
+        """Return the order of the current runs."""
         if self.snapshot is None:
             return self._restored or Order(_NO_RUNS, _NO_RUNS, _NO_RUNS)
         regions = self._block.slice(self._hidden, self._main), self._block.slice(self._main, self._ended)
         return Order(*(TimedRuns(*runs.copy()) for runs in (*regions, self._partly)))
 
     def restore(self, order: Order) -> None:
-        """Start afresh at the next refresh, with what is still there in this order."""
+        """Start afresh at the next refresh, with the remaining runs in this order."""
         self.snapshot, self._restored = None, order
         self.size = 0
 
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
-        """Take in ended episodes; at a fresh start in the order that was given, if one was."""
+        """Take in ended episodes; at a fresh start in the restored order, if any."""
         start = self._ended
         end = self._write_starts(snapshot, ended.lines, LINES, start)
         if self._restored is not None and is_fresh:
@@ -359,9 +358,9 @@ class Population:
             return
         if self._is_unmerged:
             new = TimedRuns(*self._block.slice(start, end).copy())
-            before = self._mark()
+            before = self._progress()
             self._merge()
-            self._same_marks = before, self._mark()
+            self._same_progress = before, self._progress()
             start = self._ended
             end = self._block.write(start, new)
         self._block.sort(start, end)
@@ -369,29 +368,29 @@ class Population:
         self._ended = end
 
     def _write_third(self, snapshot: Snapshot, still_open: EpisodeTable | None) -> int:
-        """Write the third region: partly hidden runs, and those of open episodes, None for all; return its end."""
+        """Write the third region: partially hidden runs, and runs of open episodes (None: all); return its end."""
         left = self._partly
         end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, self._ended)
-        if end < 0:  # some are hidden whole now
+        if end < 0:  # some are wholly hidden now
             end = ~end
             self._partly = np.compress(left[COUNT] > 0, left, axis=1)
         return end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
-        """Put the runs that `kernels.runs.starts` makes into the block, from a place on; return what it returns."""
+        """Write the runs that `kernels.runs.starts` makes into the block from `at` on; return its result."""
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:
-            room += 2 * len(record)  # which has more numbers than there are open episodes
+            room += 2 * len(record)  # at least the number of open episodes
         if room >= block.room:
             block.make_room(room)
         end: int = self._find_starts(given, kind, record, block.record, at)
         return end
 
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
-        """Fill the empty block in a given order; return what the order does not know."""
-        # What is hidden moves a run's start, never its end. One that is hidden whole since is not found, and leaves
-        # later: until then it counts, as it does in the population that the order is of.
+        """Fill the empty block in a given order; return the runs that the order does not contain."""
+        # Hidden steps move a run's start, never its end. A run that is wholly hidden by now is not in `found`. It
+        # leaves later, as in the population that saved the order.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -409,9 +408,9 @@ class Population:
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
     def _hide(self) -> bool:
-        """Take away what is hidden, of runs that began before the last hidden step was published; tell whether any was.
+        """Remove hidden steps from runs that began before the last hidden step was published; return whether any did.
 
-        Most often what is hidden goes on inside of the same episodes, and that is none.
+        Usually the boundary stays inside the same episodes; then nothing changes.
         """
         reached = self._reached
         if not reached:
@@ -435,7 +434,7 @@ class Population:
         return True
 
     def _hide_first(self, reached: int) -> bool:
-        """Take away what was reached of the first region; tell whether any was."""
+        """Move reached runs of the first region to the partially hidden ones; return whether there were any."""
         hidden = self._hidden
         if hidden >= self._main or self._block.time_of(hidden) >= reached:
             return False
@@ -445,19 +444,19 @@ class Population:
         return True
 
     def _sort(self) -> None:
-        """See that the first region is sorted, which it need not be before anything is hidden."""
+        """Sort the first region if it is not sorted. The order is needed only once steps are hidden."""
         times, self._is_sorted = self._block.runs.time[self._hidden : self._main], True
         if (times[1:] < times[:-1]).any():
             self._merge()
 
     def _merge(self) -> None:
-        """Make the first two regions one, of what can be drawn of them."""
+        """Merge the visible runs of the first two regions."""
         self._main_index, self._is_unmerged = None, False
         if not self._reached:
             self._main, self._oldest_new, self._is_sorted = self._ended, NEVER, False
             return
         start = self._hidden
-        if 2 * start > self._ended:  # what is hidden takes as much room
+        if 2 * start > self._ended:  # hidden runs take more than half of the room
             self._hidden, self._main, self._ended = 0, self._main - start, self._ended - start
             self._block.array[:, : self._ended] = self._block.array[:, start : start + self._ended]
             self._block.array[BEFORE, 0] = start = 0
@@ -473,8 +472,8 @@ class Population:
         return out
 
     def random_ids(self, key: int, count: int) -> Ints:
-        """Return so many ids, each with the same probability, as a function of a random key of 63 bits."""
-        # 53 random bits each: at a billion ids their probabilities differ by less than 2e-7 of themselves.
+        """Return `count` ids, each with the same probability, as a function of a random key of 63 bits."""
+        # Each id uses 53 random bits: with a billion ids, relative differences of probabilities are below 2e-7.
         out = np.empty(count, np.int64)
         self._find_random(key, self._hidden, self._end, self._block.record_for(count), out)
         return out
@@ -484,7 +483,7 @@ class Population:
         return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
 
     def share_size(self) -> int:
-        """Count the ids of the share; among several ranks at the cost of those that came and went since."""
+        """Count the ids of the share. With several ranks, the cost is that of the ids that came and left since."""
         return self.size if self.share.world_size == 1 else self._share_size.of(self)
 
     def nothing_in_share(self) -> NotEnoughData:
@@ -498,39 +497,39 @@ class Population:
         """Return the runs of all ids that can be drawn, in the order of their positions."""
         return IdRuns(*self._block.array[:TIME, self._hidden : self._end])
 
-    def _mark(self) -> Mark:
-        return Mark(self.epoch, self._rewrites, self._hidden, self._ended)
+    def _progress(self) -> Progress:
+        return Progress(self.epoch, self._rewrites, self._hidden, self._ended)
 
-    def changes(self, mark: Mark | None) -> Changes:
-        """Return what changed since an earlier call returned this mark, at a cost of what is new; None: everything."""
-        now, left = self._mark(), self._partly.shape[1]
-        if mark == self._same_marks[0]:
-            mark = self._same_marks[1]
-        array, loose = self._block.array[:TIME], self._end - self._ended
-        # What came since and is hidden again is not told as such.
-        if mark is None or mark[:2] != now[:2] or self._hidden > mark.ended:
-            return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], loose, left)
-        reached = array[:, mark.hidden : self._hidden]
-        return Changes(now, False, reached, array[:, mark.ended : self._end], loose, left)
+    def changes(self, since: Progress | None) -> Changes:
+        """Return the changes since an earlier call returned this progress, at the cost of the new runs; None: all."""
+        now, partly = self._progress(), self._partly.shape[1]
+        if since == self._same_progress[0]:
+            since = self._same_progress[1]
+        array, provisional = self._block.array[:TIME], self._end - self._ended
+        # Runs that came since and are hidden again cannot be listed.
+        if since is None or since[:2] != now[:2] or self._hidden > since.ended:
+            return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], provisional, partly)
+        reached = array[:, since.hidden : self._hidden]
+        return Changes(now, False, reached, array[:, since.ended : self._end], provisional, partly)
 
     @property
     def followed(self) -> Snapshot:
-        """The snapshot that it follows; there must be one."""
+        """The current snapshot; there must be one."""
         assert self.snapshot is not None, "the population was never refreshed"
         return self.snapshot
 
     @property
     def visible(self) -> Visible:
-        """What is hidden of each lane."""
+        """The boundary of hidden steps of each lane."""
         return ALL_VISIBLE if self.snapshot is None else self.snapshot.visible
 
     @property
     def generation(self) -> int:
-        """Grows with that of the snapshot that it follows: while it stays the same, nothing but the oldest ids goes."""
+        """A number that grows with the snapshot's generation: while it stays the same, only the oldest ids leave."""
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
-        """Return for how many steps each id stands: as many rows as they are ``apart``, or a whole episode."""
+        """Return the number of steps per id: the rows between two ids, `apart`, or the steps of an episode."""
         if self._starts.last != FIRST_ONLY:
             return apart.astype(np.float64)
         every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
@@ -539,18 +538,18 @@ class Population:
 
     @property
     def segments(self) -> tuple[int, Ints]:
-        """The number of the first segment, and how many lanes each has from there on, 0 where it is gone."""
+        """The number of the first segment, and the lane counts of all segments from there on; 0 for a missing one."""
         snapshot = self.snapshot
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
     def episodes(self) -> IdRuns:
-        """Return all steps that the snapshot has, of episodes that do not count too, as one run an episode."""
+        """Return all steps of the snapshot, also of episodes that the filter refuses, as one run an episode."""
         every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
         runs = IdRuns(every.first, every.stride, every.steps)
         return without_hidden(runs, self.visible.least_ids(every.first))
 
     def find_runs(self, ids: Ints) -> Ints:
-        """Return the place in `runs` of the run that each id is in, -1 where it cannot be drawn."""
+        """Return the index in `runs` of each id's run, -1 for an id that cannot be drawn."""
         found = np.full(len(ids), -1)
         if self.size:
             keys = lane_keys(ids, *self.segments)
@@ -562,26 +561,26 @@ class Population:
         return found
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids can be drawn."""
+        """Return which ids can be drawn, (n,) bool."""
         return self.find_runs(ids) >= 0
 
     def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return where in `runs` the moved sample of the episode of each of these runs is, and which ones it is itself.
+        """Return the index in `runs` of the moved sample of each run's episode, and which runs are such samples.
 
-        -1 where the episode has none, or no other run; then none is told to be one itself.
+        The index is -1 if the episode has no moved sample, or no other run. Then the second result is False.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
             return found, is_moved
         lane, moved = self._lanes_of(runs + self._hidden)
         key = lane_keys(self.runs().first[runs], *self.segments)
-        # In its lane, a sample that was moved is next to the others of its episode, behind them unless `from_end`.
-        beside = np.where(moved == self._starts.from_end, 1, -1)
+        # In its lane, a moved sample is next to the others of its episode: after them, or before them with `from_end`.
+        neighbour = np.where(moved == self._starts.from_end, 1, -1)
         for keys, places in self._indices():
             if not len(keys):
                 continue
             at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-            other = places[np.clip(at + beside, 0, len(keys) - 1)]
+            other = places[np.clip(at + neighbour, 0, len(keys) - 1)]
             others_lane, others_moved = self._lanes_of(other)
             is_pair = (keys[at] == key) & (other >= self._hidden) & (others_lane == lane) & (others_moved != moved)
             found[is_pair & ~moved] = other[is_pair & ~moved] - self._hidden
@@ -589,13 +588,13 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return a number for the lane of each of these runs of the block, and which are a sample that was moved."""
+        """Return a number for the lane of each of these runs of the block, and which are moved samples."""
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
 
     def _indices(self) -> tuple[LaneIndex, LaneIndex]:
-        """Return the runs of the first region, and all others, in the order of their lanes; see `_index`."""
+        """Return the runs of the first region, and all others, in the order of lanes; see `_index`."""
         if self._main_index is None:
             self._main_index = self._index(0, self._main)
         if self._rest_index is None:
@@ -603,13 +602,13 @@ class Population:
         return self._main_index, self._rest_index
 
     def _index(self, start: int, end: int) -> LaneIndex:
-        """Return the runs of a region in the order of their lanes: keys, and where in the block they stand."""
+        """Return the runs of a region in the order of lanes: their keys, and their places in the block."""
         keys, order = by_lane(self._block.slice(start, end)[FIRST], self.segments)
         return keys, order + start
 
 
 class GrowingRuns:
-    """Runs of ids, with room for more; see `kernels.runs.FIRST`. `before[i]` counts the ids in runs before run i."""
+    """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` counts the ids in runs before run i."""
 
     def __init__(self, capacity: int) -> None:
         self._replace(_block_array(capacity))
@@ -626,7 +625,7 @@ class GrowingRuns:
         self._replace(state["array"])
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Put runs from `start` on, over what is there, and return where they end; without times, these stay."""
+        """Overwrite runs from `start` on; return the end. Runs without times keep the times in the array."""
         end = start + len(runs.first)
         self.make_room(end)
         if end == start:
@@ -639,19 +638,19 @@ class GrowingRuns:
         return end
 
     def make_room(self, end: int) -> None:
-        """See that there is room for runs before this place."""
+        """Make room for runs up to `end`."""
         old = self.array
         if end >= old.shape[1]:
             self._replace(_block_array(2 * end))
             for row, before in zip(self.array, old, strict=True):
-                if before.any():  # zeros that nobody writes take no memory
+                if before.any():  # zeros that are never written take no memory
                     row[: len(before)] = before
 
 
 class _Block(GrowingRuns):
-    """The runs of a population. `coarse` has the `before` of some that were settled; see `kernels.ids_at`.
+    """The runs of a population. `coarse` samples `before` of the settled runs; see `kernels.ids_at`.
 
-    `record` is what kernels read, and names these arrays and the numbers of `starts`.
+    Kernels read `record`: the addresses of these arrays and the numbers of `starts`.
     """
 
     def __init__(self, starts: Starts) -> None:
@@ -661,7 +660,7 @@ class _Block(GrowingRuns):
 
     def _replace(self, array: Ints) -> None:
         super()._replace(array)
-        # As Python's own numbers, which numpy takes several times as long for.
+        # A memoryview returns Python numbers several times as fast as numpy.
         self.ids_before, self.time_of = self.before.data.__getitem__, self.runs.time.data.__getitem__
         self._pack()
 
@@ -670,9 +669,9 @@ class _Block(GrowingRuns):
         self.record = pack(self._rule, self.array, self.coarse, self._wanted)
 
     def record_for(self, count: int) -> Ints:
-        """Return the record, with memory for so many ids and no more than some times that."""
+        """Return the record, with memory for `count` to 4 · `count` ids."""
         if not count <= len(self._wanted) <= 4 * count:
-            # An interrupt must not leave a record that names freed memory: then the next call makes another one.
+            # An interrupt must not leave a record of freed memory: an empty `_wanted` makes the next call replace it.
             self._wanted, wanted = self._wanted[:0], np.empty(count, np.int64)
             self.record = pack(self._rule, self.array, self.coarse, wanted)
             self._wanted = wanted
@@ -683,7 +682,7 @@ class _Block(GrowingRuns):
         return self.array[:BEFORE, start:end]
 
     def settle(self, end: int) -> None:
-        """Take in the runs before a place, which stay as they are until they are written again."""
+        """Settle the runs up to `end`: they do not change until they are overwritten."""
         known, parts = len(self.coarse), end >> COARSE_BITS
         if parts > known:
             new = self.before[known << COARSE_BITS : parts << COARSE_BITS : 1 << COARSE_BITS]
@@ -691,18 +690,18 @@ class _Block(GrowingRuns):
             self._pack()
 
     def _unsettle(self, start: int) -> None:
-        """Forget what was settled from a place on."""
+        """Undo `settle` from `start` on."""
         if len(self.coarse) << COARSE_BITS > start:
             self.coarse = self.coarse[: start >> COARSE_BITS]
             self._pack()
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Put runs from `start` on, over what is there, and return where they end."""
+        """Overwrite runs from `start` on; return the end."""
         self._unsettle(start)
         return super().write(start, runs)
 
     def sort(self, start: int, end: int) -> None:
-        """Sort runs by when their episodes began, and then by id."""
+        """Sort runs by the beginning of their episodes, then by id."""
         self._unsettle(start)
         if end - start > 1 and not self._is_sorted(start, end):
             sort_runs(self.array, start, end)
@@ -713,7 +712,7 @@ class _Block(GrowingRuns):
         return bool((is_later | is_same & (first[1:] > first[:-1])).all())
 
     def merge(self, start: int, end: int) -> None:
-        """Sort runs, which are sorted parts, by when their episodes began; those of one time stay in their order."""
+        """Merge sorted parts by the beginning of episodes; runs with equal times keep their order."""
         self._unsettle(start)
         runs = self.array[:BEFORE, start:end]
         runs[:] = runs[:, runs[TIME].argsort(kind="stable")]
@@ -721,9 +720,9 @@ class _Block(GrowingRuns):
 
 
 def _block_array(capacity: int) -> Ints:
-    """Return an array of zeros for so many runs, or more.
+    """Return an array of zeros for at least `capacity` runs.
 
-    Each of its rows begins with a large page, if it has any: else it would take one more than it fills.
+    Rows of a large page or more are aligned to large pages: otherwise each would touch one more page.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -734,69 +733,69 @@ def _block_array(capacity: int) -> Ints:
 
 
 def _is_large(second: int, first: int) -> bool:
-    """Tell whether the second region has outgrown what can be drawn of the first."""
+    """Return whether the second region has outgrown the visible part of the first."""
     return second > max(SMALL, first // 4)
 
 
 def _no_population() -> Population | None:
-    """Stand for a weak reference to a population, before the first."""
+    """Stand in for a weak reference before the first population."""
     return None
 
 
 class Cursor:
-    """How far one follower has seen one population, and the ids of each lane. Not thread-safe.
+    """The progress of one follower in one population and its lanes. Not thread-safe.
 
-    `population` is a weak reference: it returns the population that was seen last, None before the first. `visible` is
-    what it hid then. Who keeps ids in the order in which they come takes them by `new_of` and `take`; a saved state
-    knows the last ones of each lane that were taken in, `taken`, with which another cursor begins.
+    `population` is a weak reference to the last seen population; it returns None before the first. `visible` is the
+    boundary of hidden steps at that time. A follower that keeps ids in their order of arrival uses `new_of` and `take`.
+    Its saved state has `taken`, the last id of each lane, and another cursor begins there.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
         self.population: Callable[[], Population | None] = _no_population
         self.visible = ALL_VISIBLE
         self._version = -1
-        self._mark: Mark | None = None
+        self._progress: Progress | None = None
         self._generation: int | None = None  # None: of another population
-        self._last = taken  # of each lane of the population, -1 for none; as they were given before it is followed
+        self._last = taken  # of each lane, -1 without one; before the first population, as given
 
     @property
     def is_new(self) -> bool:
-        """Whether it has seen no population yet."""
+        """Whether no population was seen yet."""
         return self.population is _no_population
 
     def copy(self) -> "Cursor":
-        """Return one that goes on by itself."""
+        """Return an independent copy."""
         new = copy(self)
         new._last = self._last.copy()
         return new
 
     def is_of(self, population: Population) -> bool:
-        """Tell whether it is this population that was seen last."""
+        """Return whether this population was seen last."""
         return self.population() is population
 
     def is_at(self, population: Population) -> bool:
-        """Tell whether all of a population was seen since its last refresh."""
+        """Return whether the population did not change since."""
         return self.population() is population and self._version == population.version
 
     def changes(self, population: Population) -> Changes:
-        """Return what has changed; all of it for another population, or where the last changes were not `reached`."""
-        mark, self._mark = self._mark, None
+        """Return the changes since the last `reach`; all runs for another population, or without that `reach`."""
+        progress, self._progress = self._progress, None
         if not self.is_of(population):
-            mark, self._generation, self.population = None, None, weakref.ref(population)
+            progress, self._generation, self.population = None, None, weakref.ref(population)
         self._version = -1
-        return population.changes(mark)
+        return population.changes(progress)
 
     def reach(self, population: Population, changes: Changes) -> None:
-        """Note that what `changes` returned was taken in."""
-        self._version, self._mark = population.version, changes.mark
+        """Take note that `changes` were processed."""
+        self._version, self._progress = population.version, changes.progress
         self._generation, self.visible = population.generation, population.visible
 
     def may_miss(self, population: Population) -> bool:
-        """Tell whether ids may have gone that are not the oldest ones: evicted by hand, set aside or refused."""
+        """Return whether ids other than the oldest may have left: evicted by hand, set aside or refused."""
         return self._generation != population.generation
 
     def kept(self, population: Population, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids can still be drawn, of such as could be when `changes` were reached, or that came since."""
+        """Return which ids can still be drawn, (n,) bool; all could be drawn at the last `reach` or came later."""
         if self.may_miss(population):
             return population.contains(ids)
         if self.visible.oldest is population.visible.oldest:
@@ -805,11 +804,11 @@ class Cursor:
 
     @property
     def taken(self) -> Ints:
-        """The last ids of each lane that were taken in."""
+        """The last taken id of each lane."""
         return self._last[self._last >= 0]
 
     def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:
-        """Return what is behind the last ids of these runs, the place of each one's lane, and whether that is new."""
+        """Return the parts of runs after the last taken ids, the place of each run's lane, and whether it is new."""
         visible = population.visible
         if self.may_miss(population):
             known = self.taken
@@ -828,22 +827,22 @@ class Cursor:
         return keep(runs, new), place[new], self._last[place[new]] < 0
 
     def take(self, runs: IdRuns, place: Ints) -> None:
-        """Take in what `new_of` returned."""
+        """Take the runs that `new_of` returned."""
         np.maximum.at(self._last, place, last_ids(runs))
 
 
 class _ShareSize:
-    """How many ids of a population are in its share."""
+    """The number of ids of a population that are in its share."""
 
     def __init__(self) -> None:
         self._cursor = Cursor()
-        self._settled = self._size = 0  # the former of runs that stay as they are
+        self._settled = self._size = 0  # `_settled` counts runs that do not change
 
     def of(self, population: Population) -> int:
-        """Return how many there are."""
+        """Return the number."""
         if not self._cursor.is_at(population):
             share, changes = population.share, self._cursor.changes(population)
-            ended = changes.runs.shape[1] - changes.loose
+            ended = changes.runs.shape[1] - changes.provisional
             before = 0 if changes.whole else self._settled - share.count(changes.reached)
             self._settled = before + share.count(changes.runs[:, :ended])
             self._size = self._settled + share.count(changes.runs[:, ended:])

@@ -1,10 +1,10 @@
-"""A table of priorities by id: it follows a population, and is drawn from in proportion.
+"""A table of priorities by id. It follows a population and draws ids in proportion to their priorities.
 
-What is kept of an id is its raw priority |td| + eps, at a place in a page of 64 successive rows of its lane; see
-`kernels.pages`. The place's leaf in the tree holds raw ** alpha while the id can be drawn, else 0. Ids that a view does
-not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an update or a writer
-gave to an id that can be drawn; see `kernels.pages`. Pages are used again when none is left and all of their steps
-are gone; which number a page has is part of the saved state: which id a random number means depends on it.
+The table keeps the raw priority |td| + eps of an id, at a place in a page of 64 successive rows of its lane; see
+`kernels.pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids that the
+view does not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an update or
+a writer gave to an id that can be drawn. When no page is free, pages without steps are used again. The numbers of pages
+are part of the saved state, because they decide which id a random number draws.
 """
 
 import math
@@ -24,15 +24,15 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import chosen
 
 FIRST_PAGES = 16
-_MOST_EMPTY = 1 << 16, 64  # pages that a saved table is believed to have: one, or a multiple of those in use
-# Places that are shown or hidden at a time, and ids of a draw or an update for which there is always memory.
+_MOST_EMPTY = 1 << 16, 64  # accepted pages of a saved table: this number, or this multiple of the pages in use
+# Places that are shown or hidden at a time. Scratch memory always suffices for draws and updates of this size.
 _BLOCK = 4096
 _PAGES_AT_ONCE = 64
 _NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # without a snapshot
 
 
 class _Shared(NamedTuple):
-    """1.0 at the places of a share's ids, (pages, 64), as long as the pages have these first ids and strides."""
+    """`mine` is 1.0 at the places of a share's ids, (pages, 64), while the pages have these first ids and strides."""
 
     share: Share
     pages: Ints
@@ -42,9 +42,9 @@ class _Shared(NamedTuple):
 class SumTree:
     """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
 
-    `least` is whether to know the smallest mass that is not 0. `memory`, float64 zeros, as many as the last number of
-    `sumtree.tree_starts(capacity)`, is what the tree is made of. `starts`, `tree`, `sums` and `smallest` are the arrays
-    as `kernels.sumtree` has them, to be changed by kernels alone.
+    `least` tells whether to track the smallest nonzero mass. `memory` are float64 zeros for the tree; its length is the
+    last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and `smallest` are the arrays of
+    `kernels.sumtree`. Only kernels change them.
     """
 
     def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
@@ -58,22 +58,22 @@ class SumTree:
 
     @property
     def least(self) -> float:
-        """The smallest mass that is not 0, infinite where there is none."""
+        """The smallest nonzero mass; infinity without one."""
         return float(self.smallest[-1]) or math.inf
 
     @property
     def masses(self) -> Floats:
-        """The mass of each leaf; to be changed by `set` alone."""
+        """The mass of each leaf. Only `set` changes them."""
         return self.tree[: self.capacity]
 
     def set(self, leaves: Ints, masses: Floats) -> None:
-        """Give leaves their masses, (n,) finite and not negative; the last one where a leaf is named twice."""
+        """Set the masses of leaves, (n,) finite and not negative; the last mass of a repeated leaf counts."""
         self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest, np.empty(len(leaves), np.int64))
 
     def fill(self, masses: Floats) -> None:
-        """Give the first leaves these masses; all others must be 0."""
+        """Set the masses of the first leaves; all others must be 0."""
         self.tree[: len(masses)] = masses
-        # One leaf of each node that changes: setting it adds up all of them.
+        # One leaf of each changed node: setting it sums the node.
         leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
         self.set(leaves, self.tree[leaves])
 
@@ -81,8 +81,8 @@ class SumTree:
 class PriorityTable:
     """The priorities of one kind of id. Not thread-safe.
 
-    `alpha` is the exponent of the priorities, `least` whether to know the smallest of them; `tree` holds the masses, by
-    place.
+    `alpha` is the exponent of the priorities, `least` tells whether to track the smallest one. `tree` holds the masses
+    by place.
     """
 
     tree: SumTree
@@ -100,7 +100,7 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # What was offered last, see `kernels.pages`, and the lanes that it has the address of.
+        # The last offered runs, see `kernels.pages`, and the array of lanes whose address they hold.
         self._offered = np.zeros((4, columns.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, columns.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -113,7 +113,7 @@ class PriorityTable:
         return float(chosen("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
-        """Make room for so many pages, all that are in use among them; they are to be listed."""
+        """Make room for `count` pages, and keep those in use. The caller lists the pages."""
         width, size, old = columns.PAGE, columns.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, found = zeros(
@@ -134,7 +134,7 @@ class PriorityTable:
             pages, found, stacks, heights, raw, bounds, tree.starts, tree.tree, tree.sums, tree.smallest,
             *self._ints, *self._floats,
         )  # fmt: skip
-        # By one operation: an interrupt must not leave a record that names freed memory.
+        # One operation: an interrupt must not leave a record of freed memory.
         changed = {"_pages": pages, "_slots": found, "_stacks": stacks, "_heights": heights, "_raw": raw}
         vars(self).update(changed, _bounds=bounds, tree=tree, _table=table)
 
@@ -145,7 +145,7 @@ class PriorityTable:
         return int(in_use[-1]) + 1 if len(in_use) else 0
 
     def _list_pages(self) -> None:
-        """Make the pages in use findable, and list the others: those of the lowest numbers are used first."""
+        """Index the pages in use, and list the free ones: the lowest numbers are used first."""
         pages = self._pages
         columns.index_pages(pages, self._slots)
         pages[:, columns.TOUCHED] = 0
@@ -155,7 +155,7 @@ class PriorityTable:
         self._heights[:] = len(unused), 0, 0, 0
 
     def set_alpha(self, alpha: float) -> None:
-        """Change the exponent; costs as much as there are priorities, unless it is the same."""
+        """Change the exponent; a new one costs a pass over all priorities."""
         if alpha != self._alpha:
             self._alpha = alpha
             end = self._end * columns.PAGE
@@ -166,9 +166,9 @@ class PriorityTable:
     # --- following a population --------------------------------------------------------------------------------------
 
     def follow(self, population: Population, eps: float = 1e-6, eta: float = 0.9) -> None:
-        """Offer exactly the population's ids; costs what is new.
+        """Offer exactly the population's ids, at the cost of the new ones.
 
-        For `eps` and `eta` see `Prioritized`: they count for new ids whose steps have initial priorities.
+        `eps` and `eta`, see `Prioritized`, apply to new ids whose steps have initial priorities.
         """
         if self._cursor.is_at(population):
             return
@@ -178,7 +178,7 @@ class PriorityTable:
         if changes.reached.shape[1]:
             old = self._with_reached(changes.reached)
         new = np.empty((4, columns.RUNS + runs.shape[1]), np.int64)
-        numbers = changes.loose, changes.left, changes.whole, self._alpha
+        numbers = changes.provisional, changes.partially_hidden, changes.whole, self._alpha
         while self._offer(old, runs, new, record, self._table, *numbers):
             self._make_room(population)
         self._offered = new, lanes
@@ -188,12 +188,12 @@ class PriorityTable:
         self._cursor.reach(population, changes)
 
     def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
-        """Set the raw priorities of new ids from the initial ones of their steps.
+        """Set the raw priorities of new ids from the initial priorities of their steps.
 
-        Other new ids enter with the largest one given so far, the ids before them in the order included.
+        Other new ids enter with the largest priority given so far, including the new ids before them.
         """
         pages = self._stacks[columns.CHANGED, : self._heights[columns.NEW]]
-        # In an order that depends on nothing but the ids: a sampler that was loaded goes on as the one that was saved.
+        # The order depends only on the ids: a loaded sampler then continues like the saved one.
         pages = pages[self._pages[pages, columns.FIRST].argsort()]
         for at in range(0, len(pages), _PAGES_AT_ONCE):
             lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
@@ -206,14 +206,14 @@ class PriorityTable:
             self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
 
     def _enter(self, ids: Ints, raw: Floats) -> None:
-        """Let ids that can be drawn have these raw priorities, as not given."""
+        """Set raw priorities of drawable ids, marked as not given."""
         places, masses = self.places(ids), np.empty(len(ids))
         self._powers(raw, self._alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(len(ids)), masses)
         self._raw[places] = -raw
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return what was offered, with runs that have come to be hidden in part behind those that were."""
+        """Return the offered runs, with newly hidden runs after the partially hidden ones."""
         runs = self._offered[0]
         ended, left = runs[[columns.ENDED, columns.LEFT], 0].tolist()
         start, end = columns.RUNS + ended, columns.RUNS + ended + left
@@ -223,7 +223,7 @@ class PriorityTable:
         return more
 
     def _make_room(self, population: Population) -> None:
-        """Free the pages whose steps are all gone, and make more if there are few of these."""
+        """Free the pages whose steps are all gone, and add pages if too few are free."""
         in_use, is_alive, needed = self._alive(population)
         gone, width = in_use[~is_alive], columns.PAGE
         if len(gone):
@@ -235,14 +235,14 @@ class PriorityTable:
         self._list_pages()
 
     def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
-        """Return the pages in use, whether there are steps of each, and how many pages all steps need."""
+        """Return the pages in use, which of them still have steps, and how many pages all steps need."""
         width = columns.PAGE
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)
         there = (keys >= 0) & (episodes.count > 0)
         (first, stride, count), keys = (column[there] for column in episodes), keys[there]
         row = (first & POSITION_MASK) // stride
-        # Keys of the first rows of the pages that each episode lies in.
+        # Keys of the first rows of each episode's pages.
         start, pages = keys - row % width, (row % width + count - 1) // width + 1
         alive = np.unique(np.repeat(start, pages) + width * places_of(np.zeros_like(pages), pages))
         in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
@@ -252,19 +252,19 @@ class PriorityTable:
     # --- priorities --------------------------------------------------------------------------------------------------
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of each id, -1 where it cannot be drawn."""
+        """Return the place of each id, -1 for an id that cannot be drawn."""
         places = np.empty(len(ids), np.int64)
         offered, lanes = self._offered
         chosen("locate")(ids, offered[columns.ORIGIN, 0], lanes, self._pages, self._slots, places)
         return places
 
     def masses_of(self, ids: Ints) -> Floats:
-        """Return the mass of each id, 0 where it cannot be drawn."""
+        """Return the mass of each id, 0 for an id that cannot be drawn."""
         places = self.places(ids)
         return np.where(places >= 0, self.tree.masses[places], 0.0)
 
     def total_of(self, share: Share) -> float:
-        """Return the sum of the masses of a share: costs as much as to add them up."""
+        """Return the sum of the masses of a share; it costs a pass over all masses."""
         if share.world_size == 1:
             return self.tree.total
         now = self._pages[:, [columns.FIRST, columns.STRIDE]]
@@ -275,19 +275,19 @@ class PriorityTable:
         first, stride = now[other].T
         ids = first[:, None] + stride[:, None] * np.arange(columns.PAGE)
         mine[other], pages[other] = share.contains(ids.reshape(-1)).reshape(ids.shape), now[other]
-        # Not by BLAS, whose threads wait for each other where processors are busy.
+        # Not BLAS: its threads wait for each other on busy processors.
         return float(np.einsum("i,i", self.tree.masses, mine.reshape(-1)))
 
     def raw(self, ids: Ints) -> Floats:
-        """Return the raw priority of each id, 0 where it cannot be drawn."""
+        """Return the raw priority of each id, 0 for an id that cannot be drawn."""
         places = self.places(ids)
         return np.where(places >= 0, np.abs(self._raw[places]), 0.0)
 
     def draw(self, key: int, size: int, strata: int) -> tuple[Ints, Floats]:
-        """Return so many random ids, in proportion to their masses, and the chance of each.
+        """Return `size` random ids in proportion to their masses, and the probability of each.
 
-        The total is cut into `strata` equal parts: the first id is one of the first part, and so on, from the first
-        part again behind the last. `key`, 0 to below 2 ** 63, is what the random numbers follow from.
+        The total mass is divided into `strata` equal parts, and the parts take turns: the first id is from the first
+        part. `key`, 0 <= key < 2 ** 63, seeds the random numbers.
         """
         self._fit(size)
         ids, chances = np.empty(size, np.int64), np.empty(size)
@@ -295,29 +295,29 @@ class PriorityTable:
         return ids, chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
-        """Set raw priorities |error| + eps of ids that can be drawn; return how many of them cannot.
+        """Set the raw priorities |error| + eps of ids; return how many ids cannot be drawn.
 
-        If error i is not finite, nothing is changed and -1 - i is returned.
+        If error i is not finite, nothing changes and the result is -1 - i.
         """
         self._fit(len(ids))
         skipped: int = self._update(ids, errors, eps, self._alpha, self._offered[0], self._table)
         return skipped
 
     def _fit(self, count: int) -> None:
-        """Have scratch memory for so many ids, and no more than some times that."""
+        """Provide scratch memory for `count` to about 4 · `count` ids."""
         wanted = max(count, _BLOCK)
         if not wanted <= self._ints.shape[1] <= 4 * wanted:
             ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
             table[columns.DRAWN_PLACES :] = pack(*ints, *floats)
             self._heights[columns.DRAWN] = 0
-            vars(self).update(_ints=ints, _floats=floats, _table=table)  # by one operation, as in `_resize`
+            vars(self).update(_ints=ints, _floats=floats, _table=table)  # one operation, as in `_resize`
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arrays and numbers from which `loaded` makes the same table: 8 bytes an id, and its pages.
+        """Return arrays and numbers for `loaded`: 8 bytes per id, and the pages.
 
-        `known` and `given` have a bit a row of a page: which have a priority, and which of those were given theirs.
+        `known` and `given` have one bit per row of a page: whether it has a priority, and whether that was given.
         """
         population = self._cursor.population()
         number = np.flatnonzero(self._pages[:, columns.STRIDE])
@@ -337,16 +337,16 @@ class PriorityTable:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
-        """Make a table from its state; ValueError where this is the state of no table.
+        """Make a table from its state; ValueError if it is not one.
 
-        Earlier versions did not save which priorities were given. There, new ids often entered with exactly 1: such a
-        priority counts as not given.
+        Earlier versions did not save which priorities were given. New ids often entered with exactly 1 there, so a
+        priority of 1 counts as not given.
         """
         with state_of("a table of priorities"):
             every = {"given": state["known"], **state}
             number, first, stride, known, given = columns_of(every, ("page", "first", "stride", "known", "given"))
             values, count = np.ascontiguousarray(state["values"], np.float64), int(state["pages"])
-        # What a state must be for the table to stay inside its arrays.
+        # These conditions keep all accesses inside the arrays.
         good = count > 0 and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
         good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
         good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
@@ -354,7 +354,7 @@ class PriorityTable:
         if not good or not (values > 0).all() or not np.isfinite(values).all():
             raise ValueError("this saved table of priorities contradicts itself: it is damaged")
         if count > (room := max(_MOST_EMPTY[0], _MOST_EMPTY[1] * len(number))):
-            count, number = room, np.arange(len(number))  # another order of pages is as good
+            count, number = room, np.arange(len(number))  # any other order of pages is valid
         table = cls(alpha, least)
         table._resize(count)
         for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):

@@ -1,4 +1,4 @@
-"""Prioritized replay: ids in proportion to the errors that they last gave."""
+"""Prioritized replay: ids in proportion to their last errors."""
 
 import json
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from diskreplay.distributions.saved_state import kind_of
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.table import chosen
 
-_TINY = 5e-324  # for what is above 0, however little
+_TINY = 5e-324  # the smallest positive float64
 
 
 class Prioritized(Owned):
     """Draw ids in proportion to |td| ** alpha: proportional prioritization, Schaul et al. 2016 (sections 3.3 and 3.4).
 
-    P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids begin with the priority that their steps were appended with
-    (Horgan et al. 2018, section 3; of sequences see `eta`). Other new ids begin with the largest priority that an
-    update or such a step gave to an id that can still be drawn, 1 before any. A priority that an id began with by
-    this rule does not count. The weight of a drawn id is (N · P(i)) ** -beta over the largest such weight, where N
-    counts the ids that can be drawn.
+    P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids enter with the initial priority of their step
+    (Horgan et al. 2018, section 3; for sequences see `eta`). Other new ids enter with the largest priority that an
+    update or an initial priority gave to an id that can still be drawn, and with 1 before any. Priorities from this
+    rule do not count themselves. The weight of a drawn id is (N · P(i)) ** -beta divided by the largest such weight,
+    where N is the number of ids that can be drawn.
 
-    It holds priorities, and so belongs to one sampler, under whose lock it is called. Each kind of id has a table of
-    its own: all transitions share one, sequences of each (length, overlap, pad) have another. A table is made when its
-    kind is first drawn from, and kept while the view is switched.
+    It holds priorities, so it belongs to one sampler, which calls it under its lock. Each kind of id has its own table:
+    all transitions share one, and sequences of each (length, overlap, pad) have another. The first draw of a kind makes
+    its table, which stays while the view changes.
 
     Parameters
     ----------
@@ -39,14 +39,14 @@ class Prioritized(Owned):
         Exponent of the weights, at least 0; a schedule such as `Linear(0.4, 1.0, 1_000_000)` is counted in delivered
         batches.
     eps : float
-        What is added to each |td|, above 0, so that every id is drawn now and then.
+        Number above 0 that is added to each |td|, so that every id can be drawn.
     eta : float
         Priorities of sequences are eta · max |td| + (1 - eta) · mean |td| (Kapturowski et al. 2019, section 2.3).
     normalize : {"batch", "store"}
-        Over what the largest weight is taken: the batch, or all that can be drawn.
+        Weights are divided by the largest weight of the batch, or of all ids that can be drawn.
     stratified : bool
-        Whether one id is drawn from each of as many equal parts of the total as the batch has items (section B.2.1);
-        False draws them independently.
+        True divides the total priority into `batch_size` equal parts and draws one id from each (section B.2.1). False
+        draws ids independently.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class Prioritized(Owned):
 
     @property
     def alpha(self) -> float:
-        """Exponent of the priorities. Setting it counts from the next draw on, which then costs as much as a pass."""
+        """Exponent of the priorities. The next draw applies a new value, at the cost of a pass over all priorities."""
         return self._alpha
 
     @alpha.setter
@@ -97,7 +97,7 @@ class Prioritized(Owned):
 
     @property
     def eps(self) -> float:
-        """What is added to each |td|."""
+        """The number that is added to each |td|."""
         return self._eps
 
     @property
@@ -107,12 +107,12 @@ class Prioritized(Owned):
 
     @property
     def normalize(self) -> str:
-        """Over what the largest weight is taken: "batch" or "store"."""
+        """Where the largest weight is taken: "batch" or "store"."""
         return self._normalize
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What makes another one like it, apart from beta and the priorities."""
+        """The arguments of an equal distribution, without beta and priorities."""
         names = ("alpha", "eps", "eta", "normalize", "stratified")
         return {name: getattr(self, f"_{name}") for name in names}
 
@@ -126,7 +126,7 @@ class Prioritized(Owned):
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
     def _followed(self, population: Population) -> PriorityTable:
-        """Return the table of the population's kind, up to date with it."""
+        """Return the table of the population's kind, after it followed the population."""
         table = self._tables.get(population.kind)
         if table is None:
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
@@ -142,17 +142,17 @@ class Prioritized(Owned):
         return Draw(ids, chances, population.size, least)
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         table = self._followed(population)
         return table.masses_of(ids) / (table.tree.total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which `draw_share` draws each id of the population's share, (n,)."""
+        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
         table = self._followed(population)
         return table.masses_of(ids) / (table.total_of(population.share) or 1.0)
 
     def priorities(self, population: Population, ids: Ints) -> Floats:
-        """Return the priority |td| + eps of each id, (n,), 0 where it cannot be drawn."""
+        """Return the priority |td| + eps of each id, (n,); 0 for an id that cannot be drawn."""
         return self._followed(population).raw(ids)
 
     def priority_sum(self, population: Population) -> float:
@@ -160,7 +160,7 @@ class Prioritized(Owned):
         return self._followed(population).total_of(population.share)
 
     def mixing_error(self) -> str | None:
-        """Return None where weights are normalized over the batch."""
+        """Return None if weights are normalized over the batch, else why it cannot be mixed."""
         if self._normalize == "batch":
             return None
         return 'must have normalize="batch": the largest weight of a store is not known'
@@ -171,9 +171,9 @@ class Prioritized(Owned):
         Parameters
         ----------
         draw : Draw
-            What `draw` returned.
+            A result of `draw`.
         beta : float or schedule or None
-            Exponent of this batch's weights; None is the distribution's own.
+            Exponent of this batch's weights; None: the distribution's own.
         batches : int
             Batches delivered before this one, for a schedule.
         """
@@ -187,27 +187,27 @@ class Prioritized(Owned):
             if chances.ndim != 1:
                 raise ValueError(f"chances must have one axis, not shape {list(chances.shape)}")
             self._scratch = np.empty((3, len(chances)))
-        # N cancels against the largest weight, which is that of the smallest chance.
+        # N cancels out: the largest weight belongs to the smallest chance.
         least = draw.least if self._normalize == "store" else 0.0
         chosen("weights")(chances, least, exponent, self._scratch, weights)
         return weights
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
-        """Set the priorities of ids from their errors; nothing is changed if it raises.
+        """Set the priorities of ids from their errors. If it raises, nothing changes.
 
         Parameters
         ----------
         population : Population
-            What can be drawn now, refreshed at least once.
+            The ids that can be drawn, refreshed at least once.
         ids : (n,) int64
-            Which ids, in one piece of memory; the last error counts where one is named twice.
+            Ids, contiguous; of a repeated id the last error counts.
         errors : (n,) float64
-            Errors of either sign, in one piece of memory; of sequences, see `sequence_error`.
+            Errors of either sign, contiguous. For sequences, see `sequence_error`.
 
         Returns
         -------
         int
-            How many of the ids cannot be drawn: they were evicted, or the view does not offer them.
+            The number of ids that cannot be drawn: they were evicted, or the view does not offer them.
 
         Raises
         ------
@@ -222,21 +222,21 @@ class Prioritized(Owned):
         return skipped
 
     def place(self) -> dict[tuple[Any, ...], PriorityTable]:
-        """Return the tables: another state has others."""
+        """Return the tables: another state has other tables."""
         return self._tables
 
     def go_back(self, place: dict[tuple[Any, ...], PriorityTable]) -> None:
-        """Go back to tables."""
+        """Return to earlier tables."""
         self._tables = place
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tables: by kind, written as JSON, dicts of arrays and numbers."""
+        """Return the tables as dicts of arrays and numbers, by their kind as JSON."""
         return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned: ids that are gone are dropped, those not in it are new.
+        """Resume from a `state_dict`. Ids that left since are dropped; ids that it lacks are new.
 
-        ValueError, and no change, where this is no such state.
+        ValueError, and no change, if `state` is not one.
         """
         least = self._normalize == "store"
         tables = {kind_of(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
@@ -244,20 +244,20 @@ class Prioritized(Owned):
 
 
 class PrioritizedOfEnough(Prioritized):
-    """`Prioritized`, for batches of no more items than there are ids."""
+    """`Prioritized` that refuses batches larger than the population."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids; NotEnoughData where the population has fewer."""
+        """Draw `size` ids; NotEnoughData if the population has fewer."""
         check_enough(population, size)
         return super().draw(population, size, rng)
 
 
 def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
-    """Return one error a sequence, eta · max |td| + (1 - eta) · mean |td| (Kapturowski et al. 2019, section 2.3).
+    """Return one error per sequence, eta · max |td| + (1 - eta) · mean |td| (Kapturowski et al. 2019, section 2.3).
 
-    `td_error` is (batch, length) float; `loss_mask`, (batch, length) bool, tells which steps count. The result is
-    (batch,) float64, 0 for a sequence of which no step counts. ValueError where the shapes differ, or an error that
-    counts is not finite.
+    `td_error` is (batch, length) float; `loss_mask`, (batch, length) bool, selects steps. The result is (batch,)
+    float64, 0 for a sequence without a selected step. ValueError if the shapes differ, or if a selected error is not
+    finite.
     """
     counts = np.asarray(loss_mask, bool)
     error = np.abs(np.asarray(td_error, np.float64))

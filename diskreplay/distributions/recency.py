@@ -1,9 +1,9 @@
-"""Newer steps more often.
+"""The distribution that draws newer steps more often.
 
-The newest ids of a population are kept in the order in which they came: in blocks of consecutive steps, each a small
-part of a half-life; older ones than `HALF_LIVES` are left out, as nothing would ever draw them. A block holds pieces,
-arithmetic runs of ids of one lane, which are taken to have come evenly while it was filled. So one array of a few
-thousand blocks says how probable each is, and to follow a store costs what is new.
+It keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps that are a small part
+of a half-life. Ids older than `HALF_LIVES` are left out: they would never be drawn. A block holds pieces, runs of ids
+in one lane, which are assumed to arrive evenly while the block is filled. So the probabilities are one array of a few
+thousand blocks, and following a store costs only the new ids.
 """
 
 import math
@@ -32,33 +32,33 @@ from diskreplay.kernels.runs import (
     without_hidden,
 )
 
-# Blocks of a half-life: what is in one of them differs by a fiftieth in its probability.
+# Blocks per half-life: probabilities within a block differ by a fiftieth.
 BLOCKS = 32
-# What came so many half-lives ago is drawn once in 10 ** 12 times.
+# Older steps are not kept, in half-lives: one in 10 ** 12 draws would hit them.
 HALF_LIVES = 40
-# Pieces of a block, beyond which it ends though it is not full.
+# Maximum number of pieces of a block that is not full.
 _MOST_PIECES = 256
-# A share of the pieces of what is sorted by time: they are a few to each block.
+# Runs that are sorted by time are cut into pieces of a block divided by this number.
 _PARTS = 4
 # Ids that are looked up together.
 _AT_ONCE = 1 << 20
-# Half-lives between the newest block and the one by which weights are told: 2 ** 500 is within a double.
+# Limit of the exponent of a block's weight, relative to the newest block: e ** -500 is within a double.
 _FAR = 500.0
 
 
 class Recency(Owned):
     """Draw each id with a probability that halves with every `half_life` newer steps, with replacement.
 
-    P(i) ∝ 2 ** (-age / half_life), where age counts the steps that can be drawn and were published later, by whichever
-    writer. It is exact for one lane; between lanes the order is that in which the steps were found or, of those found
-    together, the one of their times, to within a thirtieth of the half-life.
+    P(i) ∝ 2 ** (-age / half_life), where age is the number of drawable steps of all writers that were published later.
+    It is exact within one lane. Between lanes, steps are ordered by discovery. Steps found together are ordered by
+    their times, with a tolerance of a thirtieth of the half-life.
 
     It belongs to one sampler.
 
     Parameters
     ----------
     half_life : float
-        In steps that can be drawn, above 0.
+        Number of drawable steps, above 0.
 
     Raises
     ------
@@ -78,7 +78,7 @@ class Recency(Owned):
         return Draw(self._followed(population).draw(size, rng))
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         found = np.zeros(len(ids))
         drawable = population.contains(ids)
         if drawable.any():
@@ -86,21 +86,21 @@ class Recency(Owned):
         return found
 
     def place(self) -> "Arrivals":
-        """Return the order of ids: another state has another one."""
+        """Return the arrivals: another state has other ones."""
         return self._arrivals
 
     def go_back(self, place: "Arrivals") -> None:
-        """Go back to an order of ids."""
+        """Return to earlier arrivals."""
         self._arrivals = place
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order in which the newest ids came."""
+        """Return the newest ids in their order of arrival."""
         return self._arrivals.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the order of ids that `state_dict` returned; those that came since are the newest.
+        """Resume from a `state_dict`; ids that came since are the newest.
 
-        ValueError where it is not one.
+        ValueError if `state` is not one.
         """
         with state_of("Recency"):
             self._arrivals = Arrivals.loaded(self._half_life, state)
@@ -113,9 +113,9 @@ class Recency(Owned):
 
 
 class Arrivals:
-    """The newest ids of one population, by when they came. Not thread-safe.
+    """The newest ids of one population, in their order of arrival. Not thread-safe.
 
-    `half_life`: steps after which an id is half as probable.
+    `half_life` is in steps.
     """
 
     def __init__(self, half_life: float) -> None:
@@ -128,8 +128,8 @@ class Arrivals:
     def _clear(self) -> None:
         self._cursor = Cursor()
         self._room = GrowingRuns(64)  # the pieces
-        self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and where the last one ends
-        self._ranks: Floats = np.zeros(1)  # the steps before each block, and before the one that comes next
+        self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and the end of the last block
+        self._ranks: Floats = np.zeros(1)  # the steps before each block, and before the next one
         self._is_full = True  # the last block
         self._weigh()
 
@@ -155,7 +155,7 @@ class Arrivals:
         return drawn
 
     def chances(self, ids: Ints) -> Floats:
-        """Return the probability with which each visible id is drawn."""
+        """Return the probability of each visible id."""
         pieces, segments = IdRuns(*self._pieces), self._cursor.visible[1:3]
         index, count = by_lane(pieces.first, segments), pieces.count
         piece, number, found = runs_with(ids, lane_keys(ids, *segments), index, pieces)
@@ -164,7 +164,7 @@ class Arrivals:
         return np.asarray(chance / self._mass(np.arange(len(count)), count).sum(), np.float64)
 
     def _mass(self, piece: Ints, number: Ints) -> Floats:
-        """Return how probable it is to draw one of the first ids of a piece, in any unit."""
+        """Return the probability of the first `number` ids of a piece, up to a common factor."""
         block = np.searchsorted(self._starts, piece, "right") - 1
         count, length = self._pieces[2, piece], self._lengths[block]
         share = np.expm1(length * number / count) / np.expm1(length)
@@ -174,11 +174,11 @@ class Arrivals:
     # --- following ---------------------------------------------------------------------------------------------------
 
     def is_of_another(self, population: Population) -> bool:
-        """Tell whether ids are of another population. Those that were loaded are of the one that is followed next."""
+        """Return whether the ids belong to another population. Loaded ids belong to the next population."""
         return not (self._cursor.is_new or self._cursor.is_of(population))
 
     def follow(self, population: Population) -> None:
-        """Bring it up to date with the population."""
+        """Take in the changes of the population."""
         if self._cursor.is_at(population):
             return
         if self._is_changing:  # an interrupt came before it was up to date
@@ -193,14 +193,14 @@ class Arrivals:
 
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
-        # Pieces hold nothing but ids that can be drawn. A resumed sampler cannot tell hidden ids from evicted ones: it
-        # draws the same only if neither takes part in draws.
+        # Pieces hold only drawable ids. A resumed sampler cannot tell hidden ids from evicted ones: it draws the same
+        # batches only if neither are in pieces.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
-            # Steps are back that had been set aside: only their times tell where they belong. Or all that was kept is
-            # gone, and older ids are left.
+            # Steps came back from quarantine, and only their times give their order. Or all kept ids left, and older
+            # ids remain.
             self._clear()
             changes = self._cursor.changes(population)
             self._add(IdRuns(*changes.runs), population)
@@ -209,7 +209,7 @@ class Arrivals:
         self._cursor.reach(population, changes)
 
     def _drop_hidden(self, visible: Visible) -> None:
-        """Take hidden ids away, and those of deleted segments."""
+        """Remove hidden ids and the ids of deleted segments."""
         before, end = self._cursor.visible, int(self._starts[-1])
         same = visible.lanes is before.lanes
         if not visible.reached or (before.reached and visible.oldest is before.oldest and same):
@@ -230,7 +230,7 @@ class Arrivals:
             self._replace(pieces[:, kept], kept)
 
     def _drop_evicted(self, population: Population) -> None:
-        """Take ids away that were evicted by hand or set aside."""
+        """Remove ids that were evicted by hand or set aside."""
         (first, stride, count), before = self._pieces, self._room.before[: self._starts[-1] + 1]
         parts, start = [np.zeros((4, 0), np.int64)], 0
         while start < len(first):
@@ -240,7 +240,7 @@ class Arrivals:
             ids = first[piece] + number * stride[piece]
             left = population.contains(ids)
             ids, piece, number = ids[left], piece[left], number[left]
-            # What is left of a piece are stretches of it.
+            # The rest of a piece consists of stretches.
             begins = np.ones(len(ids), np.bool_)
             begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
             at = np.flatnonzero(begins)
@@ -251,7 +251,7 @@ class Arrivals:
             self._replace(np.stack(pieces), of)
 
     def _replace(self, pieces: Ints, of: Ints) -> None:
-        """Go on with some of the pieces, or parts of them; ``of`` says which ones. What went makes none older."""
+        """Replace the pieces by parts of the pieces `of`. The removed ids do not change the age of others."""
         block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
         lengths = np.diff(self._ranks)[kept]
@@ -260,7 +260,7 @@ class Arrivals:
         self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
 
     def _add(self, runs: IdRuns, population: Population) -> bool:
-        """Put what is new of these runs behind all others; False: some of a lane that is new are older."""
+        """Append the new parts of runs; return False if a run of a new lane is older than the last block."""
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):
             return True
@@ -273,14 +273,14 @@ class Arrivals:
         steps = population.steps_of(runs.first, runs.stride // lanes[(runs.first >> POSITION_BITS) - origin])
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
-        else:  # nothing is taken if a segment with some of the times has gone
+        else:  # raises before any change if a segment left
             self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
         self._cursor.take(runs, place)
         return True
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
         """Add to the last block, or begin one."""
-        if self._is_full or len(self._starts) == 1:  # all are gone
+        if self._is_full or len(self._starts) == 1:  # no block is left
             self._starts = np.append(self._starts, self._starts[-1])
             self._ranks = np.append(self._ranks, self._ranks[-1])
         start = int(self._starts[-2])
@@ -290,7 +290,7 @@ class Arrivals:
         self._is_full = bool(self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES)
 
     def _append(self, runs: IdRuns, block: Ints, of: Ints, steps: Floats) -> None:
-        """Add whole blocks; each of these runs is of one, and of a run that came."""
+        """Add whole blocks. Run i belongs to `block[i]`, and is a part of the new run `of[i]`."""
         lengths = np.bincount(block, runs.count * steps[of])
         starts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(block))
         parts = [_merged(part) for part in np.split(np.stack(runs), starts[1:-1], axis=1)]
@@ -309,12 +309,12 @@ class Arrivals:
             self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
 
     def _weigh(self) -> None:
-        """Make what draws are looked up in."""
+        """Compute the tables for draws."""
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
         rate = math.log(2.0) / self._half_life
         self._lengths = np.clip(steps * rate, 1e-300, 700.0)
-        # What a block weighs is its ids' density times an integral: weights of ids fall evenly through it.
+        # A block's weight is the density of its ids times the integral of their weights, which fall exponentially.
         behind = np.maximum((self._ranks[1:] - self._ranks[-1]) * rate, -_FAR)
         weights = self._ids / np.maximum(steps, 1e-300) * np.exp(behind) * -np.expm1(-self._lengths)
         self._weights = np.append(0.0, np.cumsum(weights))
@@ -322,7 +322,7 @@ class Arrivals:
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `loaded` goes on from."""
+        """Return the state for `loaded`."""
         return {
             "pieces": self._pieces.copy(),
             "starts": self._starts.copy(),
@@ -333,7 +333,7 @@ class Arrivals:
 
     @classmethod
     def loaded(cls, half_life: float, state: Mapping[str, Any]) -> "Arrivals":
-        """Return what goes on from a state; one of `saved_state.INVALID` where it is none."""
+        """Make arrivals from a state; raise one of `saved_state.INVALID` if it is not one."""
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
         (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])
@@ -352,7 +352,7 @@ class Arrivals:
 
 
 def _merged(pieces: Ints) -> Ints:
-    """Join the pieces of one block that go on where others end."""
+    """Join adjacent pieces of one block."""
     pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
     first, stride, count = pieces
     begins = np.ones(len(first), np.bool_)
@@ -362,9 +362,9 @@ def _merged(pieces: Ints) -> Ints:
 
 
 def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) -> tuple[IdRuns, Ints, Ints]:
-    """Cut runs into parts of blocks of ``size`` steps, in the order of their times; leave out all but the newest.
+    """Cut the newest `most` steps of runs into parts of blocks of `size` steps, in the order of times.
 
-    Returns the parts, the block of each, and the run that each is of.
+    Returns the parts, the block of each part, and the run of each part.
     """
     begin = times(runs.first).astype(np.float64)
     end = np.maximum(times(last_ids(runs)).astype(np.float64), begin)
@@ -378,7 +378,7 @@ def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) 
 
 
 def _older(count: Ints, steps: Floats, begin: Floats, end: Floats, most: float) -> Ints:
-    """Return how many of the first ids of each run came before all but the newest ``most`` steps."""
+    """Return how many ids at the start of each run are older than the newest `most` steps."""
     if float((count * steps).sum()) <= most:
         return np.zeros(len(count), np.int64)
     low, high = float(begin.min()), float(end.max()) + 1.0

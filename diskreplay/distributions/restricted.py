@@ -1,4 +1,4 @@
-"""Draws of another distribution, of which some ids are left out: those drawn often, or that an index does not hold."""
+"""Distributions that leave ids out of the draws of another one: ids drawn often, or ids outside an index."""
 
 import json
 from abc import abstractmethod
@@ -18,17 +18,17 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible, id_blocks
 
-# How many ids are drawn for one that is missing, attempt by attempt, before those that are left are listed. Where more
-# than a hundredth of all is left, a batch is nearly always full by then.
+# Attempt by attempt, the number of ids drawn for each missing one; then the allowed ids are listed. If more than a
+# hundredth of all ids is allowed, a batch is nearly always full by then.
 _OVERDRAWS = (1, 8, 64)
 _NONE: Ints = np.zeros(0, np.int64)
 
 
 class Restricted(Distribution):
-    """Draw from another distribution, but only some ids, or each only some times more. Not thread-safe.
+    """Draw from another distribution, but only allowed ids. Not thread-safe.
 
-    Among the ids that are left, each keeps its probability in proportion to the others'. A batch is full, or it is not
-    drawn at all. The draws of the other distribution must not depend on what was drawn before.
+    The allowed ids keep their relative probabilities. A batch is full or is not drawn at all. Draws of the other
+    distribution must not depend on earlier draws.
     """
 
     keeps_share = True
@@ -40,27 +40,27 @@ class Restricted(Distribution):
 
     @abstractmethod
     def allowed(self, ids: Ints) -> Ints:
-        """Return how many times more each id may be drawn."""
+        """Return how many more times each id may be drawn."""
 
     @abstractmethod
-    def left(self, population: Population) -> Ints:
-        """Return the ids of the share that may be drawn, in order."""
+    def drawable(self, population: Population) -> Ints:
+        """Return the allowed ids of the share, in order."""
 
     @abstractmethod
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Say why a batch of this size is not drawn, where those that are left can be drawn so many times."""
+        """Return why a batch of `size` cannot be drawn if the allowed ids can be drawn only `times` times."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData, and no draw, where there are not so many."""
+        """Draw `size` ids of the population's share; NotEnoughData, and no draw, if fewer are allowed."""
         ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
         for overdraw in _OVERDRAWS:
             draw = self._distribution.draw_share(population, (size - len(ids)) * overdraw, rng)
             allowed = self.allowed(draw.ids) - named(draw.ids, ids)
             good = np.flatnonzero(allowed > 0)
             if len(good) > size - len(ids):
-                # At random: a stratified draw is in order, its first ids are alike.
+                # A random choice: a stratified draw is in order, so its first ids are similar.
                 good = rng.permutation(good)
-            # One after the other until there are enough: what is left out behind that must not count.
+            # Take ids one by one until the batch is full: ids after that must not count.
             is_left = _earlier(draw.ids[good]) < allowed[good]
             good = np.sort(good[is_left][: size - len(ids)])
             ids = np.append(ids, draw.ids[good])
@@ -76,8 +76,8 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Draw what a batch lacks, where most ids may not be drawn; return ids and their chances."""
-        left = self.left(population)
+        """Complete a batch from the list of allowed ids; return ids and their chances."""
+        left = self.drawable(population)
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]
         allowed = self.allowed(left) - named(left, drawn)
@@ -94,24 +94,24 @@ class Restricted(Distribution):
         return left[chosen], mass[chosen]
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return the weight of each drawn id, as the distribution does."""
+        """Return the weight of each drawn id, as the other distribution does."""
         return self._distribution.weigh(draw, beta, batches)
 
 
 def share_of(population: Population) -> str:
-    """Return words for the population's share, none where that is all."""
+    """Return words for the population's share; an empty text for the whole population."""
     rank, world_size = population.share
     return "" if world_size == 1 else f" of rank {rank} of {world_size}"
 
 
 def named(ids: Ints, among: Ints) -> Ints:
-    """Return how often each id is among others."""
+    """Return how often each id occurs in `among`."""
     ordered = np.sort(among)
     return np.searchsorted(ordered, ids, side="right") - np.searchsorted(ordered, ids, side="left")
 
 
 def _earlier(ids: Ints) -> Ints:
-    """Return how often each id is named before, in the same array."""
+    """Return how often each id occurs earlier in the same array."""
     order = np.argsort(ids, kind="stable")
     ordered, numbers = ids[order], np.arange(len(ids))
     is_first = np.append(True, ordered[1:] != ordered[:-1])[: len(ids)]
@@ -121,27 +121,27 @@ def _earlier(ids: Ints) -> Ints:
 
 
 REMOVERS = ("oldest", "lowest_priority", "random")
-# More times than any id is drawn.
+# More than any number of draws of an id.
 _ALWAYS = 1 << 40
 
 
 class Index:
-    """The ids of one kind that a sampler draws from, `most` at the most, in order: `ids`. Not thread-safe.
+    """An index: at most `most` ids of one kind that a sampler draws from. `ids` is in order. Not thread-safe.
 
-    `remover` says which one goes for a new one when it is full: the "oldest", by when steps were published; the one
-    with the "lowest_priority", of equal ones the oldest; or a "random" one. The latter two may remove the new one. With
-    "random" every id has the same probability to be in it: Vitter's algorithm R (1985), and where steps of the store
-    are evicted, random pairing (Gemulla et al. 2008): new ids take the places of evicted ones with the probability that
-    these were in it.
+    A new id replaces one in a full index. `remover` chooses it: the "oldest" by time of publishing; the one with the
+    "lowest_priority", the oldest of equal ones; or a "random" one. The latter two may remove the new id itself. With
+    "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After evictions it is
+    random pairing (Gemulla et al. 2008): new ids take the places of evicted ids, with the probability that these were
+    in the index.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
         self.most, self._remover, self._rng = most, remover, rng
-        self._column = Column()  # what came before what, by a number of each
-        self._count = 0  # ids that came
+        self._column = Column()  # the number of each id in the order of arrival
+        self._count = 0  # ids that arrived so far
         self._cursor = Cursor()
-        self._size = 0  # ids of the population that was followed last
-        # Of a reservoir: evicted ids for which no new one came yet, that were in it and that were not.
+        self._size = 0  # ids of the last followed population
+        # Random pairing: evicted ids without a new one in their place, from inside and from outside the index.
         self._evicted, self._others_evicted = 0, 0
 
     @property
@@ -150,13 +150,13 @@ class Index:
         return self._column.ids
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids are in it."""
+        """Return which ids are in the index, (n,) bool."""
         return self._column.has(ids)
 
     def follow(self, population: Population, distribution: Distribution) -> None:
-        """Bring it up to date with the population; `distribution` knows the priorities of its ids.
+        """Take in the changes of the population; `distribution` has the priorities of its ids.
 
-        An interrupt leaves all as it was.
+        An interrupt changes nothing.
         """
         if self._cursor.is_at(population):
             return
@@ -190,9 +190,9 @@ class Index:
         self._cursor.reach(population, changes)
 
     def _remove_least(self, values: NDArray[Any]) -> None:
-        """Remove all that are too many: the ids of the least values, and of equal ones the first that came.
+        """Remove the excess ids: the ids with the least values, the earliest of equal ones.
 
-        So does a table that takes each new id in, and then removes one, which may be the new one.
+        The result is the same as adding ids one by one and removing one after each, possibly the new one.
         """
         many = len(self.ids) - self.most
         bound = np.partition(values, many - 1)[many - 1]
@@ -204,7 +204,7 @@ class Index:
         self._column = Column(*(np.delete(each, which) for each in self._column))
 
     def _add_at_random(self, new: Ints, came: Ints, size: int) -> None:
-        """Put new ids in so that each of the `size` ids that there are now has the same probability to be in."""
+        """Add new ids so that all `size` ids of the population are in the index with the same probability."""
         paired = min(len(new), self._evicted + self._others_evicted)
         if paired:
             in_place = self._rng.hypergeometric(self._evicted, self._others_evicted, paired)
@@ -212,12 +212,12 @@ class Index:
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
             self._column = self._column.with_others(new[chosen], came[chosen])
-        # The others, one after the other: while there is room, and then in place of one at random, or not at all.
+        # The other new ids fill the room; then each replaces a random id, or is left out.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
         at = (self._rng.random(len(rest)) * (size - len(rest) + 1 + np.arange(len(rest)))).astype(np.int64)
-        # Of those that come to one place, the last.
+        # The last id for each place stays.
         places, last = np.unique(at[::-1], return_index=True)
         taken = places < len(self.ids)
         last = len(rest) - 1 - last[taken]
@@ -232,7 +232,7 @@ class Index:
 
     @classmethod
     def loaded(cls, most: int, remover: str, rng: np.random.Generator, state: Mapping[str, Any]) -> "Index":
-        """Return what `state_dict` was of; ValueError where it is of none, or holds more ids."""
+        """Make an index from its state; ValueError if it is not one, or has more than `most` ids."""
         new = cls(most, remover, rng)
         with state_of("an index"):
             new._column, (taken,) = Column(*columns(state, ("ids", "came"))), columns(state, ("taken",))
@@ -246,7 +246,7 @@ class Index:
 
 
 class Indices:
-    """A sampler's indices, one for each kind of id; `seed` is of what they draw. Not thread-safe."""
+    """The indices of a sampler, one for each kind of id; `seed` seeds their random draws. Not thread-safe."""
 
     def __init__(self, most: int, remover: str, seed: int) -> None:
         self.most, self.remover = most, remover
@@ -258,12 +258,12 @@ class Indices:
         return self._indices.setdefault(kind, Index(self.most, self.remover, self._rng))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the indices, by kind, written as JSON, and the state of the random numbers."""
+        """Return the indices, by their kind as JSON, and the state of the random generator."""
         indices = {json.dumps(kind): index.state_dict() for kind, index in self._indices.items()}
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Return such ones with what `state_dict` was of; ValueError where it is of none."""
+        """Make equal indices from a state; ValueError if it is not one."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
@@ -275,7 +275,7 @@ class Indices:
 
 
 class Bounded(Restricted):
-    """Draw from another distribution, but only ids that an index holds. Not thread-safe: a sampler's own."""
+    """Draw from another distribution, but only ids of an index. Not thread-safe; it belongs to one sampler."""
 
     def __init__(self, distribution: Distribution, index: Index) -> None:
         super().__init__(distribution)
@@ -285,50 +285,50 @@ class Bounded(Restricted):
         return f"{self._distribution}, at most {self._index.most} ids,"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData where the index has no id of the share."""
+        """Draw `size` ids of the population's share; NotEnoughData if the index has no id of it."""
         self._index.follow(population, self._distribution)
         return super().draw(population, size, rng)._replace(size=len(self._index.ids))
 
     def allowed(self, ids: Ints) -> Ints:
-        """Return how many times more each id may be drawn."""
+        """Return how many more times each id may be drawn."""
         return np.where(self._index.contains(ids), _ALWAYS, 0)
 
-    def left(self, population: Population) -> Ints:
+    def drawable(self, population: Population) -> Ints:
         """Return the ids of the share that are in the index, in order."""
         self._index.follow(population, self._distribution)
-        ids, others = self._index.ids, self._distribution.left(population)
+        ids, others = self._index.ids, self._distribution.drawable(population)
         drawable = population.contains(ids) if others is None else np.isin(ids, others)
         return ids[population.share.contains(ids) & drawable]
 
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Say why a batch of this size is not drawn."""
+        """Return why a batch of `size` cannot be drawn."""
         return (
             f"none of the {len(self._index.ids)} ids that the index holds (max_size) can be drawn{share_of(population)}"
             "; 1 is needed, append more"
         )
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         total = self._distribution.chances(population, self._index.ids).sum()
         return self._distribution.chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id of the share is drawn, (n,)."""
-        total = self._distribution.share_chances(population, self.left(population)).sum()
+        """Return the probability of each id of the share, (n,)."""
+        total = self._distribution.share_chances(population, self.drawable(population)).sum()
         return self._distribution.share_chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
     def priority_sum(self, population: Population) -> float:
         """Return the sum of the priorities of the share's ids in the index."""
-        share = self._distribution.share_chances(population, self.left(population)).sum()
+        share = self._distribution.share_chances(population, self.drawable(population)).sum()
         return float(self._distribution.priority_sum(population) * share)
 
 
-# Newer counts are merged into the older ones when there are more of them than this, and than an eighth of those.
+# Newer counts are merged into the older ones when they are more than this, and more than an eighth of the older ones.
 _FEW = 1024
 
 
 class Counts:
-    """A number for each id, 0 for most: older ones apart from newer ones."""
+    """A count per id, 0 for most ids. Newer counts are kept apart from older ones."""
 
     def __init__(self, counts: Column | None = None) -> None:
         self._old, self._new = Column() if counts is None else counts, Column()
@@ -338,7 +338,7 @@ class Counts:
         return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
-        """Add a number to the count of each id, as often as it is named; those that are hidden may be forgotten."""
+        """Add a number to the count of each id, repeated ids included. Counts of hidden ids may be dropped."""
         self._new = self._new.plus(ids, np.full(len(ids), number))
         if len(self._new.ids) > max(_FEW, len(self._old.ids) // 8):
             every = self._old.plus(*self._new)
@@ -346,22 +346,22 @@ class Counts:
             self._old, self._new = every.at(there), Column()
 
     def place(self) -> tuple[Column, Column]:
-        """Return the columns, which are replaced, and not changed in place."""
+        """Return the columns. They are never changed in place."""
         return self._old, self._new
 
     def go_back(self, place: tuple[Column, Column]) -> None:
-        """Go back to a place."""
+        """Return to a place."""
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
-        """Return `ids`, in order, and their `counts`, (n,) int64, each less by as often as an id is in `less`."""
+        """Return `ids`, in order, and their `counts`, (n,) int64, minus how often each id occurs in `less`."""
         ids, counts = self._old.plus(*self._new)
         counts = counts - named(ids, less)
         return {"ids": ids[counts > 0], "counts": counts[counts > 0]}
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Counts":
-        """Return what `state_dict` was of; ValueError where it is of none."""
+        """Make the counts from a state; ValueError if it is not one."""
         with state_of("counts of ids"):
             ids, counts = columns(state, ("ids", "counts"))
             if (np.diff(ids) <= 0).any() or (counts <= 0).any():
@@ -370,7 +370,7 @@ class Counts:
 
 
 class TimesSampled:
-    """How often a sampler has drawn each id, for each kind of id apart; `most` is how often it may. Not thread-safe."""
+    """How often a sampler drew each id, by kind of id; it may draw an id `most` times. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -381,13 +381,13 @@ class TimesSampled:
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
-        """Return the counts: by kind, written as JSON. Those of `kind` are less by as often as an id is in `less`."""
+        """Return the counts, by their kind as JSON. For `kind`, subtract how often each id occurs in `less`."""
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
     @classmethod
     def loaded(cls, most: int, state: Mapping[str, Any]) -> "TimesSampled":
-        """Return what `state_dict` was of; ValueError where it is of none."""
+        """Make the counts from a state; ValueError if it is not one."""
         found = cls(most)
         with state_of("how often ids were sampled"):
             found._counts = {kind_of(kind): Counts.loaded(counts) for kind, counts in state.items()}
@@ -395,10 +395,10 @@ class TimesSampled:
 
 
 class AtMost(Restricted):
-    """Draw from another distribution, but each id at most so many times. Not thread-safe: a sampler's own.
+    """Draw each id of another distribution at most `times.most` times. Not thread-safe; it belongs to one sampler.
 
-    Draws count from when they are drawn, until they are forgotten. `times` counts what was drawn so far, from this
-    distribution or another one, and `kind` is that of the population.
+    A draw counts at once, unless it is forgotten later. `times` counts all draws of the sampler, also those from other
+    distributions. `kind` is the population's kind of id.
     """
 
     gives_once = True
@@ -408,43 +408,43 @@ class AtMost(Restricted):
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
         self._pending: list[Draw] = []  # drawn and not delivered
-        # The ids that are left, in order, where they were listed, and how far that is.
+        # The last list of allowed ids, in order, and its progress in the population.
         self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:
         return f"{self._distribution}, each id at most {self._times.most} times,"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData, and no draw, where there are not so many."""
+        """Draw `size` ids of the population's share; NotEnoughData, and no draw, if fewer are allowed."""
         draw = super().draw(population, size, rng)
         self._take(population, draw)
         return draw
 
     def place(self) -> tuple[Any, list[Draw]]:
-        """Return the counts and the draws that are pending."""
+        """Return the counts and the pending draws."""
         return self._counts.place(), self._pending.copy()
 
     def go_back(self, place: tuple[Any, list[Draw]]) -> None:
-        """Go back to a place."""
+        """Return to a place."""
         counts, self._pending = place
         self._counts.go_back(counts)
-        self._cursor = Cursor()  # more ids may be left now
+        self._cursor = Cursor()  # more ids may be allowed now
 
     def allowed(self, ids: Ints) -> Ints:
-        """Return how many times more each id may be drawn."""
+        """Return how many more times each id may be drawn."""
         return self._times.most - self._counts.of(ids)
 
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Say why a batch of this size is not drawn, where those that are left can be drawn so many times."""
+        """Return why a batch of `size` cannot be drawn if the allowed ids can be drawn only `times` times."""
         found = f"can be drawn only {times} times more" if times else "cannot be drawn any more"
         return (
             f"the {population.size} sampleable steps{share_of(population)} {found}, {size} draws are needed: each is "
             f"drawn at most {self._times.most} times (max_times_sampled), append more"
         )
 
-    def left(self, population: Population) -> Ints:
-        """Return the ids of the share that may be drawn, in order, at a cost of these and of what is new."""
-        if (others := self._distribution.left(population)) is not None:
+    def drawable(self, population: Population) -> Ints:
+        """Return the allowed ids of the share, in order, at the cost of their number and of the new ids."""
+        if (others := self._distribution.drawable(population)) is not None:
             return others[self._counts.of(others) < self._times.most]
         changes = self._cursor.changes(population)
         found = [_NONE if changes.whole else self._left]
@@ -458,35 +458,35 @@ class AtMost(Restricted):
         return self._left
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id as if none had been drawn too often."""
+        """Return the probability of each id, without the limit."""
         return self._distribution.chances(population, ids)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the share as if none had been drawn too often."""
+        """Return the probability of each id of the share, without the limit."""
         return self._distribution.share_chances(population, ids)
 
     def priority_sum(self, population: Population) -> float:
-        """Return the sum of the priorities of the share, of ids that were drawn too often as well."""
+        """Return the sum of the priorities of the share, without the limit."""
         return self._distribution.priority_sum(population)
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw in place of a batch that lost ids, which does not count."""
+        """Replace a draw that lost ids; the lost draw does not count."""
         self.forget(population, lost)
         return self.draw(population, size, rng)
 
     def delivered(self, draw: Draw) -> None:
-        """Count a draw for good."""
+        """Count a draw permanently."""
         self._pending = [pending for pending in self._pending if pending is not draw]
 
     def forget(self, population: Population, draw: Draw) -> None:
-        """Do not count a draw that will not be delivered."""
+        """Uncount a draw that will not be delivered."""
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
             self._counts.add(draw.ids, -1, population.visible)
-            self._cursor = Cursor()  # what was not left is now
+            self._cursor = Cursor()  # more ids may be allowed now
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Count what was drawn ahead when a state was saved, if all of it is still there; tell whether so."""
+        """Count a draw from a saved state if all of its ids still exist; return whether they do."""
         is_there = super().accept(population, draw)
         if is_there:
             self._take(population, draw)

@@ -1,4 +1,4 @@
-"""Saved states are read here: what is not one is a ValueError that says of what."""
+"""Readers of saved states. An invalid state is a ValueError that names it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 
 from diskreplay.bounded_json import parse_json
 
-# What reading an invalid state may raise.
+# Errors that an invalid state may cause.
 INVALID = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @contextmanager
 def state_of(what: str) -> Iterator[None]:
-    """Raise a ValueError that names `what` where reading a state of it in this block fails."""
+    """Turn errors of reading a state in this block into a ValueError that names `what`."""
     try:
         yield
     except INVALID as error:
-        # What is a ValueError of ours says enough; of the others the type is half of the message.
+        # Messages of our ValueErrors are complete; other errors need their type.
         why = str(error) if type(error) is ValueError else repr(error)
         raise ValueError(f"this is no state of {what}: {why}") from None
 
 
 def kind_of(text: str) -> tuple[Any, ...]:
-    """Return the kind of id that was written as JSON; ValueError where this is none."""
+    """Return a kind of id from its JSON; ValueError if it is not one."""
     try:
         parts = parse_json(text)
     except ValueError:
@@ -36,7 +36,7 @@ def kind_of(text: str) -> tuple[Any, ...]:
 
 
 def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.int64]]:
-    """Return copies of columns of one length; one of `INVALID` where they are not that."""
+    """Return copies of columns of one length; raise one of `INVALID` if they are not."""
     found = [np.array(state[name], np.int64) for name in names]
     if not found or any(column.ndim != 1 or column.shape != found[0].shape for column in found):
         raise ValueError("columns must have one axis and one length")
@@ -49,20 +49,20 @@ def bits(masks: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def masks(bits: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return masks that have these bits, (n, 64), the lowest first: (n,)."""
+    """Return the masks, (n,), of bits, (n, 64), the lowest first."""
     found: NDArray[np.int64] = np.packbits(bits, axis=1, bitorder="little").view(np.int64).reshape(-1)
     return found
 
 
 def is_priority_table(state: Mapping[str, Any]) -> bool:
-    """Tell whether this is the state of a table of priorities; see `PriorityTable.state_dict`."""
+    """Return whether this is the state of a table of priorities; see `PriorityTable.state_dict`."""
     return {"page", "first", "stride", "known", "values"} <= state.keys()
 
 
 def saved_priorities(table: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the ids of the state of a table of priorities, and the |td| + eps of each, (n,) both.
+    """Return the ids in the state of a table of priorities, and their |td| + eps, both (n,).
 
-    One of `INVALID` where it is no such state.
+    Raises one of `INVALID` if it is not such a state.
     """
     first, stride, known = columns(table, ("first", "stride", "known"))
     page, row = np.nonzero(bits(known))

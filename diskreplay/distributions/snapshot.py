@@ -1,4 +1,4 @@
-"""The protocol of snapshots, so that populations know nothing of stores, and a filter of their episodes."""
+"""The protocol of snapshots, which separates populations from stores, and a filter of episodes."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,16 +14,16 @@ class Snapshot(Protocol):
     """A frozen set of steps; see `reading.snapshot.Snapshot`."""
 
     reached: int
-    record: Ints  # what kernels read of it; see `kernels.frozen`
-    log: EpisodeTable  # the ended episodes in the order in which they were found
-    oldest: Ints  # the first row of each lane that is not hidden
+    record: Ints  # read by kernels; see `kernels.frozen`
+    log: EpisodeTable  # the ended episodes in discovery order
+    oldest: Ints  # the first visible row of each lane
 
     def __len__(self) -> int:
         """Return the number of visible steps."""
 
     @property
     def generation(self) -> int:
-        """Changes when positions in ``log`` do."""
+        """A number that changes when positions in `log` change."""
 
     @property
     def origin(self) -> int:
@@ -31,25 +31,25 @@ class Snapshot(Protocol):
 
     @property
     def lanes(self) -> Ints:
-        """The lanes of each segment, 0 where it is gone."""
+        """The number of lanes of each segment, 0 for a missing one."""
 
     @property
     def segments(self) -> object:
-        """The same object in all snapshots between which no segment came, was sealed or went."""
+        """An object that changes when a segment comes, is sealed or leaves."""
 
     @property
     def open(self) -> EpisodeTable:
-        """The other episodes."""
+        """The open episodes."""
 
     @property
     def visible(self) -> Visible:
-        """What is hidden of each lane."""
+        """The boundary of hidden steps of each lane."""
 
     def least_ids(self, ids: Ints) -> Ints:
-        """Return the least id that is not hidden in the lane of each of these."""
+        """Return the least visible id of each id's lane."""
 
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids are those of visible steps."""
+        """Return which ids belong to visible steps, (n,) bool."""
 
     @property
     def has_priorities(self) -> bool:
@@ -59,25 +59,25 @@ class Snapshot(Protocol):
         """Return when each step was published."""
 
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the value of an episode field for the ended episode of each step, and which have one."""
+        """Return the value of an episode field for the ended episode of each step, and which steps have one."""
 
 
 class EpisodeFilter:
-    """Asks about episodes: once about an ended one, once a snapshot about an open one.
+    """A filter of episodes. It asks once about an ended episode, and once per snapshot about an open one.
 
-    What it was told outlives the population: the ids of steps are stable, so a sampler keeps it when its view changes.
-    `ask(snapshot, first_id)` tells whether the episode that begins at an id counts; None: all do, and ``asks`` is
-    False.
+    Its answers outlive the population: ids are stable, so a sampler keeps it when its view changes.
+    `ask(snapshot, first_id)` returns whether the episode that begins at an id is admitted. None admits all; then
+    `asks` is False.
     """
 
     def __init__(self, ask: Callable[[Any, int], bool] | None = None) -> None:
         self._ask, self.asks = ask, ask is not None
         self._ended: dict[int, bool] = {}
         self._open: dict[int, bool] = {}
-        self._snapshot: Snapshot | None = None  # that of the answers about open ones
+        self._snapshot: Snapshot | None = None  # of the answers about open episodes
 
     def admit(self, snapshot: Snapshot, episodes: EpisodeTable) -> EpisodeTable:
-        """Keep the episodes that count; those that are hidden whole are dropped unasked."""
+        """Return the admitted episodes. Wholly hidden ones are dropped unasked."""
         if self._ask is None or not len(episodes):
             return episodes
         if snapshot is not self._snapshot:
@@ -93,6 +93,6 @@ class EpisodeFilter:
         return episodes.select(admitted)
 
     def keep_only(self, first_ids: NDArray[np.int64]) -> None:
-        """Forget the answers for episodes that are not among these."""
+        """Forget the answers for all other episodes."""
         alive = set(first_ids.tolist())
         self._ended = {first: answer for first, answer in self._ended.items() if first in alive}

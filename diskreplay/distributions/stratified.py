@@ -8,24 +8,24 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, LaneIndex, by_lane, lane_keys, last_ids, numbered, runs_with
 
-# Newer runs are merged into the older ones when there are more of them than this, and than a 32nd of those.
+# Newer runs are merged into the older ones when they are more than this, and more than a 32nd of the older ones.
 _FEW = 1024
 
 
 class Stratified(Owned):
-    """Draw a group with the same probability as any other, then one of its ids, with replacement.
+    """Draw a group, each with the same probability, then one of its ids, with replacement.
 
-    Stratified sampling: P(i) = 1 / (G · n), where G counts the groups and n the ids of the one that i is in. So long
-    episodes are not drawn more often than short ones, nor tasks with many steps more often than those with few.
+    Stratified sampling: P(i) = 1 / (G · n), where G is the number of groups and n the number of ids in the group of i.
+    So long episodes are not drawn more often than short ones, and tasks with many steps not more often than others.
 
     It belongs to one sampler.
 
     Parameters
     ----------
     by : str
-        What makes a group: "episode", or an episode field by its path, such as "episode/task". Of a field, each value
-        is a group. Values come with the end of an episode: steps of open episodes, and of such as were given none, are
-        not drawn. Nor are windows that run across an episode's end, until no more can start in that episode.
+        "episode": each episode is a group. The path of an episode field, such as "episode/task": all episodes with the
+        same value are a group. An episode gets its value when it ends: steps of open episodes and of episodes without a
+        value are not drawn. Windows across the end of an episode are drawn when no more can start in it.
 
     Raises
     ------
@@ -45,11 +45,11 @@ class Stratified(Owned):
 
     @property
     def by(self) -> str:
-        """What makes a group."""
+        """The groups: "episode", or the path of an episode field."""
         return self._by
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of a population that is not empty; NotEnoughData where none of its episodes has a value."""
+        """Draw `size` ids of a population that is not empty; NotEnoughData if no episode has a value."""
         if not self.episode_fields:
             return Draw(_draw_of_episodes(population, size, rng), None, population.size)
         self._groups.follow(population)
@@ -61,13 +61,13 @@ class Stratified(Owned):
         return Draw(self._groups.draw(size, rng), None, population.size)
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id is drawn, (n,); 0 where it cannot be."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         if not self.episode_fields:
             return _chances_of_episodes(population, ids)
         self._groups.follow(population)
         return self._groups.chances(population, ids)
 
-    def left(self, population: Population) -> Ints | None:
+    def drawable(self, population: Population) -> Ints | None:
         """Return the ids of the population's share whose episodes have a value; None: all can be drawn."""
         if not self.episode_fields:
             return None
@@ -86,7 +86,7 @@ def _draw_of_episodes(population: Population, size: int, rng: np.random.Generato
         pick, number = rng.random((2, missing))
         run = (pick * len(first)).astype(np.int64)
         moved, is_moved = population.find_moved(run)
-        if is_moved.any():  # they are drawn with the other run of their episode
+        if is_moved.any():  # the other run of the episode draws them
             run, moved, number = run[~is_moved], moved[~is_moved], number[~is_moved]
         number = (number * (count[run] + (moved >= 0))).astype(np.int64)
         found.append(np.where(number < count[run], first[run] + number * stride[run], first[moved]))
@@ -109,46 +109,46 @@ def _chances_of_episodes(population: Population, ids: Ints) -> Floats:
 
 
 class _Groups:
-    """The ids of ended episodes by a field's value, which follow one population at the cost of what is new.
+    """The ids of ended episodes by the value of a field. Following a population costs only the new runs.
 
-    A group's ids are numbered in the order in which their runs came: those of `_old` and `_new`, of which the first
-    `_hidden` are hidden, and then what is left of runs that are hidden in part. `some` are the groups with ids, in the
-    order of their values.
+    The ids of a group are numbered in the order of arrival of their runs: first `_old`, then `_new`. The first
+    `_hidden` of these are hidden. Visible parts of partially hidden runs come last. `some` are the groups with ids, in
+    the order of their values.
     """
 
     def __init__(self, leaf: str) -> None:
         self._leaf = leaf
         self._cursor = Cursor()
         self._epoch = -1
-        self._numbers: dict[bytes, int] = {}  # of groups, by their value
+        self._numbers: dict[bytes, int] = {}  # numbers of groups by their value
         self._order: Ints = np.zeros(0, np.int64)  # all groups, in the order of their values
         self.some = self._total = self._order
         self._clear()
 
     def _clear(self) -> None:
         self._old, self._new, self._left = (_Runs.none() for _ in range(3))
-        # The groups of runs in the order in which they came, with room for more; those of hidden runs come first.
+        # The groups of runs in the order of arrival, with room for more. Hidden runs come first.
         self._group: Ints = np.zeros(64, np.int64)
         self._first = self._end = 0
-        self._partly = Column()  # the groups of runs that are hidden in part, by their last ids
+        self._partly = Column()  # the groups of partially hidden runs, by their last ids
         self._hidden = np.zeros(0, np.int64)
 
     def follow(self, population: Population) -> None:
-        """Bring it up to date with the population."""
+        """Take in the changes of the population."""
         if self._cursor.is_at(population):
             return
-        if self._epoch != population.epoch:  # in another one runs leave in another order than they came
+        if self._epoch != population.epoch:  # runs no longer leave in the order of arrival
             self._cursor = Cursor()
         changes = self._cursor.changes(population)
-        ended = changes.runs.shape[1] - changes.loose
-        if changes.whole or ended or changes.left or len(self._partly.ids) or changes.reached.shape[1]:
+        ended = changes.runs.shape[1] - changes.provisional
+        if changes.whole or ended or changes.partially_hidden or len(self._partly.ids) or changes.reached.shape[1]:
             self._take_in(population, changes, ended)
         self._epoch = population.epoch
         self._cursor.reach(population, changes)
 
     def _take_in(self, population: Population, changes: Changes, ended: int) -> None:
-        """Take in the runs of changes, the first of which are of ended episodes and stay as they are."""
-        came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.left].copy()
+        """Take in the runs of changes. The first `ended` runs belong to ended episodes and are final."""
+        came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.partially_hidden].copy()
         group, last = self._groups_of(population, came), last_ids(IdRuns(*left))
         if changes.whole:
             self._clear()
@@ -162,7 +162,7 @@ class _Groups:
         self._count()
 
     def _groups_of(self, population: Population, runs: Ints) -> Ints:
-        """Return the group of each of these runs of ended episodes, -1 where the episode has no value."""
+        """Return the group of each run of an ended episode, -1 for an episode without a value."""
         if not runs.shape[1]:
             return np.zeros(0, np.int64)
         values, known = population.followed.episode_values(self._leaf, runs[0])
@@ -172,7 +172,7 @@ class _Groups:
         return group
 
     def _hide(self, reached: Ints) -> Column:
-        """Take away the runs that came first; return the groups of all that are hidden in part or whole."""
+        """Hide the earliest runs; return the groups of all runs that are partially or wholly hidden."""
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)
         some = group >= 0
@@ -180,7 +180,7 @@ class _Groups:
         return self._partly.with_others(last_ids(IdRuns(*reached)), group)
 
     def _add(self, runs: Ints, group: Ints) -> None:
-        """Put runs behind all others."""
+        """Append runs."""
         many = len(self._numbers)
         self._hidden = np.append(self._hidden, np.zeros(many - len(self._hidden), np.int64))
         self._old.grow(many)
@@ -196,14 +196,14 @@ class _Groups:
             self._old, self._new = self._old.with_more(self._new.runs, self._new.group, many), _Runs.none(many)
 
     def _count(self) -> None:
-        """Count what there is of each group."""
+        """Count the ids of each group."""
         self._total = self._old.count + self._new.count + self._left.count - self._hidden
         if len(self._order) < len(self._numbers):
             self._order = np.array([self._numbers[text] for text in sorted(self._numbers)], np.int64)
         self.some = self._order[self._total[self._order] > 0]
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
-        """Draw ids, each of a group that is drawn with the same probability as any other."""
+        """Draw ids: first a group, each with the same probability, then one of its ids."""
         pick, number = rng.random((2, size))
         group = self.some[(pick * len(self.some)).astype(np.int64)]
         at = (number * self._total[group]).astype(np.int64) + self._hidden[group]
@@ -215,7 +215,7 @@ class _Groups:
         return found
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which each id is drawn."""
+        """Return the probability of each id."""
         drawable = population.contains(ids)
         group, keys = np.full(len(ids), -1), lane_keys(ids, *population.segments)
         for runs in (self._old, self._new, self._left):
@@ -227,7 +227,7 @@ class _Groups:
 
 
 class _Runs:
-    """Runs of ids, (3, n), in the order of their groups, of which there are `many`; those of group -1 are left out."""
+    """Runs of ids, (3, n), in the order of `many` groups, without the runs of group -1."""
 
     def __init__(self, runs: Ints, group: Ints, many: int) -> None:
         order = np.argsort(group, kind="stable")
@@ -244,11 +244,11 @@ class _Runs:
         return cls(np.zeros((3, 0), np.int64), np.zeros(0, np.int64), many)
 
     def with_more(self, runs: Ints, group: Ints, many: int) -> "_Runs":
-        """Return these and others, which come behind those of the same groups."""
+        """Return a new object with more runs; they come last in their groups."""
         return _Runs(np.append(self.runs, runs, axis=1), np.append(self.group, group), many)
 
     def grow(self, many: int) -> None:
-        """Have more groups, without runs."""
+        """Add groups without runs, up to `many` groups."""
         if many > len(self.count):
             more = np.zeros(many - len(self.count), np.int64)
             self.count, self._begin = np.append(self.count, more), np.append(self._begin, more)

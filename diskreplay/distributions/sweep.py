@@ -1,4 +1,4 @@
-"""Every id once, and again where there are more passes: at random, or oldest first."""
+"""Passes over all ids: each id once a pass, at random or oldest first."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,12 +18,12 @@ from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
 
 ROUNDS = 6
-# Ids that are put in the order of their times together; and that are permuted together, or are one piece of a run.
+# Number of ids that are sorted by time together, and number that are permuted together or form one piece of a run.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
 class Pass(ABC):
-    """Ids in an order of their own, and how far it has come."""
+    """One pass: ids in an order, and a position in it."""
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...]) -> None:
         self.runs, self.kind = runs, kind
@@ -39,15 +39,15 @@ class Pass(ABC):
 
     @abstractmethod
     def advance(self, count: int) -> None:
-        """Go on behind so many of the ids that `peek` returned."""
+        """Move forward by `count` of the ids that `peek` returned."""
 
     def is_over(self, population: Population) -> bool:
-        """Tell whether no id is left."""
+        """Return whether no id remains."""
         return not len(self.peek(population, 1))
 
     @abstractmethod
     def left(self, population: Population) -> Iterator[Ints]:
-        """Yield the ids that are left, in any order."""
+        """Yield the remaining ids, in any order."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return arrays and numbers."""
@@ -56,22 +56,22 @@ class Pass(ABC):
     @classmethod
     @abstractmethod
     def loaded(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state_dict` was of; one of `saved_state.INVALID` where it is of none."""
+        """Make a pass from its state; raise one of `saved_state.INVALID` if it is not one."""
 
 
 class RandomPass(Pass):
-    """In the order of a random key of 63 bits."""
+    """A pass in random order, by a random key of 63 bits."""
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, at: int = 0) -> None:
         super().__init__(runs, kind)
         self._key, self._at = key, at
         self._before: Ints = np.cumsum(runs.count) - runs.count
         self._size = int(runs.count.sum())
-        self._next: Ints = np.zeros(0, np.int64)  # some of the ids from there on
+        self._next: Ints = np.zeros(0, np.int64)  # the next ids from there on, as far as they are computed
 
     @classmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:
-        """Take the population's ids, in an order that does not depend on when they were found."""
+        """Take the population's ids. Their order does not depend on the discovery order."""
         runs = population.runs()
         order = np.argsort(runs.first, kind="stable")
         return cls(IdRuns(*(column[order] for column in runs)), population.kind, int(rng.integers(1 << 63)))
@@ -87,11 +87,11 @@ class RandomPass(Pass):
         return self._next[:count]
 
     def advance(self, count: int) -> None:
-        """Go on behind so many ids."""
+        """Move forward by `count` ids."""
         self._at, self._next = self._at + count, self._next[count:]
 
     def left(self, population: Population) -> Iterator[Ints]:
-        """Yield the ids that are left."""
+        """Yield the remaining ids."""
         return (self._slice(at, _SORTED_AT_ONCE) for at in range(self._at, self._size, _SORTED_AT_ONCE))
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class RandomPass(Pass):
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state_dict` was of."""
+        """Make a pass from its state."""
         loaded = cls(*_runs_and_kind(state), int(state["key"]), int(state["cursor"]))
         if not 0 <= loaded._key < 1 << 63 or not 0 <= loaded._at < loaded._size:
             raise ValueError("it contradicts itself")
@@ -108,17 +108,17 @@ class RandomPass(Pass):
 
 
 class TimePass(Pass):
-    """In the order of when steps were published, and then of their ids.
+    """A pass in the order of the times of publishing, then of ids.
 
-    Runs are cut into pieces, which are merged as they begin: `_ids` are in their places already, of `_carried` some may
-    come behind ids of pieces that begin later. Where it is, is told by the time and the id of the last one that was
-    drawn: places would depend on what was evicted.
+    Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` have their final order. Ids of
+    later pieces may come before ids in `_carried`. The position is the time and the id of the last drawn step: a number
+    would depend on evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(runs, kind)
         self._last = last
-        self._pieces: IdRuns | None = None  # from the next one on, in the order in which they begin
+        self._pieces: IdRuns | None = None  # the remaining pieces, in the order of their beginnings
         self._begins: Ints = np.zeros(0, np.int64)
         self._ids = self._carried = np.zeros((2, 0), np.int64)  # times and ids
 
@@ -134,17 +134,17 @@ class TimePass(Pass):
         return self._ids[1, :count]
 
     def advance(self, count: int) -> None:
-        """Go on behind so many ids."""
+        """Move forward by `count` ids."""
         if count:
             self._last = int(self._ids[0, count - 1]), int(self._ids[1, count - 1])
             self._ids = self._ids[:, count:]
 
     def left(self, population: Population) -> Iterator[Ints]:
-        """Yield the ids that are left."""
+        """Yield the remaining ids."""
         return (self._timed(population, ids)[1] for ids in id_blocks(self.runs))
 
     def _timed(self, population: Population, ids: Ints) -> Ints:
-        """Return the times of ids and these, (2, n), of those that can be drawn and are behind the last one."""
+        """Return the times and the ids, (2, n), of all drawable ids after the last drawn one."""
         ids = ids[population.contains(ids)]
         times = population.followed.times(ids)
         time, last = self._last
@@ -152,13 +152,13 @@ class TimePass(Pass):
         return np.stack([times[behind], ids[behind]])
 
     def _load(self, population: Population) -> bool:
-        """Put some more ids in their places; tell whether there may be more."""
+        """Sort more ids into `_ids`; return whether there may be more."""
         if self._pieces is None:
             self._cut(population)
         assert self._pieces is not None
         if not len(self._begins) and not self._carried.shape[1]:
             return False
-        # As many as are carried at least: then each of these is not sorted again and again.
+        # At least the number of carried ids: then carried ids are not sorted again and again.
         ends = np.cumsum(self._pieces.count)
         taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
         next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER
@@ -168,7 +168,7 @@ class TimePass(Pass):
         found = found[:, np.lexsort(found[::-1])]
         safe = int(np.searchsorted(found[0], next_begins))
         ids, rest = np.concatenate([self._ids, found[:, :safe]], axis=1), IdRuns(*(x[taken:] for x in self._pieces))
-        # Last and at once: an interrupt must not lose ids.
+        # One assignment at the end: an interrupt must not lose ids.
         self._ids, self._carried, self._pieces, self._begins = ids, found[:, safe:], rest, self._begins[taken:]
         return True
 
@@ -184,7 +184,7 @@ class TimePass(Pass):
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> Self:
-        """Return what `state_dict` was of."""
+        """Make a pass from its state."""
         time, last = map(int, state["last"])
         return cls(*_runs_and_kind(state), (time, last))
 
@@ -200,10 +200,10 @@ def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
 
 
 def permuted(numbers: Ints, size: int, key: int) -> Ints:
-    """Return where each number goes in a permutation of 0 to size - 1 that the key chooses.
+    """Return the image of each number under the permutation of 0 to size - 1 that the key selects.
 
-    A Feistel network permutes the numbers of an even number of bits; one that lands beyond is sent on until it does
-    not, which leaves a permutation of the others.
+    A Feistel network permutes the numbers of an even number of bits. It is applied again to an image of at least
+    `size` (cycle walking), which gives a permutation of the smaller numbers.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -220,24 +220,23 @@ def permuted(numbers: Ints, size: int, key: int) -> Ints:
 
 
 class Sweep(OneOwner, Even):
-    """Draw each id once in a pass, in random order or oldest first; then comes the next pass, or the end.
+    """Draw each id once in a pass, in random order or oldest first.
 
-    A pass goes over the ids that can be drawn when it begins; those that are evicted meanwhile are passed over, and new
-    ones wait for the next. Batches stay full across passes. After the last pass a batch is short, and then a draw
-    without ids is the end: `for batch in sampler` ends there, and `len(sampler)` is the number of batches until then.
-    When the view changes to another kind of id, the pass begins again.
+    A pass covers the ids that can be drawn when it begins. It skips ids that are evicted meanwhile, and new ids wait
+    for the next pass. Batches are full across passes. The last batch of the last pass may be short, and the next draw
+    has no ids: `for batch in sampler` ends there. `len(sampler)` is the number of batches until then. The pass begins
+    again when the view changes to another kind of id.
 
-    It holds its place, and so belongs to one sampler, under whose lock it is called; its state brings it back there.
-    Its memory grows with the number of episodes, not of ids: a random order is computed, by a small Feistel network
-    over the numbers of the ids, and the order of times is made some thousands of ids at a time.
+    It holds its position, so it belongs to one sampler, which calls it under its lock; its state includes the position.
+    Its memory grows with the number of episodes, not of ids. A small Feistel network over the numbers of the ids
+    computes the random order. The order of times is made for some thousands of ids at a time.
 
     Parameters
     ----------
     passes : int or None
-        How many; None goes on for ever.
+        Number of passes; None: no end.
     order : {"random", "time"}
-        In what order a pass goes over the ids: at random, another one each pass, or by when their steps were
-        published, oldest first; of steps of one time that with the least id.
+        "random": a new random order for each pass. "time": by the time of publishing, oldest first, then by id.
 
     Raises
     ------
@@ -261,18 +260,18 @@ class Sweep(OneOwner, Even):
 
     @property
     def passes(self) -> int | None:
-        """How many passes; None goes on for ever."""
+        """Number of passes; None: no end."""
         return self._passes
 
     @property
     def order(self) -> str:
-        """In what order a pass goes over the ids: "random" or "time"."""
+        """The order of a pass: "random" or "time"."""
         return self._order
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw the next `size` ids of the population's share, fewer at the end of the last pass, none after it.
 
-        NotEnoughData where the passes have no end, and none of the ids is in the share.
+        NotEnoughData if the passes have no end and the share is empty.
         """
         found, missing = [np.zeros(0, np.int64)], size
         fruitless = False
@@ -291,33 +290,33 @@ class Sweep(OneOwner, Even):
                 missing -= len(good)
                 fruitless = fruitless and not len(good)
                 found.append(ids[good])
-                # What was looked at behind the last one that is needed comes again.
+                # The position is after the last needed id: later ids come again.
                 current.advance(len(ids) if missing else int(good[-1]) + 1)
                 is_over = current.is_over(population)
             except SegmentGone:
                 if missing == size:
                     raise
-                break  # a short batch: what was drawn must not be lost
+                break  # a short batch: the drawn ids must not be lost
             if is_over:
                 self._pass, self._finished = None, self._finished + 1
         return Draw(np.concatenate(found), None, population.size)
 
     def _current(self, population: Population) -> Pass | None:
-        """Return the pass that has begun over this kind of id."""
+        """Return the current pass over this kind of id, if one has begun."""
         if self._pass is not None and self._pass.kind != population.kind:
             self._pass = None
         return self._pass
 
     def place(self) -> tuple[int, Pass | None]:
-        """Return where it is."""
-        return self._finished, copy(self._pass)  # whose attributes are replaced, and not changed in place
+        """Return the number of finished passes and the current pass."""
+        return self._finished, copy(self._pass)  # its attributes are never changed in place
 
     def go_back(self, place: tuple[int, Pass | None]) -> None:
-        """Go back to a place."""
+        """Return to a place."""
         self._finished, self._pass = place
 
     def count_left(self, population: Population) -> int:
-        """Return how many ids of the share come until the end; costs as much as a pass where one has begun."""
+        """Return the number of ids of the share until the end; it costs a pass if one has begun."""
         assert self._passes is not None, "it has no end"
         passes, current, found = self._passes - self._finished, self._current(population), 0
         if current is not None:
@@ -326,16 +325,16 @@ class Sweep(OneOwner, Even):
         return found + (passes and passes * population.share_size())
 
     def mixing_error(self) -> str | None:
-        """Return None where it has no end."""
+        """Return None without an end, else why it cannot be mixed."""
         return None if self._passes is None else f"is {self}, which ends: only Sweep(passes=None) fits"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is: numbers, and the arrays of the pass."""
+        """Return the position: numbers, and the arrays of the pass."""
         state: dict[str, Any] = {"finished": self._finished}
         return state if self._pass is None else {**state, **self._pass.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; ValueError, and no change, where this is no such state."""
+        """Resume from a `state_dict`; ValueError, and no change, if `state` is not one."""
         with state_of("a sweep"):
             finished = int(state["finished"])
             loaded = ORDERS[self._order].loaded(state) if "first" in state else None

@@ -124,7 +124,7 @@ class Target:
 
     def ids(self) -> Ints:
         """Return the ids that can be drawn."""
-        left = self.active.left(self.population)
+        left = self.active.drawable(self.population)
         return np.concatenate([_NONE, *self.population.ids()]) if left is None else left
 
     def count(self) -> int:
@@ -136,7 +136,7 @@ class Target:
         return 0 if self.population.snapshot is None else self._count_of(self.bounded)
 
     def _count_of(self, distribution: Distribution) -> int:
-        left = distribution.left(self.population)
+        left = distribution.drawable(self.population)
         return self.population.share_size() if left is None else len(left)
 
     def priority_sum(self) -> float:

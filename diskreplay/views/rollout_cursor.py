@@ -208,7 +208,7 @@ class RolloutCursor(Owned):
         self._planned = self._planned.advanced(grid.keys, grid.ids[-1] + 1)
         return Draw(grid.ids.ravel())
 
-    def left(self, population: Population) -> Ints:
+    def drawable(self, population: Population) -> Ints:
         """Return the ids of the steps of the share's lanes that were not drawn yet, of lanes with too few as well."""
         lanes = self._follow(population).by_lane
         least = population.followed.least_ids(lanes.episodes.first)
