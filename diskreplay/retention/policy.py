@@ -1,4 +1,4 @@
-"""The rules of retention: which segments are due to be removed, by what each holds and takes on disk."""
+"""The rules of retention: which segments are due for removal, by their steps, bytes and age."""
 
 import heapq
 import os
@@ -33,20 +33,20 @@ from diskreplay.segments.segment_reader import read_sealed
 class Ages:
     """The ages of sealed segments. Not thread-safe.
 
-    A wall clock that is wrong must not cost a store. Of a segment that was sealed since this machine booted, the clock
-    of the boot alone decides, which nobody can set. Of others the wall clock decides, if one of these confirms it: a
-    time service keeps the wall clock; this machine sealed the segment, and has been up for as long; this process has
-    known the segment for as long. A time of sealing in the future counts as the moment at which it was seen.
+    A wrong wall clock must not cost a store. The boot clock, which cannot be set, decides alone for a segment that was
+    sealed since this machine booted. The wall clock decides for all others, if one of these facts confirms it: a time
+    service keeps the wall clock; this machine sealed the segment and has been up for that long; this process has known
+    the segment for that long. A sealing time in the future counts as the time at which this process first saw it.
     """
 
     def __init__(self) -> None:
-        self._this_boot: list[tuple[float, int]] = []  # a heap: seconds of this boot when a segment was sealed
-        self._others: list[tuple[float, int]] = []  # a heap: wall time when a segment was sealed
-        self._confirmed_by: dict[int, float] = {}  # of these: the moment of this boot that is as old, for certain
-        self._old: set[int] = set()  # of these: old by the wall clock, and by nothing else so far
+        self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
+        self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
+        self._confirmed_by: dict[int, float] = {}  # of `_others`: seconds of this boot since which the age is certain
+        self._old: set[int] = set()  # of `_others`: old by the wall clock, not yet confirmed
 
     def add(self, number: int, info: SegmentInfo) -> None:
-        """Take in a sealed segment."""
+        """Add a sealed segment."""
         now, sealed = boot_time(), info.sealed_clock
         if sealed is not None and sealed.boot == now.boot and sealed.seconds <= now.seconds:
             heapq.heappush(self._this_boot, (sealed.seconds, number))
@@ -57,7 +57,7 @@ class Ages:
         self._confirmed_by[number] = 0.0 if was_here else now.seconds
 
     def older_than(self, seconds: float) -> set[int]:
-        """Return the segments that have become so old; each is returned once."""
+        """Return the segments that have become older than ``seconds``; each is returned once."""
         due = set()
         latest = boot_time().seconds - seconds
         while self._this_boot and self._this_boot[0][0] <= latest:
@@ -77,13 +77,13 @@ class Ages:
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of a segment; one that is not sealed may have more by now."""
+    """The counts of a segment. An unsealed one may have grown since they were taken."""
 
     steps: int = 0
-    evicted: int = 0  # of these steps, evicted by hand
-    nbytes: int = 0  # on disk; 0 where the store has no capacity in bytes
+    evicted: int = 0  # steps that were evicted by hand
+    nbytes: int = 0  # on disk; 0 if the store has no capacity in bytes
     info: SegmentInfo | None = None
-    first: int = 0  # when the first row of a sealed one came, in nanoseconds since the epoch; 0 where it has none
+    first: int = 0  # time of the first row of a sealed segment, nanoseconds since the epoch; 0: no rows
 
     @property
     def sealed(self) -> bool:
@@ -99,39 +99,43 @@ class _Account:
 
 
 class RetentionPolicy:
-    """Follows the segments of a store for its retention. Not thread-safe: used under the store lock.
+    """Follows the segments of a store and decides which are due. Not thread-safe: used under the store lock.
 
-    Only sealed segments that can be read are removed, by any of these rules: the one whose last step is oldest,
-    while the others hold `capacity` steps that are newer and not hidden; the same, while all segments together, and the
-    pack that is being made, take more than `capacity_bytes` on disk; those that were sealed `max_age_s` ago (`Ages`);
-    those whose every step was evicted by hand. The first two move the retention horizon: a time.
+    Only sealed, readable segments are removed, by any of these rules:
+
+    - ``capacity``: the segment whose last step is oldest is due while the others hold `capacity` newer, visible steps.
+    - ``capacity_bytes``: the same segment is due while all segments and the pack in progress take more bytes on disk.
+    - ``max_age_s``: a segment is due when it was sealed that long ago (`Ages`).
+    - eviction by hand: a segment is due when all its steps were evicted.
+
+    The first two rules move the retention horizon, which is a time.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._changes = 0
-        self.pack_nbytes = 0  # that are kept free for a pack that this process makes
+        self.pack_nbytes = 0  # bytes to keep free for the pack that this process makes
         self._begin()
 
     def _begin(self) -> None:
-        """Know nothing."""
-        self._next = 0  # numbers below it are known
-        self._accounts: dict[int, _Account] = {}  # of every segment, lowest number first
+        """Forget all segments."""
+        self._next = 0  # all numbers below it are known
+        self._accounts: dict[int, _Account] = {}  # by segment, lowest number first
         self._unsealed: set[int] = set()
-        self._by_last: list[tuple[int, int]] = []  # a heap: the time of the last step and the number of each sealed one
-        self._by_first: list[tuple[int, int]] = []  # sorted: the time of the first step and the number of the same
-        self._short = -1, 0  # a segment that could not be removed yet, and the steps from which on it is counted again
-        self._below: dict[int, None] = {}  # segments below the horizon that are still there
-        self._kept = 0  # steps of all others
-        self._nbytes = 0  # of all others
-        self._draft_nbytes = 0  # of the pack that is being made, if one is
+        self._by_last: list[tuple[int, int]] = []  # a heap: (time of the last step, number) of each sealed segment
+        self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
+        self._short = -1, 0  # a segment that had to stay, and the kept steps at which it is counted again
+        self._below: dict[int, None] = {}  # segments below the horizon that still exist
+        self._kept = 0  # steps of all other segments
+        self._nbytes = 0  # bytes of all other segments
+        self._draft_nbytes = 0  # bytes of the pack in progress
         self._ages = Ages()
-        self._doomed: set[int] = set()  # too old, or hidden whole
+        self._doomed: set[int] = set()  # too old, or wholly evicted by hand
         self._entries = EvictionEntries(self._root)
-        self._by_hand: dict[int, int] = {}  # steps evicted by hand, by the number of their segment
-        self._packs: dict[int, list[int]] = {}  # which segments are in each pack
-        self._merged: set[int] = set()  # segments, and packs, that may still be beside the packs that have their rows
-        self._durable: set[int] = set()  # of these: the ones whose pack is durable
+        self._by_hand: dict[int, int] = {}  # steps evicted by hand, by segment
+        self._packs: dict[int, list[int]] = {}  # the segments in each pack
+        self._merged: set[int] = set()  # segments and packs that may still exist next to the packs that have their rows
+        self._durable: set[int] = set()  # of `_merged`: segments whose pack is durable
         self._evicted = 0
         self.has_more = False
 
@@ -143,9 +147,9 @@ class RetentionPolicy:
         return not self._root.limits.are_set and not self._counters.peek(layout.EVICTION_ENTRIES)
 
     def sync_packs(self) -> None:
-        """Make packs durable whose members `due` found in their old places: the packs' maker may have died.
+        """Sync the names of packs whose members `due` still found: the process that made them may have died.
 
-        The caller does not hold the store lock, so that others need not wait for the disk. Any thread may call it.
+        The caller does not hold the store lock: other processes need not wait for the disk. Any thread may call it.
         """
         found = self._merged.copy()
         if not found <= self._durable:
@@ -153,7 +157,7 @@ class RetentionPolicy:
             self._durable.update(found)
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments, and call ``pace`` often; `due` reads only later ones then.
+        """Read all segments, and call ``pace`` often; `due` then reads only later ones.
 
         The caller does not hold the store lock. No other thread uses this object yet.
         """
@@ -161,13 +165,12 @@ class RetentionPolicy:
             self._look(self._counters.read(), again=True, pace=pace)
 
     def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
-        """Yield number and steps of segments that are due; each is forgotten when the next one is asked for.
+        """Yield the number and steps of each segment that is due; it is forgotten when the caller asks for the next.
 
-        They are ``most`` at most; `has_more` tells whether more are due.
+        At most ``most`` segments are yielded; `has_more` tells whether more are due.
 
-        Moves the horizon first. ``again``: read known segments that were not sealed, too. Without it their steps may
-        be too few, which only makes the horizon move later. A segment whose rows are in a pack is due
-        after `sync_packs`.
+        The horizon moves first. ``again``: also read known segments that were not sealed. Otherwise their step counts
+        may be too small, which only delays the horizon. A segment whose rows are in a pack is due after `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)
@@ -175,14 +178,14 @@ class RetentionPolicy:
         for number in self._left_by_merges(most):
             yield number, 0
             self._merged.discard(number)
-        # None of the others as long as any is left: once its pack were gone, it would count again.
+        # As long as a merged segment exists, no other one is due: without its pack it would count again.
         due = [] if self._merged else self._candidates()
         self.has_more = len(due) > most or bool(self._merged)
         for number in due[:most]:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
-            self._forget(number)  # by another process, or by hand
+            self._forget(number)  # already gone: another process or the user removed it
         first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
@@ -192,7 +195,7 @@ class RetentionPolicy:
         """Read new segments; return the number of the next one."""
         if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
             self._changes = int(words[layout.CHANGES])
-            self._begin()  # some may have been replaced by what was whole in them
+            self._begin()  # a segment may have been replaced by its readable part
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
         if self._evicted != words[layout.STEPS_EVICTED] and (
             self._root.limits.max_age_s or words[layout.EVICTION_ENTRIES]
@@ -217,12 +220,12 @@ class RetentionPolicy:
     # --- the horizon -------------------------------------------------------------------------------------------------
 
     def _move_horizon(self, horizon: int) -> None:
-        """Move the horizon past the segments that the limits have no room for, the oldest first."""
+        """Move the horizon past the segments that exceed the limits, the oldest first."""
         if not self._root.has_horizon:
             return
         before = horizon
         if self._root.limits.capacity_bytes is not None:
-            # By whichever process.
+            # The pack may be another process's.
             self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
@@ -234,7 +237,7 @@ class RetentionPolicy:
             self._kept -= account.kept
             self._nbytes -= account.nbytes
             self._below[number] = None
-            horizon = max(horizon, min(last + 1, layout.MOST_COUNTED))  # a time may be damaged, or hostile
+            horizon = max(horizon, min(last + 1, layout.MOST_COUNTED))  # a time on disk may be damaged, or hostile
         if horizon > before:
             self._counters.set(layout.HORIZON, horizon)
 
@@ -242,9 +245,9 @@ class RetentionPolicy:
         del self._by_first[bisect_left(self._by_first, (account.first, number))]
 
     def _oldest(self) -> tuple[int, int] | None:
-        """Return the time of the last step, and the number, of the sealed segment for which it is the lowest."""
+        """Return (time of the last step, number) of the sealed segment whose last step is oldest."""
         while self._by_last and self._by_last[0][1] not in self._accounts:
-            heapq.heappop(self._by_last)  # gone
+            heapq.heappop(self._by_last)  # removed
         return self._by_last[0] if self._by_last else None
 
     def _has_too_many_bytes(self) -> bool:
@@ -252,7 +255,7 @@ class RetentionPolicy:
         return most is not None and self._nbytes + self._draft_nbytes > most
 
     def _has_enough_without(self, last: int, number: int) -> bool:
-        """Whether the other segments hold ``capacity`` steps that came after the last one of this segment."""
+        """Return whether the other segments hold ``capacity`` steps that are newer than this segment's last step."""
         capacity = self._root.limits.capacity
         if capacity is None:
             return False
@@ -264,21 +267,21 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # To count takes long, and each step that comes is one more at most.
+        # Counting is slow. Each new step adds at most one newer step, so the result cannot change before then.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
     def _older_steps(self, number: int, last: int) -> int:
-        """Return how many of the steps of a segment at most came no later than a time."""
+        """Return an upper bound of the steps of a segment that came at or before the time ``last``."""
         account = self._accounts[number]
         if account.info is None or not account.kept:
-            return account.kept  # damaged: it cannot be counted
+            return account.kept  # damaged: its steps cannot be counted
         try:
             return min(account.kept, count_until(account.info, last - account.info.clock.wall))
         except (FormatError, OSError):
             return account.kept
 
-    # --- what segments hold ------------------------------------------------------------------------------------------
+    # --- counts of segments ------------------------------------------------------------------------------------------
 
     def _read_evictions(self, count: int) -> None:
         if count <= self._entries.count:
@@ -288,12 +291,12 @@ class RetentionPolicy:
             self._by_hand[number] = self._by_hand.get(number, 0) + steps
             holder = in_pack.get(number, number)
             account = self._accounts.get(holder)
-            if account is not None:  # else it is gone
+            if account is not None:  # else it is removed
                 with self._changing(holder, account):
                     account.evicted += steps
 
     def _read(self, number: int) -> None:
-        """Count the steps and bytes of a segment that was not sealed when it was read last, if ever."""
+        """Count the steps and bytes of a segment that was not sealed at its last reading."""
         account, path = self._accounts[number], self._root.segment_path(number)
         nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
         try:
@@ -305,10 +308,10 @@ class RetentionPolicy:
                 self._packs[number] = members
         except FileNotFoundError:
             if not os.path.lexists(path):
-                self._forget(number)  # set aside; who brings it back counts a change
+                self._forget(number)  # set aside; bringing it back counts a change
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
-            # Damaged: it holds what it takes on disk, and stays until it is repaired, as one that is not sealed.
+            # Damaged: its bytes count, and it stays until it is repaired, as an unsealed segment does.
             with self._changing(number, account):
                 account.nbytes = nbytes
             return
@@ -320,7 +323,7 @@ class RetentionPolicy:
             self._take_sealed(number, account, info)
 
     def _forget_merged(self) -> None:
-        """Forget the segments, and the packs, whose rows are in packs that came later."""
+        """Forget the segments and packs whose rows are in later packs."""
         for pack in sorted(self._packs, reverse=True):
             if pack not in self._packs:
                 continue
@@ -331,7 +334,7 @@ class RetentionPolicy:
                 self._merged.add(number)
 
     def _left_by_merges(self, most: int) -> list[int]:
-        """Return segments, and packs, that are still there though their rows are in packs, which are durable."""
+        """Return at most ``most`` segments and packs that still exist although their rows are in durable packs."""
         self._merged = {number for number in self._merged if os.path.lexists(self._root.segment_path(number))}
         self._durable &= self._merged
         return sorted(self._durable)[:most]
@@ -355,12 +358,12 @@ class RetentionPolicy:
         info = account.info
         if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
             return
-        # Rows that no mark proves were not evicted. Without the marker, earlier parts would be shown again.
+        # Unproven rows were not evicted. Without its discard row, earlier parts of an episode would be shown again.
         if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)
 
     def _forget_gone(self) -> None:
-        """Forget what other processes removed from between the others."""
+        """Forget segments that other processes removed."""
         there = set(present_segments(self._root, list(self._accounts)))
         for number in [n for n in self._accounts if n not in there]:
             self._forget(number)
@@ -380,7 +383,7 @@ class RetentionPolicy:
 
 
 def _discards_earlier_parts(info: SegmentInfo) -> bool:
-    """Tell whether a sealed segment has a row that discards parts in earlier segments and has no step itself."""
+    """Return whether a sealed segment has a row that discards parts in earlier segments and has no step itself."""
     try:
         return bool((read_sealed(info)[1].flags == DISCARD_BEFORE).any())
     except (FormatError, OSError):
@@ -388,7 +391,7 @@ def _discards_earlier_parts(info: SegmentInfo) -> bool:
 
 
 def disk_usage(path: Path) -> tuple[int, int]:
-    """Return the bytes that a file, or the files below a folder, take on disk, and the bytes they seem to have."""
+    """Return (bytes on disk, apparent bytes) of a file, or of all files below a folder."""
     on_disk = apparent = 0
     for folder, _, files in os.walk(path) if is_folder(path) else [(str(path.parent), [], [path.name])]:
         for name in files:

@@ -1,4 +1,4 @@
-"""Places new segments under the store lock, and renames old ones out of sight; their files are deleted after it."""
+"""Places new segments and takes old ones out of sight under the store lock; files are deleted after its release."""
 
 import os
 import shutil
@@ -56,40 +56,41 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# How the name of a folder begins in which a living process makes something, and where in it is the lock that it holds.
+# Folders in which a living process makes something: the beginning of the name, and the path of the lock inside.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
-# The newest segments, in which the clock of this boot is searched: some may be damaged, or gone.
+# The newest segments are searched for the clock of this boot: more than one, as some may be damaged or gone.
 _NEIGHBOURS = 16
-# Each dead segment that waits to be sealed holds a descriptor, and each that is renamed keeps others from the lock.
+# Each dead segment in line for sealing holds a descriptor. Each rename delays other processes at the lock.
 _AT_ONCE = 64
-# A process that needs room also deletes the folders that others are deleting: few, while segments are merged.
+# Smaller for merges: a process that needs room also deletes the folders that others are deleting.
 _MERGED_AT_ONCE = 8
-# So many segments at most are there that no counter knows: their makers died before they were counted.
+# At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds for which the store lock is waited for to count what was sealed: by then, readers have found it without that.
+# Seconds to wait for the store lock to count sealed segments. Readers find these without the count by then.
 _HINT_TIMEOUT_S = 1.0
 
 
 class Retention:
     """Makes and removes segments of one store.
 
-    Concurrency: any thread and process; each call takes the store lock. Segment locks are only tried under it. Files
-    are deleted when the lock is free again.
+    Concurrency: any thread and process; each call takes the store lock. Segment locks are tried under it, never waited
+    for. Files are deleted after its release.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._policy = RetentionPolicy(root, counters)
-        self._tried: set[int] = set()  # dead segments that were handed out to be sealed
-        self._sealed: set[int] = set()  # which stay so
+        self._tried: set[int] = set()  # dead segments that were returned for sealing
+        self._sealed: set[int] = set()  # sealed segments; these never change again
         self._packs = KnownPacks(root)
         self._clock: Clock | None = None
 
     @contextmanager
     def _locked(self) -> Iterator[list[str]]:
-        """Hold the store lock and make counters whole; StoreNotFound where the store was deleted or replaced.
+        """Hold the store lock and restore the counters; StoreNotFound if the store was deleted or replaced.
 
-        The folders that a block adds to the list are deleted as soon as the lock is free, also if the block raises.
+        The block adds folders to the yielded list. They are deleted after the lock is released, even if the block
+        raises.
         """
         gone: list[str] = []
         try:
@@ -102,20 +103,20 @@ class Retention:
     def new_segment(
         self, writer: int | None, lanes: Sequence[int], size: Size, has_priority: bool = False
     ) -> tuple[SegmentInfo, Lock]:
-        """Make the next segment and return it with its lock, held. Removes old ones first. See `draft_segment`.
+        """Make the next segment and return it with its held lock. Removes due segments first. See `draft_segment`.
 
-        Raises StorageFull where there is no room for it, StoreNotFound where the store was deleted or replaced since it
-        was opened, StoreLocked where the store lock was not free for a minute.
+        Raises StorageFull if the disk has no room, StoreNotFound if the store was deleted or replaced since it was
+        opened, StoreLocked if the store lock stayed taken for a minute.
         """
         if not self._policy.is_idle:
-            # With a segment an episode, many wait to be sealed: they are read again when that is done.
+            # With one segment per episode, many wait to be sealed: these are read again after sealing.
             again = self._root.segment_steps != "episode"
             if self._remove_some(again=again):
-                self._remove_some(again=again)  # the first call may have found members of packs, to be made durable
+                self._remove_some(again=again)  # the first call may have found packs that have to be synced
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
-            # What a writer that died here left is in the way; under the store lock nobody else can be building.
+            # The draft of a writer that died here is in the way. Under the store lock, no other process is building.
             first = number if writer is None else writer
             draft, lock = draft_segment(self._root, building, first, lanes, size, self.clock(), has_priority)
             try:
@@ -127,9 +128,9 @@ class Retention:
     def clock(self) -> Clock:
         """Return the clock of this boot as the newest segments have it.
 
-        So the times of all segments of a boot compare to the nanosecond, whatever was done to the wall clock meanwhile.
-        In a new boot it goes on behind what was written before, though somebody may have set the wall clock back: what
-        comes last must not be taken for the oldest. The first call is made under the store lock.
+        So the times of all segments of a boot compare to the nanosecond, whatever happened to the wall clock meanwhile.
+        In a new boot, the clock starts behind the latest written time even if the wall clock was set back: the newest
+        steps must not look oldest. The first call is made under the store lock.
         """
         if self._clock is None:
             words, here = self._counters.read(), this_clock()
@@ -143,10 +144,10 @@ class Retention:
         return self._clock
 
     def place(self, draft: SegmentInfo) -> SegmentInfo:
-        """Make a draft the next segment. Old ones are removed when the one before it is sealed.
+        """Make a draft the next segment. Old segments are removed later, when the one before this is sealed.
 
-        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound where it could not be placed, and is of no
-        use any more.
+        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound if it could not be placed. The draft is
+        unusable then.
         """
         with self._locked():
             return self._place(draft, next_number(self._root, self._counters))
@@ -156,25 +157,25 @@ class Retention:
         try:
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         except BaseException:
-            # Nothing was written to it. It cannot go back: a full disk may refuse the name that it had.
+            # Nothing was written to it. It is not renamed back: a full disk may refuse the old name.
             shutil.rmtree(info.path, ignore_errors=True)
             raise
         return info
 
     def is_making_pack(self) -> bool:
-        """Whether a process makes a pack now."""
+        """Return whether any process is making a pack now."""
         return is_held(f"{pack_draft(self._root)}/{LOCK_OF_DRAFT[DRAFT]}") is True
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments before any other thread uses this. Else the first removal does, under the store lock."""
+        """Read all segments before another thread uses this object: the first removal under the lock is fast then."""
         self._policy.look(pace)
 
     @contextmanager
     def making_pack(self, nbytes: int) -> Iterator[str]:
-        """Have a block make a pack in the folder that is given to it. One at a time does, of all processes.
+        """Yield a folder in which the block makes a pack. Only one block, among all processes, does so at a time.
 
-        Room for its ``nbytes`` is made first in a store that is limited to some, and counts until the block ends.
-        Raises StoreLocked where another one is at it, StorageFull where there is no room.
+        If the store has a capacity in bytes, room for ``nbytes`` is made first and counted until the block ends. Raises
+        StoreLocked if another process is making a pack, StorageFull if the disk has no room.
         """
         building = pack_draft(self._root)
         with self._locked() as gone:
@@ -190,8 +191,8 @@ class Retention:
             yield building
         finally:
             self._policy.pack_nbytes = 0
-            # Where the pack was placed, another process may be making the next one here. While this one is open, its
-            # inode is no other folder's.
+            # If the pack was placed, another process may already be making the next one here. No other folder can have
+            # the inode of this one while it is open.
             if own.is_at(building):
                 shutil.rmtree(building, ignore_errors=True)
             lock.release()
@@ -199,10 +200,10 @@ class Retention:
     def place_pack(
         self, draft: SegmentInfo, sources: Sequence[SegmentInfo], pace: Callable[[], None] = lambda: None
     ) -> SegmentInfo:
-        """Make a pack, which is complete and durable, the next segment, and delete those whose rows are in it.
+        """Make a complete, durable pack the next segment, and delete the segments whose rows it has.
 
-        Readers leave these out as soon as the pack is there; whoever opens the store next deletes what is left of them.
-        Raises SegmentGone where one of them is not what was read any more: the pack is of no use.
+        Readers ignore those segments as soon as the pack is visible; the next process that opens the store deletes
+        leftovers. Raises SegmentGone if a segment changed since it was read: the pack is useless then.
         """
         made = KnownPack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
         for source in sources:
@@ -217,26 +218,27 @@ class Retention:
         return info
 
     def _remove_merged(self, pace: Callable[[], None] = lambda: None) -> None:
-        """Delete the segments, and the packs, whose rows are in packs that came later; no step of these is evicted."""
+        """Delete the segments and packs whose rows are in later packs; their steps do not count as evicted."""
         left = self._packs.find_merged(self._counters.peek(layout.NEXT_SEGMENT))
         if left:
-            # The names of packs, and the number up to which readers look for them: a pack's maker may have died before.
+            # Sync the names of packs, and the counter that bounds a reader's search: a pack's maker may have died
+            # before it did.
             with self._root.still_there(), storage_errors(self._root.counters_folder):
                 sync_folder(self._root.segments_folder)
                 self._counters.sync()
         while left:
-            with self._locked() as gone:  # some at a time: others get the lock in between
+            with self._locked() as gone:  # a few at a time: others get the lock in between
                 for number, pack in left[:_MERGED_AT_ONCE]:
-                    # A pack that was set aside or replaced since it was read may not have their rows.
+                    # A pack that was set aside or replaced since it was read may lack these rows.
                     if self._packs.is_same(pack) and os.path.lexists(self._root.segment_path(number)):
                         gone.append(_take_out(self._root, self._counters, number, 0))
             del left[:_MERGED_AT_ONCE]
             pace()
 
     def add_priority(self, add: Callable[[], None]) -> None:
-        """Add the array of priorities to a segment, and notify readers before any row has one.
+        """Add the array of priorities to a segment, and notify readers before any row has a priority.
 
-        Raises StorageFull where there is no room, StoreLocked or StoreNotFound as `new_segment` does.
+        Raises StorageFull if the disk has no room; StoreLocked and StoreNotFound as in `new_segment`.
         """
         with self._locked():
             add()
@@ -248,17 +250,17 @@ class Retention:
         self.enforce()
 
     def count_sealed(self) -> None:
-        """Notify readers that segments were sealed. A hint: where another keeps the lock, they check by themselves."""
+        """Notify readers that segments were sealed. A hint: if the lock stays taken, readers find out by themselves."""
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()
             self._counters.count(layout.SEALED)
 
     def resize(self, limits: Limits, find_hidden: Callable[[], int]) -> None:
-        """Change what the store keeps at most, and remove what is due by then.
+        """Change the limits of the store, and remove the segments that are then due.
 
-        What is hidden stays so. ``find_hidden`` tells before which time the limits hide everything; it is called under
-        the lock.
+        Hidden steps stay hidden. ``find_hidden`` returns the time before which the old limits hide every step; it is
+        called under the lock.
         """
         with self._locked():
             keep_hidden(self._counters, find_hidden())
@@ -267,16 +269,16 @@ class Retention:
         self.enforce()
 
     def enforce(self) -> None:
-        """Remove segments that are due; nothing else has to succeed first."""
+        """Remove the segments that are due, and nothing else."""
         left = not self._policy.is_idle
         while left:  # others get the lock in between
             left = self._remove_some(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
-        """Hide episodes of sealed segments, all or, where that fails, none; return the first ids of those that were.
+        """Hide episodes of sealed segments and return the first ids of the hidden ones; if it fails, it hides none.
 
-        Others were evicted meanwhile. ``find_hidden`` tells before which time the capacity hides everything; it
-        is called under the lock.
+        Episodes that were evicted meanwhile are not returned. ``find_hidden`` returns the time before which the
+        capacity hides every step; it is called under the lock.
         """
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
@@ -291,17 +293,17 @@ class Retention:
         return [first for first, _ in left]
 
     def reserve_entries(self) -> None:
-        """Reserve room for evictions by hand on a disk that may become full; where there is none now, do nothing."""
+        """Reserve disk space for evictions by hand, so that these work on a full disk; without room, do nothing."""
         with suppress(StorageFull, StoreLocked, FormatError):
             if not has_reserve(self._root, self._counters.peek(layout.EVICTION_ENTRIES)):
                 with held_lock(self._root.lock_path):
                     reserve(self._root, int(self._counters.read()[layout.EVICTION_ENTRIES]))
 
     def dead_segments(self, *, evicts: bool = True) -> list[tuple[SegmentInfo, Lock]]:
-        """Lock and return unsealed segments whose writer is gone and that this machine may seal, some at a time.
+        """Lock and return at most `_AT_ONCE` unsealed segments whose writer is gone and that this machine may seal.
 
-        Those of an earlier boot without a durable row are set aside: they may have empty files. ``evicts``: what is due
-        by the limits is evicted where a segment has returned, which takes room from others.
+        A segment of an earlier boot without a durable row is set aside: its files may be empty. ``evicts``: when a
+        segment has returned, evict others that the limits now have no room for.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
@@ -312,21 +314,21 @@ class Retention:
             for info in self._live():
                 if len(dead) == _AT_ONCE:
                     break
-                # One that is damaged is left as it is: readers warn of it, and repair is run by hand.
+                # A damaged segment stays as it is: readers warn of it, and the user runs repair.
                 with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     if (taken := self._take_over(info, gone)) is not None:
                         dead.append(taken)
-        with suppress(StorageFull, StoreLocked):  # next time; until then, readers ignore what is left
+        with suppress(StorageFull, StoreLocked):  # retried next time; until then, readers ignore the leftovers
             self._remove_merged()
         return dead
 
     def _take_over(self, info: SegmentInfo, gone: list[str]) -> tuple[SegmentInfo, Lock] | None:
-        """Lock a segment that has to be sealed, if its writer is gone and this machine may seal it."""
+        """Lock a segment that needs sealing, if its writer is gone and this machine may seal it."""
         if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
             return None
         try:
             lock = try_lock(info.lock_path)
-        except FileNotFoundError:  # the folder of its lock was lost with the power
+        except FileNotFoundError:  # a power loss took the folder of its lock
             self.has_to_be_sealed(info, gone)
             return None
         if lock is None:
@@ -341,10 +343,10 @@ class Retention:
         return None
 
     def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
-        """Take out a segment to which nothing was ever written, set aside one of which files are missing.
+        """Return whether a segment needs sealing; take it out if it is empty, set it aside if it lacks files.
 
-        Tell whether there is anything left to seal. The caller holds the store lock, and the segment's. It deletes the
-        folders in ``gone`` when the store lock is free.
+        The caller holds the store lock, and the segment's. It deletes the folders in ``gone`` after releasing the store
+        lock.
         """
         fate = fate_of(info)
         if fate is not Fate.REMOVED and self._rebuild_copy(info):
@@ -358,17 +360,17 @@ class Retention:
         return fate is Fate.SEALED
 
     def _rebuild_copy(self, info: SegmentInfo) -> bool:
-        """Rebuild a copy of a sealed segment whose files do not fit their checksums; False: it has to be sealed."""
+        """Rebuild a copy of a sealed segment whose files do not match their checksums; False: it has to be sealed."""
         try:
             with storage_errors(info.path):
                 return rebuild_copy(info)
         except StorageFull:
-            return True  # as it is, it waits for room: sealing it would forget the checksums
-        except (FormatError, OSError):  # small files do not fit, or cannot be read
+            return True  # unchanged, it waits for room: sealing would drop the checksums
+        except (FormatError, OSError):  # small files do not match, or cannot be read
             return False
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
-        """Keep in quarantine what sealing takes from a segment of which files are missing; False: there is no room."""
+        """Keep a copy of a segment with missing files in quarantine before sealing cuts it; False: there is no room."""
         where = layout.segment_folder(info.number)
         known = claimed_steps(info.path)
         proven = count_steps_in(info, proven_rows(info))
@@ -379,7 +381,7 @@ class Retention:
         return False
 
     def _clean_up(self, gone: list[str]) -> None:
-        """Take out what processes that died left half removed or half made; the caller holds the store lock."""
+        """Take out half-removed and half-made folders of dead processes; the caller holds the store lock."""
         gone += _finish_removals(self._root, self._counters)
         finish_replacements(self._root)
         for name in os.listdir(self._root.counters_folder):
@@ -392,15 +394,14 @@ class Retention:
         gone += state_files.take_stale(self._root)
 
     def _find_returned(self, gone: list[str]) -> bool:
-        """Count the segments that are there and that the counters leave out; return whether any had been counted once.
+        """Count existing segments that the counters leave out; return whether any had been counted before.
 
-        Somebody moved one back by hand, or its maker died before it was counted, or power was lost before its name
-        was gone from the disk. Those that retention had taken out stay out: what it went by still holds for them. The
-        caller holds the store lock.
+        A user moved one back by hand, its maker died before counting it, or a power loss undid its removal. Segments
+        that retention had removed stay removed: the same limits still hold. The caller holds the store lock.
         """
         from_quarantine = remove_stale_records(self._root.folder)
         for number, steps in from_quarantine.items():
-            if not os.path.lexists(self._root.segment_path(number)):  # somebody deleted it by hand
+            if not os.path.lexists(self._root.segment_path(number)):  # a user deleted it by hand
                 self._counters.set(layout.STEPS_EVICTED, self._counters.evicted_after(steps))
         returned = False
         for number in sorted(listed_numbers(self._root)):
@@ -426,7 +427,7 @@ class Retention:
         return returned
 
     def _is_in_place(self, number: int) -> bool:
-        """Whether a folder is a segment by its name, and no process is writing to it."""
+        """Return whether a segment folder of this number exists that no process is writing to."""
         path = self._root.segment_path(number)
         return is_folder(path) and not is_locked(path / layout.COMMITTED / layout.LOCK)
 
@@ -438,15 +439,15 @@ class Retention:
         return False
 
     def _set_aside(self, number: int, reason: str) -> None:
-        """Move a segment into quarantine; where there is no room for that it stays where it is."""
+        """Move a segment into quarantine; if there is no room, it stays in place."""
         with suppress(StorageFull):
             move_aside(self._root.folder, layout.segment_folder(number), reason)
 
     def _note_sealed(self) -> None:
-        """Find which segments are sealed without the lock: to read thousands of documents takes long."""
+        """Find the sealed segments without the lock: reading thousands of documents takes long."""
         words = self._counters.read()
         self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
-        # Packs that no counter knows, too: `_find_returned` counts them.
+        # Also packs that no counter includes: `_find_returned` counts them.
         end = int(words[layout.NEXT_SEGMENT])
         uncounted = [number for number in listed_numbers(self._root) if end <= number < end + _UNCOUNTED]
         for number in [*live_numbers(self._root, words), *uncounted]:
@@ -458,9 +459,9 @@ class Retention:
                         self._sealed.add(number)
 
     def _live(self) -> list[SegmentInfo]:
-        """Read the attributes of every segment that is there and not known to be sealed, lowest number first.
+        """Read the attributes of every existing segment that is not known to be sealed, lowest number first.
 
-        Those that say nothing of themselves since the power went are set aside.
+        Segments whose metadata a power loss left unwritten are set aside.
         """
         found = []
         for number in live_numbers(self._root, self._counters.read()):
@@ -471,31 +472,31 @@ class Retention:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
                     self._set_aside(number, "nothing of it was written when the power went")
             except (FormatError, FileNotFoundError, NotADirectoryError):
-                continue  # evicted, or damaged: readers warn of it, and repair is run by hand
+                continue  # evicted, or damaged: readers warn of it, and the user runs repair
         return found
 
     def _remove_some(self, *, again: bool) -> bool:
-        """Remove segments that are due, some at a time; return whether more are. There is room then."""
+        """Remove at most `_AT_ONCE` due segments and free their disk space; return whether more are due."""
         self._policy.sync_packs()
         with self._locked() as gone:
             return self._remove_old(gone, again=again)
 
     def _remove_old(self, gone: list[str], *, again: bool) -> bool:
-        """Take out segments that are due, some at a time; return whether more are."""
+        """Take out at most `_AT_ONCE` due segments; return whether more are due."""
         gone += _finish_removals(self._root, self._counters)
         for number, steps in self._policy.due(_AT_ONCE, again=again):
             gone.append(_take_out(self._root, self._counters, number, steps))
         return self._policy.has_more
 
 
-# --- taken out of sight, in one step ----------------------------------------------------------------------------------
+# --- taken out of sight by one rename ---------------------------------------------------------------------------------
 
 
 def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
-    """Move a segment beside the counters, so that it is never seen half deleted; return where it is now.
+    """Move a segment next to the counters, so that it is never seen half deleted; return its new path.
 
-    Its steps count as evicted: see `eviction_list.removed_path`. The caller holds the store lock. Raises StorageFull
-    where there is no room for the name.
+    Its steps count as evicted: see `eviction_list.removed_path`. The caller holds the store lock. Raises StorageFull if
+    the disk has no room for the name.
     """
     evicted = counters.evicted_after(steps)
     gone = removed_path(root.counters_folder, number, evicted)
@@ -509,7 +510,7 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
     """Count the steps of folders that were taken out; return the folders. The caller holds the store lock.
 
-    Their process died, or is deleting them now. A caller that needs the room does not wait for that.
+    The process that took them out died, or is deleting them now. A caller that needs the room does not wait for it.
     """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
@@ -523,7 +524,7 @@ def _take_draft(path: str) -> list[str]:
     Another process may make one at the same path as soon as the lock is free.
     """
     if not is_folder(path):
-        return []  # no process made that
+        return []  # not made by any process
     gone = discarded_path(path)
     try:
         os.rename(path, gone)
@@ -533,20 +534,21 @@ def _take_draft(path: str) -> list[str]:
 
 
 def _take_dead_draft(path: str, lock_path: str) -> list[str]:
-    """Take out an unfinished folder if its process is gone, which held the lock in it; return its new path.
+    """Take out an unfinished folder if the process that held its lock is gone; return its new path.
 
     The caller holds the store lock.
     """
     *inside, _ = lock_path.split("/")
     if any(os.path.islink("/".join([path, *inside[:depth]])) for depth in range(len(inside) + 1)):
-        return []  # no process made that, and what is behind it is not ours
+        return []  # not made by any process, and the link's target is not ours
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:
-        # It has no place for a lock yet: its maker died, or is just about to make one; then this fails, or that does.
+        # It has no place for a lock yet: its maker died or is about to make it. In that race, either this rmdir or the
+        # maker's mkdir fails.
         with suppress(OSError):
             os.rmdir(path)
-        # Or it had one until the power went: a place for the lock is made before anything else.
+        # Or a power loss took the lock's folder, which is made before anything else.
         if os.path.isdir(path) and lock_path.split("/")[0] not in (names := os.listdir(path)) and names:
             return _take_draft(path)
         return []

@@ -1,4 +1,4 @@
-"""What one step of a store holds: trees of fields, their flat leaves, and their JSON form."""
+"""The schema of a store: trees of fields, their flat leaves, and their JSON form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,8 +28,8 @@ MAX_LEAVES = 10_000
 MAX_KEY_BYTES = 200
 LEAVES_SHOWN = 50  # in a notebook
 
-# Names that an append's arguments, an episode's attributes or a batch's fields have already.
-# "self" would collide with append's own first argument.
+# Names that are already arguments of append, attributes of an episode or fields of a batch. "self" would collide with
+# append's own first argument.
 _TAKEN = frozenset(
     [
         *("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "episode", "priority"),
@@ -53,9 +53,9 @@ class Schema:
     reward : Field
         A numeric scalar.
     extra : dict, optional
-        Further values of a step by name, such as ``log_prob``.
+        Further values of each step by name, such as ``log_prob``.
     episode : dict, optional
-        One value an episode by name, such as ``seed``.
+        Values of each episode by name, such as ``seed``.
 
     Attributes
     ----------
@@ -63,12 +63,12 @@ class Schema:
         Every leaf by its path: ``"obs"`` or ``"obs/image"``, ``"action"``, ``"reward"``, ``"extra/log_prob"``,
         ``"episode/seed"``, in this order. A tuple's items have the keys ``"0"``, ``"1"``, ...
     step_leaves : dict of str to Field
-        The same without those of ``episode``.
+        ``leaves`` without the leaves of ``episode``.
 
     Raises
     ------
     SchemaError
-        If a key or name cannot be stored, or is taken.
+        If a key or name cannot be stored, or is already taken.
     """
 
     obs: Tree
@@ -88,7 +88,7 @@ class Schema:
         extra: Mapping[str, Tree] | None = None,
         episode: Mapping[str, Tree] | None = None,
     ) -> None:
-        """Check the trees and lay out their leaves."""
+        """Check the trees and collect their leaves."""
         reward = Field((), "float32") if reward is None else reward
         if not isinstance(reward, Field) or reward.shape or reward.dtype.kind == "b":
             raise SchemaError(f"reward: needs a numeric Field of shape (), not {reward!r:.80}")
@@ -114,7 +114,7 @@ class Schema:
         extra: Mapping[str, Any] | None = None,
         episode: Mapping[str, Any] | None = None,
     ) -> "Schema":
-        """Describe steps like this one.
+        """Describe steps like one example.
 
         Parameters
         ----------
@@ -122,12 +122,12 @@ class Schema:
             One step's values: arrays, tensors or numbers, or dicts and tuples of these, nested. Arrays, tensors and
             numpy's scalars keep their dtype. Python's numbers, and lists of them, are float32, int64 or bool.
         extra, episode : dict, optional
-            Such values of a step, and of an episode, by name.
+            Example values of a step, and of an episode, by name.
 
         Raises
         ------
         SchemaError
-            If a value is neither; the message names it.
+            If a value is none of these; the message names it.
         """
         named = [tree_from_example(values or {}, part) for part, values in (("extra", extra), ("episode", episode))]
         return cls(tree_from_example(obs, "obs"), tree_from_example(action, "action"), None, *named)
@@ -165,19 +165,19 @@ class Schema:
         Parameters
         ----------
         env
-            Its spaces say what is stored.
+            Its spaces define the stored fields.
         extra, episode : dict, optional
             See `Schema`.
         dtype_map : dict, optional
-            dtypes that are stored as others: with ``{"float64": "float32"}`` the observations and actions of an
-            environment that computes in float64 are stored, and sampled, as networks take them. Writers and
-            `RecordEpisodes` cast what they are given.
+            Maps dtypes of the environment to stored dtypes. With ``{"float64": "float32"}``, the observations and
+            actions of an environment that computes in float64 are stored and sampled as float32, which networks take.
+            Writers and `RecordEpisodes` cast the values.
 
         Raises
         ------
         SchemaError
-            If a space, or one inside it, cannot be stored, or ``dtype_map`` is invalid: not of dtypes, or from floats
-            to integers, which are never cast. The message names it.
+            If a space, or one inside it, cannot be stored. If ``dtype_map`` is invalid: it maps something other than
+            dtypes, or floats to integers, which are never cast. The message names the culprit.
         """
         prefix = "single_" if hasattr(env, "single_observation_space") else ""
         try:
@@ -197,7 +197,7 @@ class Schema:
         part, value
             As for `flatten`.
         leading : tuple of int
-            Axes that come before each field's shape.
+            Axes before each field's shape.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class Schema:
             If a key or a value does not fit the schema; the message names it.
         """
         leaves, plan = self.leaves, self._plans[part]
-        if type(plan) is str:  # as most parts are, in most schemas
+        if type(plan) is str:  # the usual case: the part is a single field
             return {plan: leaves[plan].cast(value, plan, leading)}
         return {path: leaves[path].cast(raw, path, leading) for path, raw in self.flatten(part, value)}
 
@@ -217,7 +217,7 @@ class Schema:
         part : str
             ``"obs"``, ``"action"``, ``"extra"`` or ``"episode"``.
         value
-            Nested as the schema is. A tuple may come as a tuple, a list or a dict with the keys ``"0"``, ``"1"``.
+            Nested like the schema. A tuple may be a tuple, a list or a dict with the keys ``"0"``, ``"1"``, ... An
             ``episode`` may lack names.
 
         Raises
@@ -237,9 +237,9 @@ class Schema:
         return flat
 
     def unflatten(self, part: str, values: Mapping[str, Any]) -> Any:
-        """Nest values by leaf path again; paths that are absent are left out.
+        """Nest values by leaf path again; absent paths are left out.
 
-        A tuple of which all items are there is a `TupleRecord`, one that lacks some a dict of the others.
+        A tuple with all its items becomes a `TupleRecord`. A tuple that lacks items becomes a dict of the others.
 
         Raises
         ------
@@ -267,12 +267,12 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: Any) -> "Schema":
-        """Read what ``to_json`` returned.
+        """Read the result of ``to_json``.
 
         Raises
         ------
         FormatError
-            If the data is anything else, whatever is wrong with it.
+            If the data is invalid in any way.
         """
         parts = ("obs", "action", "reward", "extra", "episode")
         if not isinstance(data, dict) or any(part not in data for part in parts):
@@ -301,8 +301,8 @@ def _checked_names(named: Any, part: str, taken: frozenset[str]) -> dict[str, Tr
 
 def _check_key(key: Any, path: str) -> None:
     if not isinstance(key, str):
-        raise SchemaError(f"{path}: keys are strings, not {key!r:.80}")
-    # A backslash is a slash to zarr; zarr keeps names that start with two underscores for itself.
+        raise SchemaError(f"{path}: keys must be strings, not {key!r:.80}")
+    # To zarr, a backslash is a slash, and names that start with two underscores are reserved.
     bad = key in ("", ".", "..", "zarr.json") or key.startswith("__") or not {"/", "\\", "\0"}.isdisjoint(key)
     try:
         size = len(key.encode())
@@ -369,7 +369,7 @@ def _unflatten(plan: dict[str, _Plan], values: Mapping[str, Any]) -> dict[str, A
 
 
 def with_tuples(tree: Tree, values: Any) -> Any:
-    """Return nested dicts with a `TupleRecord` wherever `tree`, a schema's, has a tuple and all its items are there."""
+    """Return nested dicts, with a `TupleRecord` for each complete tuple of ``tree``, which is a schema's."""
     if not isinstance(tree, (dict, tuple)) or not isinstance(values, dict):
         return values
     below = tree if isinstance(tree, dict) else {str(i): inner for i, inner in enumerate(tree)}

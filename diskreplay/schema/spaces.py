@@ -1,6 +1,6 @@
-"""One leaf of a schema: its shape and dtype, how a value is cast to it, and what becomes of a gymnasium space.
+"""One leaf of a schema: its shape and dtype, casts to it, and its making from a gymnasium space.
 
-Of a tuple of fields, values have the keys under which the fields are stored.
+A tuple's items are stored under the keys "0", "1", ...; a `TupleRecord` has them as a tuple and by these keys.
 """
 
 import json
@@ -36,8 +36,8 @@ class Field:
     dtype : str or numpy.dtype
         bool, an integer of 8 to 64 bits, or a float of 16 to 64 bits.
     space : dict, optional
-        Bounds of the space that the values come from, as plain JSON; enforced for actions
-        where a store is created with ``validate="space"``.
+        Bounds of the space of the values, as plain JSON; enforced for actions if the store was created with
+        ``validate="space"``.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class Field:
             raise SchemaError(f"a field has at most {MAX_ROW_BYTES} bytes a step, not {self.row_bytes}")
 
     def cast(self, value: Any, name: str, leading: tuple[int, ...] = ()) -> np.ndarray:
-        """Turn a value into an array of exactly this field's dtype.
+        """Cast a value to an array of exactly this field's dtype.
 
         Parameters
         ----------
@@ -75,12 +75,12 @@ class Field:
         Returns
         -------
         numpy.ndarray
-            ``(*leading, *shape)``, C-contiguous; the very value where it fits already.
+            ``(*leading, *shape)``, C-contiguous; the value itself if it already fits.
 
         Raises
         ------
         SchemaError
-            If the shape differs, or the values cannot enter the dtype: a finite one does not become infinite.
+            If the shape differs, or a value does not fit the dtype. A finite value never becomes infinite.
         """
         shape = leading + self.shape
         if type(value) is np.ndarray:
@@ -111,12 +111,12 @@ class Field:
                 least, most = int(array.min()), int(array.max())
                 if least < low or most > high:
                     raise SchemaError(f"{name}: {least if least < low else most} does not fit {self.dtype}")
-        # Not ascontiguousarray: it would give a scalar an axis.
+        # Not ascontiguousarray: it would add an axis to a scalar.
         return array.astype(self.dtype, order="C", copy=False)
 
 
 def _as_floats(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """Return the numbers as floats of a dtype, or raise SchemaError where a finite one would become infinite."""
+    """Return the numbers as floats of a dtype; SchemaError if a finite one would become infinite."""
     try:
         with np.errstate(over="raise"):
             return array.astype(dtype, order="C")
@@ -139,7 +139,7 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
 
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     try:
-        # None would be float64 to numpy, "f4,f4" a record.
+        # numpy takes None as float64, and "f4,f4" as a record.
         name = "None" if dtype is None else np.dtype(dtype).name
     except (TypeError, ValueError, SyntaxError):
         name = repr(dtype)[:80]
@@ -154,7 +154,7 @@ def _checked_space(space: Any) -> dict[str, Any] | None:
     if not isinstance(space, dict):
         raise SchemaError(f"a field's space is a dict or None, not {type(space).__name__}")
     try:
-        # The round trip makes what is compared now equal to what is read back from disk.
+        # After the round trip through JSON, a comparison with the value read back from disk is exact.
         return dict(parse_json(json.dumps(space, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a field's space holds plain JSON only: {error}") from None
@@ -186,7 +186,7 @@ DtypeMap = Mapping[np.dtype[Any], np.dtype[Any]]
 
 
 def dtype_map_argument(dtype_map: Any) -> DtypeMap:
-    """Return which dtypes are stored as which others; SchemaError where values of one cannot enter the other."""
+    """Return the map from dtypes to stored dtypes; SchemaError if values of one cannot be cast to the other."""
     if dtype_map is None:
         return {}
     if not isinstance(dtype_map, Mapping):
@@ -199,9 +199,9 @@ def dtype_map_argument(dtype_map: Any) -> DtypeMap:
 
 
 def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
-    """Turn a gymnasium space into a tree of fields, whose dtypes are the space's or what `dtypes` has for them.
+    """Convert a gymnasium space to a tree of fields; `dtypes` maps the space's dtypes to stored ones.
 
-    ``space`` is a Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, nested; ``name`` the leaf's
+    ``space`` is a Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, nested. ``name`` is the leaf's
     path, for the error message. Raises SchemaError if the space, or one inside it, is of another kind.
     """
     with MissingExtra.raised_for("a schema of gymnasium spaces", "gym"):
@@ -229,7 +229,7 @@ def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
 
 
 def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Return bounds as values at them are stored: rounded as these, no value is outside that was inside."""
+    """Return the bounds rounded to the stored dtype: a value inside the space stays inside when it is rounded too."""
     if dtype.kind != "f":
         return _numbers(values)
     with np.errstate(over="ignore"):
@@ -237,7 +237,7 @@ def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
 
 
 def tree_from_example(value: Any, name: str) -> Any:
-    """Turn one step's value into a tree of fields: see `Schema.from_example`."""
+    """Convert one step's value to a tree of fields: see `Schema.from_example`."""
     if isinstance(value, Mapping):
         return {key: tree_from_example(inner, f"{name}/{key}") for key, inner in value.items()}
     if isinstance(value, tuple):
@@ -259,7 +259,7 @@ def _numbers(values: np.ndarray) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Spell what JSON has no number for: infinities and NaN."""
+    """Spell out the infinities and NaN, for which JSON has no numbers."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -267,13 +267,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# --- values of a tuple of fields, as batches and episodes have them ---------------------------------------------------
+# --- values of a tuple of fields, in batches and episodes ------------------------------------------------------------
 
 
 class TupleRecord(tuple[Any, ...]):
     """A tuple whose items also have the keys that they are stored under: ``pair["0"]`` is ``pair[0]``.
 
-    Iterating and unpacking give the items, ``keys`` and ``items`` are those of a dict: ``dict(pair)`` has both.
+    Iterating and unpacking yield the items. ``keys``, ``values`` and ``items`` work as a dict's do, so ``dict(pair)``
+    works.
     """
 
     __slots__ = ()
@@ -283,7 +284,7 @@ class TupleRecord(tuple[Any, ...]):
     @overload
     def __getitem__(self, key: slice) -> tuple[Any, ...]: ...
     def __getitem__(self, key: SupportsIndex | str | slice) -> Any:
-        """Return the item at a place or key; KeyError where there is no such key."""
+        """Return the item at a position or key; KeyError if there is no such key."""
         if not isinstance(key, str):
             return super().__getitem__(key)
         if key not in self.keys():
@@ -291,11 +292,11 @@ class TupleRecord(tuple[Any, ...]):
         return super().__getitem__(int(key))
 
     def __contains__(self, key: object) -> bool:
-        """Tell whether there is an item of this key; of anything else, whether it is an item."""
+        """Return whether a str is a key, or any other value an item."""
         return key in self.keys() if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> tuple[str, ...]:
-        """Return "0", "1", ..., one key an item."""
+        """Return the keys "0", "1", ..., one per item."""
         return tuple(map(str, range(len(self))))
 
     def values(self) -> tuple[Any, ...]:
@@ -303,5 +304,5 @@ class TupleRecord(tuple[Any, ...]):
         return tuple(self)
 
     def items(self) -> tuple[tuple[str, Any], ...]:
-        """Return keys and items, pair by pair."""
+        """Return (key, item) pairs."""
         return tuple(zip(self.keys(), self, strict=True))

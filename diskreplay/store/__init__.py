@@ -1,1 +1,1 @@
-"""A store: opening, limits, eviction, tables, and what goes on in it. It joins reading, writing and integrity."""
+"""A store: opening, limits, eviction, tables and activity. It joins reading, writing and integrity."""

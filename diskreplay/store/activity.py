@@ -1,4 +1,4 @@
-"""What happens in a store, as one look after the other at its files tells."""
+"""The activity in a store, measured by repeated looks at its files."""
 
 import os
 import shutil
@@ -39,24 +39,24 @@ from diskreplay.writing.limiter import RateLimiter
 Progress = Callable[[int, int], None]
 
 NEWEST = 100
-"""Episodes over which the mean total reward is taken."""
+"""The number of newest episodes whose total rewards are averaged."""
 
-# Lanes that may grow from which on they are followed by compiled code: without it, each that has new rows takes 70 us.
-# That has to be loaded, or even compiled, so not for a single look.
+# From this number of growing lanes on, compiled code follows them: plain Python takes 70 us per lane with new rows. A
+# single look does not pay for loading that code, or even compiling it.
 _MANY_LANES = 256
 
-# Steps come evenly, bytes in blocks that are reserved ahead: less than a minute of these says nothing of an hour.
+# Steps come evenly. Bytes grow in reserved blocks: less than a minute of them predicts nothing about an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
-# A store at its limit in bytes has a little less after segments are deleted, each of a sixteenth of the limit.
+# A store at its limit in bytes is a little below it after a segment is deleted; a segment has up to a sixteenth of it.
 _FULL = 7 / 8
 
 
 @dataclass(frozen=True)
 class Disk:
-    """The bytes of a store, and of its file system; `full_in_s` is None where it will not be full at this rate.
+    """The bytes of a store, and of its file system; `full_in_s` is None if the disk will not fill up at this rate.
 
-    `bytes_per_hour` is None for a store at its limit, which grows no more, and in the first minute.
+    `bytes_per_hour` is None in the first minute, and for a store at its limit, which no longer grows.
     """
 
     bytes: int
@@ -67,10 +67,11 @@ class Disk:
 
 @dataclass(frozen=True)
 class RetentionActivity:
-    """What a store keeps, and what leaves.
+    """The limits of a store, and how fast steps leave it.
 
-    `share` is how much of the limit in steps or bytes is used, whichever is nearer, None without one, and
-    `reached_in_s` when it is used up at this rate. `steps_gone` were inserted and are not visible.
+    `share` is the used part of the limit in steps or bytes, of the nearer one if both are set; None without a limit.
+    `reached_in_s` is the time until the limit is reached at this rate. `steps_gone` counts inserted steps that are not
+    visible.
     """
 
     capacity: int | None
@@ -85,7 +86,7 @@ class RetentionActivity:
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a store told; rates are None at the first.
+    """The result of one look at a store; rates are None at the first look.
 
     Every inserted step is in one class: `inserted` is the sum of `steps` (the visible ones), `steps_hidden`,
     `steps_evicted`, `steps_discarded`, `steps_lost` and `steps_in_quarantine`.
@@ -115,9 +116,9 @@ class Look:
 
 
 class Activity:
-    """Looks at a store again and again. It writes nothing and takes no lock.
+    """Looks at a store repeatedly. It writes nothing and takes no lock.
 
-    A look costs what has changed since the one before, not what the store holds.
+    A look takes time for the changes since the last one, not for the size of the store.
 
     Concurrency: one thread.
 
@@ -126,16 +127,17 @@ class Activity:
     path : Path
         The folder of the store.
     limiters : iterable of RateLimiter
-        Limiters with the numbers that writers and samplers were given, which are not on disk.
+        Limiters with the arguments that writers and samplers use: these are not on disk.
     progress : callable, optional
-        Called with the number of segments that were measured, and of all, before the first look.
+        ``progress(done, total)`` is called with numbers of segments while their sizes are measured, before the first
+        look.
 
     Raises
     ------
     StoreNotFound
-        There is no store at the path.
+        The path has no store.
     FormatError
-        It is damaged as a whole, or of a version that this release does not know.
+        The whole store is damaged, or of a version that this release does not know.
     """
 
     def __init__(self, path: Path, limiters: Iterable[RateLimiter] = (), progress: Progress | None = None) -> None:
@@ -153,23 +155,23 @@ class Activity:
         self._disk.read({info.number for info in self._steps.growing()}, progress)
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return this object."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release what is mapped."""
+        """Release the mapped files."""
         self._follower.close()
         self._counters.close()
 
     def look(self) -> Look:
-        """Return what the store is like now.
+        """Return the present state of the store.
 
         Raises
         ------
         StoreNotFound
-            It was deleted or replaced since it was opened.
+            The store was deleted or replaced since it was opened.
         FormatError
-            It was damaged as a whole.
+            The whole store was damaged since.
         """
         with self._root.still_there():
             look = self._look(self._root)
@@ -177,7 +179,7 @@ class Activity:
         return look
 
     def _compile(self, growing: Sequence[SegmentInfo]) -> None:
-        """Follow lanes by compiled code from now on, where there are many and it can be had."""
+        """Follow lanes with compiled code from now on, if they are many and numba is installed."""
         if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
             self._is_compiled = True
             with suppress(MissingExtra):
@@ -235,7 +237,7 @@ class Activity:
         )
 
     def _is_full(self, steps: int, nbytes: int) -> bool:
-        """Tell whether the store is at a limit, so that segments come and go, and its bytes stay the same."""
+        """Return whether the store is at a limit: old segments leave as new ones come, so its bytes stay the same."""
         capacity, capacity_bytes = self._root.limits.capacity, self._root.limits.capacity_bytes
         if capacity is not None and steps >= capacity:
             return True
@@ -244,7 +246,7 @@ class Activity:
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Return how much of the nearer limit is used, and in how many seconds all of it is."""
+        """Return the used share of the nearer limit, and the seconds until it is used up; None if unknown."""
         limits, shares, seconds = self._root.limits, [], []
         for used, most, rate in (
             (steps, limits.capacity, steps_per_s),
@@ -257,7 +259,7 @@ class Activity:
         return max(shares, default=None), min(seconds, default=None)
 
     def _problems(self, writers: Iterable[WriterActivity], aside: int) -> list[str]:
-        """Return a line for each thing that somebody should see to."""
+        """Return a line for each problem that a user should solve."""
         found = [f"segment {number} is damaged: {detail}" for number, detail in sorted(self._follower.damaged.items())]
         for one in writers:
             if one.state == "dead":
@@ -274,7 +276,7 @@ class Activity:
 def _mean(values: list[float]) -> float | None:
     if not values:
         return None
-    with np.errstate(invalid="ignore"):  # they may be infinite both ways
+    with np.errstate(invalid="ignore"):  # rewards may be +inf and -inf
         return float(np.mean(values))
 
 
@@ -282,12 +284,12 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
     free = shutil.disk_usage(folder).free
     full = free / bytes_per_s if bytes_per_s is not None and bytes_per_s > 0 else None
     if full is not None and reached_in_s is not None and reached_in_s <= full:
-        full = None  # the store grows no more by then
+        full = None  # the store reaches its limit first, and grows no more
     return Disk(nbytes, free, None if bytes_per_s is None else bytes_per_s * 3600, full)
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return how many seconds ago the oldest visible step was published, by the oldest segment that has any."""
+    """Return the seconds since the oldest visible step was published, according to the oldest segment with one."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -303,14 +305,14 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
     return None
 
 
-# --- its bytes -------------------------------------------------------------------------------------------------------
+# --- bytes on disk ---------------------------------------------------------------------------------------------------
 
 
 class DiskUse:
     """The bytes that a store takes on disk. Not thread-safe.
 
-    A segment is measured at each look while it may grow, and at the next one, for sealing it releases what it had
-    reserved. Then it does not change.
+    A segment is measured at each look while it may grow, and once more after that, as sealing releases its reserved
+    blocks. After that it does not change.
     """
 
     def __init__(self, root: Root) -> None:
@@ -319,7 +321,7 @@ class DiskUse:
         self._growing_before: Collection[int] = ()
 
     def read(self, growing: Collection[int], progress: Progress | None = None) -> int:
-        """Return the bytes on disk; ``growing`` are the numbers of the segments that may grow."""
+        """Return the bytes on disk; ``growing`` has the numbers of the segments that may grow."""
         there = listed_numbers(self._root)
         self._at_rest = {number: self._at_rest[number] for number in there if number in self._at_rest}
         measured = [number for number in there if number not in self._at_rest]
@@ -337,21 +339,21 @@ class DiskUse:
         return total + sum(disk_usage(self._root.folder / name)[0] for name in beside)
 
 
-# --- its newest episodes ---------------------------------------------------------------------------------------------
+# --- newest episodes -------------------------------------------------------------------------------------------------
 
-# Of what is found at once, where the newest are looked for: in a log of millions it would take long to ask for all.
+# The newest episodes are searched among at most this many: reading the times of millions would take long.
 _CANDIDATES = 8192
 
 
 class Ended(NamedTuple):
-    """An episode that ended: when its last step was published, in nanoseconds since the epoch, and its total reward."""
+    """An ended episode: the time of its last step in nanoseconds since the epoch, and its total reward."""
 
     time: int
     total_reward: float
 
 
 class NewestEpisodes:
-    """The newest episodes that ended, ``most`` at most, and how many ended since the first look. Not thread-safe."""
+    """The newest ended episodes, at most ``most``, and how many ended since the first look. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -360,19 +362,19 @@ class NewestEpisodes:
         self.newest: list[Ended] = []
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Take in the episodes that ended since the snapshot before."""
+        """Add the episodes that ended since the last snapshot."""
         log, is_first = snapshot.log, self._generation < 0
         if snapshot.generation == self._generation:
             new = log.select(slice(self._read, None)).without_discarded()
             self.seen += len(new)
             self._take(snapshot, new)
-        else:  # positions in the log mean other episodes now; those that are newer than the newest are new
+        else:  # positions in the log now mean other episodes: compare times instead
             count = self._take(snapshot, log.without_discarded(), self.newest[-1].time if self.newest else 0)
             self.seen += 0 if is_first else count
         self._generation, self._read = snapshot.generation, len(log)
 
     def _take(self, snapshot: Snapshot, ended: EpisodeTable, after: int = 0) -> int:
-        """Keep the newest of some episodes, and return how many of them ended after a time."""
+        """Keep the newest of some ended episodes, and return how many of them ended after the time ``after``."""
         if not len(ended):
             return 0
         ended = _candidates(ended, self._most)
@@ -387,22 +389,22 @@ class NewestEpisodes:
                 rewards = snapshot.rows("reward", int(ended.first[at]), int(ended.steps[at]))
             except SegmentGone:
                 continue
-            with np.errstate(invalid="ignore"):  # rewards may be infinite both ways
+            with np.errstate(invalid="ignore"):  # rewards may be +inf and -inf
                 self.newest.append(Ended(int(times[at]), float(rewards.sum(dtype=np.float64))))
         self.newest = sorted(self.newest, key=attrgetter("time"))[-self._most :]
         return int(np.count_nonzero(times > after))
 
 
 def count_ended(snapshot: Snapshot) -> int:
-    """Count the ended episodes of a snapshot of which any step is visible."""
+    """Count the ended episodes of a snapshot that have a visible step."""
     log = snapshot.log.without_discarded()
-    # None of an episode that began at `reached` or later is hidden; most of a log need not be asked for.
+    # No step of an episode that began at `reached` or later is hidden: most episodes need no check.
     older = log.select(log.time < snapshot.reached)
     return len(log) - int(np.count_nonzero(snapshot.hidden_steps(older) >= older.steps))
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return episodes among which the newest are: of the newest segments, and of many of one its last rows."""
+    """Return episodes that include the newest: those of the newest segments, and if they are many, their last rows."""
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
     enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # writers may have segments side by side

@@ -1,4 +1,4 @@
-"""Eviction by hand: which episodes a predicate chooses, and how they leave."""
+"""Eviction by hand: select episodes by a predicate, and evict them."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ from diskreplay.retention.retention import Retention
 
 
 def evict(follower: Follower, retention: Retention, where: Callable[[Episode], bool]) -> int:
-    """Evict the episodes of sealed segments for which ``where`` is true, and return how many steps they had.
+    """Evict the episodes of sealed segments for which ``where`` is true, and return the number of their steps.
 
-    They leave all at once; segments of which nothing is left are deleted. Nothing changes if ``where`` raises.
+    They are hidden all at once; segments without any other step are deleted. Nothing changes if ``where`` raises.
     """
     follower.refresh()
     chosen = chosen_episodes(follower.snapshot, where)
@@ -28,18 +28,18 @@ def evict(follower: Follower, retention: Retention, where: Callable[[Episode], b
 
 
 def hidden_before(follower: Follower) -> int:
-    """Return the time before which limits hide everything now."""
+    """Return the time before which the limits now hide every step."""
     follower.refresh()
     return follower.snapshot.hidden_before
 
 
 def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, int]:
-    """Return how many steps each episode has that `evict` would take, by the id of its first one, in order."""
+    """Return the length of each episode that `evict` would evict, by its first id, in order."""
     episodes, chosen = snapshot.episodes, {}
     for position in np.flatnonzero(snapshot.sealed[(episodes.first >> POSITION_BITS) - snapshot.origin]).tolist():
         try:
             if where(Episode(snapshot, position)):
                 chosen[int(episodes.first[position])] = int(episodes.steps[position])
         except SegmentGone:
-            continue  # its segment has left meanwhile
+            continue  # its segment was evicted meanwhile
     return chosen

@@ -1,4 +1,4 @@
-"""What a store says of itself: counts, statistics, segments and their writers."""
+"""The description of a store: counts, statistics, segments and their writers."""
 
 import dataclasses
 import os
@@ -34,14 +34,14 @@ _ROWS_AT_ONCE = 1 << 22
 
 
 def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[str, NDArray[Any]]:
-    """Return the episodes of a snapshot as columns, oldest first, without those whose segment has left meanwhile."""
+    """Return the episodes of a snapshot as columns, oldest first, without those whose segment was evicted meanwhile."""
     total_rewards, gone = sum_rewards(snapshot, progress)
     table = _columns(snapshot, total_rewards)
     return {name: column[~gone] for name, column in table.items()} if gone.any() else table
 
 
 def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
-    """Return the columns of `episode_table`; without them, nothing is read."""
+    """Return the columns of `episode_table`; it reads no data."""
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
@@ -61,9 +61,9 @@ def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> d
 
 
 def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the sum of every episode's rewards, and tell whose segment is gone.
+    """Return the total reward of every episode, and a mask of the episodes whose segment is gone.
 
-    Segments keep the sums of their ended episodes. For other episodes, each lane's rows are read once, in order.
+    Segments store the sums of their ended episodes. For other episodes, each lane's rows are read once, in order.
     """
     episodes = snapshot.episodes
     position = episodes.first & layout.POSITION_MASK
@@ -71,7 +71,7 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
     start = position // episodes.stride
     total_rewards, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
     are_known = np.zeros(len(episodes), np.bool_)
-    # Episodes are in the order of their ids.
+    # Episodes are sorted by id.
     for some in np.split(np.arange(len(episodes)), np.flatnonzero(np.diff(segment)) + 1) if len(episodes) else []:
         total_rewards[some], are_known[some] = snapshot.kept_reward_sums(episodes.select(some))
     order = np.flatnonzero(~are_known)
@@ -93,7 +93,7 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
 def _sum_lane(
     snapshot: Snapshot, group: NDArray[np.int64], start: NDArray[np.int64], total_rewards: NDArray[np.float64]
 ) -> Iterator[NDArray[np.int64]]:
-    """Sum episodes of one lane, which are in order, a bounded number of rows at a time; yield which were summed."""
+    """Sum the rewards of episodes of one lane, in order, in bounded reads; yield the episodes that were summed."""
     episodes = snapshot.episodes
     stop = start[group] + episodes.steps[group]
     at = 0
@@ -108,11 +108,11 @@ def _sum_lane(
 
 
 def statistics(values: NDArray[Any]) -> dict[str, float] | None:
-    """Describe numbers, or return None for none."""
+    """Return statistics of the values; None if there are none."""
     if not len(values):
         return None
     values = values.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # rewards may be infinite both ways
+    with np.errstate(invalid="ignore"):  # rewards may be +inf and -inf
         return {
             "count": len(values),
             "mean": float(values.mean()),
@@ -129,11 +129,11 @@ def store_info(
     progress: Progress | None,
     total_reward: bool = True,
 ) -> dict[str, Any]:
-    """Return the dictionary of `Store.info`, of a snapshot that the follower takes now."""
+    """Return the dictionary of `Store.info` for a new snapshot of the follower."""
     counter = StepCounter(root)
     snapshot, account = read_account(follower, counter)
     table = episode_table(snapshot, progress) if total_reward else _columns(snapshot, None)
-    if len(table["id"]) < len(snapshot.episodes):  # segments have left meanwhile
+    if len(table["id"]) < len(snapshot.episodes):  # segments were evicted meanwhile
         account = read_account(follower, counter)[1]
     ended = ~table["open"]
     segments, members, gone = _segments(root, account, follower.damaged)
@@ -180,7 +180,7 @@ def _segments(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]:
     """Describe the segments, lowest number first, and the members of packs, which `_writers` counts.
 
-    Return also which segments are gone by now.
+    Also return the numbers of segments that are gone by now.
     """
     found, members, gone = list[dict[str, Any]](), list[dict[str, Any]](), list[int]()
     for number, steps in sorted(account.segments.items()):
@@ -197,9 +197,9 @@ def _segments(
 
 
 def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any], list[list[int]]]:
-    """Describe a segment; of a damaged one, what can be known of it. Return also the segments that were merged into it.
+    """Describe a segment, a damaged one as far as possible; also return the segments that were merged into it.
 
-    Raises FileNotFoundError where it is gone.
+    Raises FileNotFoundError if it is gone.
     """
     path = root.segment_path(number)
     try:
@@ -229,7 +229,7 @@ def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any],
 
 
 def _unproven(info: SegmentInfo, state: str) -> int:
-    """Return how many steps at most no mark proves, of a segment that nobody writes to: they do not count."""
+    """Return an upper bound of the unproven steps of a segment without a living writer. They do not count yet."""
     if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
         return info.unproven_steps
     proven = map_trusted(info)[1]
@@ -237,22 +237,22 @@ def _unproven(info: SegmentInfo, state: str) -> int:
 
 
 def segment_state(info: SegmentInfo) -> str:
-    """Return whether a segment is "sealed", or being written: "writing", "dead", "foreign", or "unknown"."""
+    """Return the state of a segment: "sealed", "writing", "dead", "foreign" or "unknown"."""
     if info.sealed:
         return "sealed"
     held = is_held(info.lock_path)
     if held or held is None:
         return "writing" if held else "unknown"
-    if read_segment(info.root, info.number).sealed:  # just now, by the process that held the lock
+    if read_segment(info.root, info.number).sealed:  # just sealed by the process that held the lock
         return "sealed"
     return "dead" if may_seal(info) else "foreign"
 
 
 def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Group segments by their writer; one whose segments are all sealed has closed."""
+    """Group segments by their writer. A writer whose segments are all sealed has closed."""
     writers: dict[int, dict[str, Any]] = {}
     for segment in segments:
-        if segment["writer"] is None:  # damaged, and does not say whose it is
+        if segment["writer"] is None:  # damaged: its writer is unknown
             continue
         writer = writers.setdefault(
             segment["writer"],

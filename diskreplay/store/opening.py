@@ -1,4 +1,4 @@
-"""Making stores and opening them."""
+"""Functions that make and open stores."""
 
 from pathlib import Path
 from typing import Literal
@@ -31,49 +31,54 @@ def create(
     Parameters
     ----------
     path : path
-        A folder that does not exist yet, or is empty.
+        A folder that is empty or does not exist yet.
     schema : Schema
-        What one step and one episode hold.
+        The fields of each step and each episode.
     capacity : int, optional
-        The most steps to keep; the oldest leave first. None: all of them.
+        The maximum number of steps to keep; the oldest leave first. None: no limit.
     capacity_bytes : int, optional
-        The most bytes that segments may take on disk whenever one is begun or sealed: whole sealed segments leave, the
-        oldest first. Between two such moments a writer adds less than two segments. None: no limit.
+        The maximum number of bytes of all segments on disk. It is enforced when a segment is begun or sealed: whole
+        sealed segments leave, the oldest first. In between, each writer adds less than two segments. None: no limit.
     max_age_s : float, optional
-        Segments leave so many seconds after they were sealed, whenever one is begun or sealed, or `Store.evict` is
-        called; later, where only a wall clock that no time service keeps says so. None: never.
+        Segments leave this many seconds after they were sealed. It is enforced when a segment is begun or sealed, or
+        when `Store.evict` is called. It takes effect later if only a wall clock without a time service tells the age.
+        None: never.
     exist_ok : bool
-        Open the store that is there, if it has the same schema, and the same limits where some are given here.
+        Open an existing store if it has the same schema, and the same value of each limit that is given here.
     chunk_bytes : int
-        Bytes of a chunk file, about. Larger ones make fewer mappings: a process keeps 30,000.
+        The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks; larger ones need fewer
+        mappings.
     segment_steps : int or "episode", optional
-        Rows, of all lanes, after which a writer begins a new segment; "episode": one segment an episode. None: chosen
-        by size, at most 4 GiB and a sixteenth of either capacity, or 1 MiB of a small `capacity`.
+        The rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per episode.
+        None: chosen by size, at most 4 GiB, and at most a sixteenth of either capacity, or 1 MiB for a small
+        `capacity`.
     compression : "zstd" or ("zstd", level), optional
-        How fields of at least 256 bytes a step are compressed when segments are merged; level 1 to 22, 1 where none is
-        given. Samplers decompress what they draw. Needs ``diskreplay[zstd]``, here and wherever the store is read.
+        The compression of fields of at least 256 bytes per step when segments are merged. The level is from 1 to 22;
+        the default is 1. Samplers decompress what they draw. Needs ``diskreplay[zstd]``, here and wherever the store is
+        read.
     compaction : "auto" or "manual"
-        Whether processes that write have small sealed segments merged by themselves, in a process of the lowest
-        priority that they start; see `Store.compact`.
+        With "auto", processes that write merge small sealed segments in the background, in a child process of the
+        lowest priority; see `Store.compact`. With "manual", only `Store.compact` merges.
     validate : "finite" or "space", optional
-        What writers refuse with a SchemaError that names the value: "finite", NaN and infinities; "space", also actions
-        outside their space, for a schema made of spaces. An append then takes some microseconds more. None: neither.
+        The values that writers refuse with a SchemaError, which names the value. "finite": NaN and infinities. "space":
+        also actions outside their space, for a schema made of spaces. An append then takes some microseconds more.
+        None: no value is refused.
 
     Raises
     ------
     StoreExists
-        Something is at ``path``; with ``exist_ok``, what is no store, or one with another schema or another limit.
+        Something exists at ``path``. With ``exist_ok``, it is no store, or has another schema or another limit.
     SchemaError
-        ``validate="space"``, and an action has no space.
+        ``validate`` is "space", and an action has no space.
     ValueError
-        A number is out of its range, or ``compression``, ``compaction`` or ``validate`` is none of its values.
+        A number is out of range, or ``compression``, ``compaction`` or ``validate`` has an unknown value.
     FormatError
-        ``path`` is an address, such as s3://bucket/x: a store is a folder on a local disk.
+        ``path`` is a URL, such as s3://bucket/x. A store is a folder on a local disk.
     MissingExtra
         ``compression`` needs zstandard, which is not installed.
     """
     if not isinstance(schema, Schema):
-        raise SchemaError(f"schema is a diskreplay.Schema, not {type(schema).__name__}")
+        raise SchemaError(f"schema must be a diskreplay.Schema, not {type(schema).__name__}")
     limits = checked_limits(capacity, capacity_bytes, max_age_s)
     check_count("chunk_bytes", chunk_bytes, layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)
     if segment_steps != "episode":
@@ -83,7 +88,7 @@ def create(
     checks_of(schema, validate)
     level = compression_level(compression)
     if compaction not in layout.COMPACTIONS:
-        raise ValueError(f'compaction is "auto" or "manual", not {compaction!r}')
+        raise ValueError(f'compaction must be "auto" or "manual", not {compaction!r}')
     target = Path(path).absolute()
     try:
         if exist_ok and (target / layout.METADATA).exists():
@@ -106,7 +111,7 @@ def create(
 
 
 def _difference(found: Schema, wanted: Schema) -> str:
-    """Name the first field in which two schemas differ."""
+    """Describe the first field in which two schemas differ."""
     for path in found.leaves | wanted.leaves:
         if (one := found.leaves.get(path)) != (other := wanted.leaves.get(path)):
             return f"in which {path} is {one or 'missing'}, not {other or 'missing'}"
@@ -114,7 +119,7 @@ def _difference(found: Schema, wanted: Schema) -> str:
 
 
 def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
-    """Open the store at a path, or raise StoreExists where its schema or one of these limits is another."""
+    """Open the store at a path; StoreExists if its schema or one of these limits differs."""
     try:
         root = read_root(target)
     except StoreNotFound:
@@ -133,15 +138,16 @@ def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
 
 
 def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
-    """Open a store. With mode "r" nothing is ever written; with "a" it may be, and dead writers' segments are sealed.
+    """Open a store. Mode "r" never writes. Mode "a" allows writing, and seals the segments of dead writers.
 
     Raises
     ------
     StoreNotFound
-        There is no store at ``path``.
+        The path has no store.
     FormatError
-        It is damaged, of a version that this release does not know, or an address such as s3://bucket/x.
+        The store is damaged or of a version that this release does not know, or the path is a URL such as
+        s3://bucket/x.
     ReadOnlyError
-        With mode "a", the system lets this process not write there.
+        The mode is "a", and the operating system does not let this process write there.
     """
     return Store(path, mode)

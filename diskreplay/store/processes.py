@@ -1,4 +1,4 @@
-"""What the writers, samplers and rate limiters of a store do, and how fast, by what they leave on disk."""
+"""The activity of a store's writers, samplers and rate limiters, as the files that they write tell it."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +25,14 @@ _STATES = ("dead", "foreign", "unknown", "writing", CLOSED)
 
 
 class Rate:
-    """The change of a number a second, over a window of looks. Not thread-safe.
+    """The change of a number per second, over a window of looks. Not thread-safe.
 
     Parameters
     ----------
     window_s : float
-        Seconds that are looked back; the look before is always one of them.
+        The length of the window in seconds. It always includes the previous look.
     least_s : float
-        Seconds between the looks that a rate needs.
+        The seconds between two looks that a rate needs at least.
     """
 
     def __init__(self, window_s: float, least_s: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class Rate:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, time: float, value: float) -> float | None:
-        """Take in a number and when it was read, in seconds; return its change a second, None after too few."""
+        """Add a number and its time in seconds; return its change per second, or None if it is too early."""
         self._seen.append((time, value))
         while len(self._seen) > 2 and self._seen[1][0] <= time - self._window_s:
             self._seen.popleft()
@@ -50,12 +50,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class WriterActivity:
-    """What a writer does.
+    """The activity of a writer.
 
-    `state` is "writing", "dead" (its segment waits for the next process that opens the store with mode "a"), "foreign",
-    "unknown", or "closed" of one that closed since the first look. `segments` are those that it has not sealed, `lanes`
-    how many environments it writes for. `steps` counts all its segments on disk. A loss of power now would take
-    what it appended in the last `durable_behind_s` seconds: None where that is not known.
+    `state` is "writing"; "dead": its segment waits for the next process that opens the store with mode "a"; "foreign";
+    "unknown"; or "closed", if it closed since the first look. `segments` are its unsealed segments. `lanes` is the
+    number of its environments. `steps` counts all its steps on disk. A power loss now would take the steps that it
+    appended in the last `durable_behind_s` seconds; None if that is unknown.
     """
 
     writer: int
@@ -69,7 +69,7 @@ class WriterActivity:
 
 
 class Writers:
-    """The writers that were seen writing since the first look. Not thread-safe."""
+    """The writers that have been seen writing since the first look. Not thread-safe."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -77,10 +77,10 @@ class Writers:
         self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
-        self._appended: dict[int, int] = {}  # when each published its newest row, in nanoseconds since the epoch
+        self._appended: dict[int, int] = {}  # time of each writer's newest row, in nanoseconds since the epoch
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
-        """Return what each does, those that need attention first, by the last count of the store's steps."""
+        """Return the activity of each writer, sorted by need for attention; ``counter`` has just counted the steps."""
         own: dict[int, list[SegmentInfo]] = {}
         for info in counter.growing():
             own.setdefault(info.writer, []).append(info)
@@ -94,7 +94,7 @@ class Writers:
         return sorted(found, key=lambda one: (_STATES.index(one.state), one.writer))
 
     def _count(self, steps: Mapping[int, int], writers: Mapping[int, int]) -> None:
-        """Count the steps of each writer on disk, and its new steps since the look before."""
+        """Count each writer's steps on disk, and its new steps since the last look."""
         before, self._counted = self._counted, steps
         self._steps = {}
         for number, writer in writers.items():
@@ -106,10 +106,10 @@ class Writers:
     def _describe(
         self, writer: int, own: Sequence[SegmentInfo], now: float, rate: float | None, snapshot: Snapshot
     ) -> WriterActivity:
-        # Some may have been sealed since they were counted.
+        # A segment may have been sealed since the count.
         unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
         states = set(unsealed.values())
-        # One that writes has segments that it fills one after the other.
+        # A writer may have segments of several states: "writing" decides.
         state = "writing" if "writing" in states else min(states, key=_STATES.index, default=CLOSED)
         behind: list[int] = []
         for info in own:
@@ -131,7 +131,7 @@ class Writers:
 
 
 def _state(info: SegmentInfo) -> str:
-    """Return the state of a segment that was not sealed a moment ago; one that has left since was sealed."""
+    """Return the state of a segment that was unsealed a moment ago; if it is gone now, it was sealed."""
     try:
         return segment_state(info)
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def _state(info: SegmentInfo) -> str:
 
 
 def _newest_and_undurable(info: SegmentInfo, snapshot: Snapshot) -> tuple[int, int]:
-    """Return when the newest row of a segment was published, and the oldest that is not durable; 0 where none is."""
+    """Return the times of a segment's newest row, and of its oldest row that is not durable; 0 if there is none."""
     slot, lanes = info.number - snapshot.origin, len(info.lanes)
     if not 0 <= slot < len(snapshot.lanes) or snapshot.lanes[slot] != lanes:
         return 0, 0
@@ -169,9 +169,9 @@ def _times(
 
 @dataclass(frozen=True)
 class SavedSampler:
-    """What is known of a sampler by the state that it saved last.
+    """The state of a sampler when it last saved.
 
-    Counts are those of that moment; `batches_per_second` is between the two latest saves that were seen, None before.
+    `batches_per_second` is taken between the two latest saves that were seen; None until then.
     """
 
     name: str
@@ -184,7 +184,7 @@ class SavedSampler:
 
 
 class SavedSamplers:
-    """The states that samplers save under `samplers/`, read again where they were replaced. Not thread-safe."""
+    """The states that samplers save under `samplers/`; replaced ones are read again. Not thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -192,7 +192,7 @@ class SavedSamplers:
         self._known: dict[str, tuple[Saved, float | None]] = {}
 
     def read(self, now: float) -> list[SavedSampler]:
-        """Return what is saved, by name; a state that is damaged or goes meanwhile is left out."""
+        """Return the saved states by name; damaged states, and those deleted meanwhile, are left out."""
         names = state_names(self._root)
         self._known = {name: known for name, known in self._known.items() if name in names}
         found = []
@@ -215,7 +215,7 @@ class SavedSamplers:
             max(0.0, now - saved.time),
             batches,
             _count(saved.plain, "steps"),
-            rate if rate is None or rate >= 0 else None,  # less: another sampler saved under the name
+            rate if rate is None or rate >= 0 else None,  # negative: another sampler saved under the name
             *(str(told[key]) if key in told else None for key in ("view", "distribution")),
         )
 
@@ -227,10 +227,11 @@ def _count(tree: Any, name: str) -> int | None:
 
 @dataclass(frozen=True)
 class LimiterCounts:
-    """What a rate limiter has counted.
+    """The counts of a rate limiter.
 
-    Its numbers are not on disk: where the caller gave them, `samples_until_held` and `inserts_until_held` are how many
-    steps can be drawn, or inserted, before that side has to wait, and `held` names who waits now. None elsewhere.
+    Its arguments are not on disk. If the caller gave them, `samples_until_held` and `inserts_until_held` are the steps
+    that can be drawn, or inserted, before that side has to wait; `held` names the side that waits now. Else these are
+    None.
     """
 
     name: str
@@ -251,9 +252,9 @@ class Limiters:
     root : Root
         The store.
     known : iterable of RateLimiter
-        Limiters with the numbers that its writers and samplers were given.
+        Limiters with the arguments that the writers and samplers use.
     window_s : float
-        Over how many seconds rates are taken.
+        The seconds over which rates are taken.
     """
 
     def __init__(self, root: Root, known: Iterable[RateLimiter], window_s: float) -> None:
@@ -275,7 +276,7 @@ class Limiters:
 
 
 def _bounds(limiter: RateLimiter | None, inserted: Inserted, drawn: int) -> tuple[int | None, int | None, str | None]:
-    """Return how many steps may be drawn, and inserted, until that side has to wait, and who has to now."""
+    """Return the steps that may be drawn, and inserted, until that side has to wait, and which side waits now."""
     if limiter is None:
         return None, None, None
     lead = inserted.ever * limiter.samples_per_insert - drawn

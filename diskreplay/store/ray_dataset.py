@@ -1,4 +1,4 @@
-"""The steps of a snapshot as a dataset of Ray Data: what its tasks read, and how."""
+"""The steps of a snapshot as a dataset of Ray Data, and the tasks that read them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +26,11 @@ from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
-# A block's bytes: small enough that several are on their way, and large enough for Ray's cost of each.
+# Bytes of a block: small enough to have several in flight, and large enough for Ray's cost per block.
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
-# Columns beside those of the leaves.
+# The columns that are not leaves.
 _PROPERTIES: dict[str, Any] = {
     "episode": np.dtype(np.int64),
     "step": np.dtype(np.int64),
@@ -51,7 +51,7 @@ def to_ray_dataset(
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its shape and dtype, and the leaf that it is of; None for a property of the step."""
+    """A column: its shape and dtype, and its leaf, or None for a property of the step."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,18 +60,18 @@ class Column:
 
     @property
     def is_next(self) -> bool:
-        """Whether rows are those of the steps that come next."""
+        """Whether the values are those of the next step."""
         return self.leaf is not None and self.name.split(".")[0] == NEXT_OBS
 
     @property
     def row_bytes(self) -> int:
-        """Bytes a row."""
+        """Bytes per row."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column, ...]:
-    """Return the columns that are named; SchemaError where there is no such one."""
-    if isinstance(fields, str):  # which would be taken letter by letter
+    """Return the named columns; SchemaError if one does not exist."""
+    if isinstance(fields, str):  # it would be taken letter by letter
         raise ValueError(f'fields must be a sequence of columns, such as ("obs",), not {fields!r}')
     properties = {**_PROPERTIES, hidden_column(schema): np.dtype(np.bool_)}
     columns = [Column(name, (), dtype) for name, dtype in properties.items()]
@@ -104,12 +104,12 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
             self._steps = np.minimum(self._steps, episodes.obs_rows - 1)
 
     def get_name(self) -> str:
-        """Return the name that Ray shows."""
+        """Return the name that Ray displays."""
         return "Store"
 
     @property
     def supports_distributed_reads(self) -> bool:
-        """Whether tasks may run on other nodes: a store belongs to one machine."""
+        """Whether tasks may run on other nodes: never, as a store belongs to one machine."""
         return False
 
     def estimate_inmemory_data_size(self) -> int:
@@ -123,9 +123,9 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[Any]:
-        """Return about so many tasks, each of the episodes of some segments, or of a part of one."""
+        """Return about ``parallelism`` tasks, each for the episodes of some segments or of a part of one."""
         cuts = segment_cuts(self._episodes.first >> POSITION_BITS, self._steps, parallelism)
-        # Of a row, as Ray has no tensors without any.
+        # The schema is taken from a block of one row: Ray has no tensors without rows.
         row = [np.zeros((1, *column.shape), column.dtype) for column in self._columns]
         schema = BlockAccessor.for_block(_block(self._columns, [row])).schema()
         tasks = []
@@ -145,9 +145,9 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
 
 
 def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
-    """Return where episodes, in the order of their segments, are cut into about so many parts of equal steps.
+    """Return the cuts that divide episodes, sorted by segment, into about ``parts`` parts with equal numbers of steps.
 
-    Cuts are between segments, and inside of those that are larger than a part.
+    Cuts are between segments, and inside a segment that is larger than a part.
     """
     count, ends = len(steps), np.cumsum(steps)
     if not count:
@@ -169,10 +169,10 @@ def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ReadSteps:
-    """Reads the steps of some episodes, in whichever process it is called.
+    """Reads the steps of some episodes, in the process that calls it.
 
-    ``number`` is the place of the first of them among all, ``steps`` how many of each are read, ``hidden`` how many of
-    these were hidden when the dataset was made.
+    ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has the number
+    of steps to read of each, and ``hidden`` how many of its steps were hidden when the dataset was made.
     """
 
     path: str
@@ -206,7 +206,7 @@ class ReadSteps:
             yield _block(self.columns, pieces)
 
     def _rows(self, snapshot: Snapshot, at: int, column: Column, start: int, stop: int) -> NDArray[Any]:
-        """Return a column of some steps of an episode."""
+        """Return the values of a column for some steps of an episode."""
         episodes = self.episodes
         ids: Ints = episodes.first[at] + np.arange(start, stop) * episodes.stride[at]
         if column.leaf is not None:
@@ -234,7 +234,7 @@ class ReadSteps:
 
 
 def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any:
-    """Return rows, which are given piece by piece, as a block of Ray."""
+    """Return rows, which come in pieces, as a block of Ray."""
     rows = sum(len(piece[0]) for piece in pieces)
     found = zip(columns, zip(*pieces, strict=True), strict=True)
     return BlockAccessor.batch_to_block(
@@ -244,8 +244,8 @@ def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any
 
 @lru_cache(maxsize=1)
 def _follower(path: str, uuid: str) -> Follower:
-    """Return what follows the store; kept, as a worker of Ray reads many tasks of one store after the other."""
+    """Return a follower of the store. It is kept, as a worker of Ray runs many tasks for one store in turn."""
     root = read_root(Path(path))
     if root.uuid != uuid:
-        raise StoreNotFound(f"the store at {path} is another than when the dataset was made: make the dataset again")
+        raise StoreNotFound(f"the store at {path} was replaced since the dataset was made: make the dataset again")
     return Follower(root, root.counters())

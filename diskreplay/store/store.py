@@ -1,4 +1,4 @@
-"""The store: create it, open it, look at it, write to it."""
+"""The `Store` class: it opens a store on disk, reads it, maintains it and makes writers."""
 
 import dataclasses
 import errno
@@ -74,9 +74,9 @@ def _call_each(calls: Iterable[Callable[[], object]]) -> None:
 class Store:
     """A replay store on disk. Made by `create` and `open`.
 
-    Concurrency: any number of processes and threads may have one store open, and write to it through writers of their
-    own. What this object shows changes only by `refresh`, and by calls that refresh; any thread may make them. A forked
-    child may go on using it, but not the writers made by its parent. A Store pickles as its path and mode.
+    Concurrency: any number of processes and threads may have one store open, and write to it through their own writers.
+    A store object shows a snapshot. `refresh` updates it, and so do the methods that say so; any thread may call them.
+    A forked child may use the store, but not the writers that its parent made. A Store pickles as its path and mode.
     """
 
     @shown_paths()
@@ -103,17 +103,17 @@ class Store:
                 "this user write there"
             ) from error
         self._follower: Follower | None = Follower(self._root, self._counters)
-        self._is_closed, self._closer = False, 0  # the thread that closes it
+        self._is_closed, self._closer = False, 0  # the latter: the ident of the thread that is closing the store
         _alive.add(self)
 
     def _reset_after_fork(self) -> None:
-        """Use nothing, in a forked child, that another thread may have been in the middle of: that is not here."""
+        """In a forked child, replace whatever a thread of the parent may have been using: the thread is gone."""
         self._begin_maintenance()
         if self._follower is not None:
             self._follower.reset_after_fork()
 
     def _begin_maintenance(self) -> None:
-        """Make what seals, marks, merges and evicts, if it is open to write."""
+        """Make the objects that seal, mark, merge and evict, if the store is open for writing."""
         if self._mode == "r":
             return
         self._retention = Retention(self._root, self._counters)
@@ -130,7 +130,7 @@ class Store:
                 self._sealer.submit(info, lock, of_dead_writer=True)
 
     def __repr__(self) -> str:
-        """Say where the store is and how much this object sees of it."""
+        """Show the path, the mode and the number of visible steps."""
         steps = "closed" if self._follower is None else f"steps={len(self)}"
         return f"Store({str(self.path)!r}, mode={self._mode!r}, {steps})"
 
@@ -158,28 +158,28 @@ class Store:
 
     @property
     def uuid(self) -> str:
-        """The store's identity, made by `create`: copies of a store have the same."""
+        """The store's identity, made by `create`; copies of a store share it."""
         return self._root.uuid
 
     @property
     def schema(self) -> Schema:
-        """What one step and one episode hold."""
+        """The fields of each step and each episode."""
         return self._root.schema
 
     @property
     def capacity(self) -> int | None:
-        """The most steps the store keeps; None: all."""
+        """The maximum number of steps to keep; None: no limit."""
         return self._root.limits.capacity
 
     @property
     def mode(self) -> str:
-        """How it was opened: "r" or "a"."""
+        """The mode in which the store was opened: "r" or "a"."""
         return self._mode
 
     @property
     def snapshot(self) -> Snapshot:
-        """The frozen state that everything here is read from."""
-        # By the attribute, as in `newest_snapshot`.
+        """The current frozen state of the store; all methods that read use it."""
+        # Read from the attribute for speed, as in `newest_snapshot`.
         return (self._follower or self._open_follower()).snapshot
 
     def __len__(self) -> int:
@@ -188,9 +188,10 @@ class Store:
 
     @property
     def episodes(self) -> EpisodeList:
-        """The episodes of the current snapshot that have a visible step, oldest first, open ones included.
+        """The episodes of the current snapshot with a visible step, oldest first, open ones included.
 
-        Each is whole, with the steps that a capacity or an age hides: `Episode.hidden_steps` counts them.
+        Each episode is whole: it includes the steps that a capacity or an age hides. `Episode.hidden_steps` counts
+        these.
         """
         return EpisodeList(self.snapshot)
 
@@ -200,18 +201,18 @@ class Store:
         return len(self.episodes)
 
     def refresh(self) -> int:
-        """Take a new snapshot; return how many steps became visible with it."""
+        """Take a new snapshot; return the number of steps that became visible with it."""
         return self._open_follower().refresh()[1]
 
     def newest_snapshot(self) -> Snapshot:
         """Take a new snapshot and return it."""
-        # By the attribute: this is asked for at every batch.
+        # Read from the attribute: samplers call this for every batch.
         return (self._follower or self._open_follower()).refresh()[0]
 
     def follow_compiled(self, also: Sequence[str] = ()) -> None:
-        """Follow what is written with compiled code from now on, as samplers do; without it, with its plain twin.
+        """Follow new rows with a compiled kernel from now on, as samplers do; until then, plain Python does.
 
-        Other kernels are compiled `also`.
+        ``also`` names further kernels to compile.
         """
         follower = self._open_follower()
         compile_all([follower.kernel_name, *also])
@@ -221,31 +222,31 @@ class Store:
             self._compile_for(writer)
 
     def _compile_for(self, writer: object) -> None:
-        """Have a writer use compiled code too, where it has so many lanes that it is of use."""
+        """Let a writer use compiled code too, if it has enough lanes to profit."""
         if isinstance(writer, VectorWriter) and writer.num_envs > layout.CLOSE_LANES:
             compile_all([STEP_KERNEL])
 
     @shown_paths()
     def info(self, progress: Callable[[int, int], None] | None = None, *, total_reward: bool = True) -> dict[str, Any]:
-        """Describe the store as it is now: what ``diskreplay inspect --json`` prints. It refreshes.
+        """Refresh, and describe the store as ``diskreplay inspect --json`` prints it.
 
-        Every step that was ever inserted is in one class, and `steps_inserted` is the sum of `steps` (the visible
-        ones), `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. The
-        rows of `segments` have the same keys. Episodes whose segment has left meanwhile are not counted.
+        Every step that was ever inserted is in one class. `steps_inserted` is the sum of `steps` (visible),
+        `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. The rows of
+        `segments` have the same keys. Episodes whose segment was evicted during the call are not counted.
 
         Parameters
         ----------
         progress : callable, optional
-            Called with how many bytes of rewards have been read, and of how many.
+            ``progress(done, total)`` is called with bytes of rewards.
         total_reward : bool
-            Whether to sum the rewards of every episode; if not, `total_reward` is None.
+            Whether to sum the rewards of every episode. If False, `total_reward` is None.
         """
         follower = self._open_follower()
         return store_info(self._root, follower, progress, total_reward)
 
     @property
     def quarantine(self) -> list[Quarantined]:
-        """What repair or a recovery has set aside, by path: each with segment, steps, reason, since and where."""
+        """The records of what repair or a recovery set aside, by path: segment, steps, reason, since and where."""
         return read_quarantine(self._root.folder)
 
     @shown_paths()
@@ -257,29 +258,29 @@ class Store:
         restore: int | None = None,
         max_lost_steps: int | None = None,
     ) -> "list[Action]":
-        """Repair the store on disk, and return what was done; what this object shows changes with the next `refresh`.
+        """Repair the store on disk, and return the actions. This object shows their effect after the next `refresh`.
 
         Parameters
         ----------
         dry_run : bool
             Change nothing, and return what would be done.
         foreign : bool
-            Seal also segments that another machine wrote, whose writer must be dead: that cannot be seen from here.
+            Also seal segments that another machine wrote. Their writer must be dead, which cannot be checked from here.
         salvage : bool
-            Take also the steps that no mark proves, as far as their flags are whole; their bytes may be torn.
+            Also take steps that no mark proves, as far as their flags are valid. Their bytes may be torn.
         restore : int, optional
             Only bring back this segment from quarantine.
         max_lost_steps : int, optional
-            Leave a segment as it is where more steps than this would have been set aside with it. None: no limit.
+            Leave a segment as it is if its repair would set aside more steps than this. None: no limit.
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         StoreNotFound
-            It was deleted or moved, or another store is at its path.
+            The store was deleted or moved, or another store is at its path.
         ReplayError
-            The segment to restore is not in quarantine, is still damaged, or has no place.
+            The segment to restore is not in quarantine, is still damaged, or another one is in its place.
         StoreLocked
             Another process held the store's lock for a minute.
         """
@@ -299,10 +300,11 @@ class Store:
         return repaired.actions
 
     def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> "list[Problem]":
-        """Look for what is wrong with the store on disk; empty where nothing is.
+        """Check the store on disk, and return the problems; an empty list if there are none.
 
-        Structure, sizes, metadata against the schema, flags against counters, and with ``deep`` the checksums of every
-        sealed chunk. It may be written meanwhile. See docs/durability.md.
+        It checks structure and file sizes, and compares metadata with the schema and flags with counters. With
+        ``deep``, it also compares every sealed chunk with its checksum. Others may write meanwhile. See
+        docs/durability.md.
         """
         from diskreplay.integrity.verify.verify import verify  # as above
 
@@ -312,37 +314,37 @@ class Store:
     def backup(
         self, path: PathLike, progress: Callable[[int, int], None] | None = None, *, link: bool = True
     ) -> "Backup":
-        """Make a consistent copy of the store at a path, while others write and evict, and return what was made.
+        """Copy the store consistently to a path while others write and evict, and return a description of the copy.
 
-        The copy is the store as it is at one moment of this call: every lane up to a step, among them all that was
-        committed before the call, with the same ids, priorities, saved states and limits. It is complete when it
-        appears at its path, and as if every writer had died at that moment: open episodes are cut ones there. Writers
-        wait while the store lock is held, for no longer than it takes to read counters and copy small files.
+        The copy is the store at one moment of this call. It has every lane up to some step, including all steps that
+        were committed before the call, and the same ids, priorities, saved states and limits. It appears at its path
+        when it is complete. In the copy, every writer has died at that moment: open episodes are cut. Writers wait
+        while the store lock is held, which takes as long as reading counters and copying small files.
 
-        The checksums of sealed segments are read, of the copy. What is damaged is copied as it is, and named in
-        `problems` of the result. A call that is interrupted, or finds the disk full, leaves what it has copied in a
-        hidden folder beside the path, ``.NAME.backup``; the same call goes on from there.
+        The checksums of sealed segments are verified in the copy. Damaged segments are copied unchanged and listed in
+        `problems` of the result. If a call is interrupted or the disk is full, the copied files stay in a hidden folder
+        next to the path, ``.NAME.backup``. The same call then continues from there.
 
         Parameters
         ----------
         path : path
-            The folder of the new store; nothing may be there.
+            The folder of the new store; it must not exist.
         progress : callable, optional
-            ``progress(done, total)`` is called now and then, with bytes.
+            ``progress(done, total)`` is called now and then, with numbers of bytes.
         link : bool
-            Whether files of sealed segments may share their blocks with the copy, or be hard links, where the file
-            system can: that takes no time and no space, and damage of the disk is damage of both.
+            Whether files of sealed segments may share disk blocks with the copy, or be hard links, if the file system
+            supports either. Sharing takes no time and no space, but damage of the disk then affects both.
 
         Raises
         ------
         StoreExists
-            Something is at the path, or an unfinished backup of another store beside it.
+            Something is at the path, or an unfinished backup of another store is next to it.
         StorageFull
-            There is no room; the same call goes on when there is.
+            The disk is full; the same call continues when there is room.
         StoreLocked
             Another process makes a backup at this path, or held the store lock for a minute.
         ReadOnlyError
-            The system lets this process not take the store lock.
+            The operating system does not let this process take the store lock.
         ValueError
             The path is inside the store.
         StoreNotFound
@@ -361,39 +363,41 @@ class Store:
         *,
         dry_run: bool = False,
     ) -> dict[str, int]:
-        """Merge sealed segments into packs, while others write, read and evict, and return what was done.
+        """Merge sealed segments into packs while others write, read and evict, and return what was done.
 
-        A pack is a segment with the rows of many: a store of many short segments opens faster, needs fewer files, and
-        is sampled like one of few. Nothing that users see changes: ids, episodes, priorities and saved states stay, and
-        samplers go on. Episodes that were evicted by hand leave the disk, apart from their flags and times.
+        A pack is a segment with the rows of many segments. A store of many short segments then opens faster, needs
+        fewer files, and is sampled as fast as a store of few segments. Users see no change: ids, episodes, priorities
+        and saved states stay, and samplers continue. Episodes that were evicted by hand leave the disk, except for
+        their flags and times.
 
-        Segments that are being written, that fill half of a pack, or that are damaged are left as they are. A pack
-        holds at most a sixteenth of the capacity, as it leaves as a whole. Segments whose rows are in a pack are
-        deleted when it is complete and durable; until then, the disk has to have room for both.
+        Segments are left as they are if they are being written, fill half of a pack or are damaged. A pack holds at
+        most a sixteenth of the capacity, as it is evicted as a whole. Merged segments are deleted when their pack is
+        complete and durable. Until then, the disk needs room for both.
 
         Parameters
         ----------
         compression : "zstd" or ("zstd", level), optional
-            How fields of at least 256 bytes a step are compressed, as in `create`. None: as the store was made.
+            The compression of fields of at least 256 bytes per step, as in `create`. None: the compression of the
+            store.
         progress : callable, optional
             ``progress(done, total)`` is called now and then, with bytes on disk.
         dry_run : bool
-            Change nothing, and return what would be merged; ``bytes_after`` is 0 then.
+            Change nothing, and return what would be merged, with ``bytes_after`` 0.
 
         Returns
         -------
         dict
-            ``segments`` that were merged, their ``steps``, and the bytes on disk of these, ``bytes_before`` and
-            ``bytes_after``. Zeros where there was nothing to merge.
+            ``segments`` (how many were merged), their ``steps``, and their bytes on disk, ``bytes_before`` and
+            ``bytes_after``. All are 0 if there was nothing to merge.
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         MissingExtra
-            zstandard is needed, and not installed.
+            ``compression`` needs zstandard, which is not installed.
         StorageFull
-            There is no room for a pack; the segments stay as they are.
+            The disk has no room for a pack; the segments stay as they are.
         StoreLocked
             Another process compacts the store, or held the store lock for a minute.
         StoreNotFound
@@ -413,27 +417,28 @@ class Store:
 
     @shown_paths()
     def evict(self, where: Callable[[Episode], bool]) -> int:
-        """Evict by hand the episodes for which a predicate is true, and return how many steps that were.
+        """Evict the episodes for which a predicate is true, and return the number of their steps.
 
-        It is asked about every episode with a visible step in a sealed segment: one that no writer appends to any more.
-        An episode is whole, leaves whole, and all of its steps count, also those that a capacity hides. What it chooses
-        is gone at once, here and in every process that refreshes, all of it or, where this call fails or its process
-        dies, nothing. Bytes are deleted when a whole segment is evicted or hidden. Samplers keep the batches that they
-        have planned; priorities of evicted steps are gone, and later updates of them are skipped.
+        The predicate is called for every episode that has a visible step and is in a sealed segment, to which no writer
+        appends any more. An episode is evicted whole, and all its steps count, including those that a capacity hides.
+        The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or its
+        process dies, either all of them are evicted or none. Bytes are deleted when a whole segment is evicted or
+        hidden. Samplers still deliver the batches that they have planned. The priorities of evicted steps are gone, and
+        later updates of them are skipped.
 
         Parameters
         ----------
         where : callable
-            ``where(episode)`` is true for what has to leave, such as ``lambda e: e["policy_version"][0] < 10``.
+            ``where(episode)`` returns True to evict, as ``lambda e: e["policy_version"][0] < 10`` does.
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         ValueError
-            ``where`` is no function.
+            ``where`` is not callable.
         StorageFull
-            There is no room for a list of them; nothing is evicted.
+            The disk has no room for the list of evictions; nothing is evicted.
         StoreNotFound
             The store was deleted or replaced since it was opened.
         """
@@ -451,24 +456,24 @@ class Store:
         capacity_bytes: int | EllipsisType | None = ...,
         max_age_s: float | EllipsisType | None = ...,
     ) -> None:
-        """Change what the store keeps at most, for every process that has it open.
+        """Change the limits of the store, for every process that has it open.
 
-        What is more than a smaller limit allows is hidden at the next refresh, and deleted as whole segments.
-        What is hidden does not come back by a larger one. Writers aim at segments of the size that they began with.
+        Steps beyond a smaller limit are hidden at the next refresh, and deleted with whole segments. A larger limit
+        does not bring hidden steps back. Open writers keep the segment size that they started with.
 
         Parameters
         ----------
         capacity, capacity_bytes, max_age_s : optional
-            As for `create`, None for no limit. Those that are left out stay as they are.
+            As for `create`; None: no limit. An omitted limit stays as it is.
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         ValueError
-            A number is out of its range, or none is given.
+            A number is out of range, or no limit is given.
         StorageFull
-            There is no room for the new metadata; nothing is changed.
+            The disk has no room for the new metadata; nothing is changed.
         StoreNotFound
             The store was deleted or replaced since it was opened.
         """
@@ -484,43 +489,43 @@ class Store:
 
     @shown_paths()
     def save_sampler_state(self, name: str, tree: Any) -> None:
-        """Save a tree of numbers, texts and arrays under a name; what `Sampler.save` does. Raises as that does."""
+        """Save a tree of numbers, texts and arrays under a name, as `Sampler.save` does; raises the same errors."""
         self._check_writable("save a sampler's state")
         write_state(self._root, name, tree)
 
     @shown_paths()
     def load_sampler_state(self, name: str) -> Any:
-        """Return the tree that was saved last under a name; raises as `Sampler.load` does."""
+        """Return the tree that was last saved under a name; raises the errors of `Sampler.load`."""
         return read_state(self._root, name)
 
     @shown_paths()
     def delete_sampler_state(self, name: str) -> None:
-        """Delete the state that samplers have saved under a name (`Sampler.save`).
+        """Delete the state that samplers saved under a name (`Sampler.save`).
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         StoreNotFound
-            Nothing is saved under it, or the store was deleted or replaced since it was opened.
+            Nothing is saved under the name, or the store was deleted or replaced since it was opened.
         """
         self._check_writable("delete a sampler's state")
         delete_state(self._root, name)
 
     @shown_paths()
     def write_note(self, name: str, value: Any) -> None:
-        """Save a JSON value under a name, such as where the data come from; it replaces the one that is there.
+        """Save a JSON value under a name, such as the source of the data. It replaces an earlier value.
 
-        Notes are kept with the store and mean nothing to it. It is durable when this returns.
+        Notes are kept with the store, which does not interpret them. The note is durable when this returns.
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         ValueError
-            The name is invalid, the value is not JSON, or has more than 64 MiB.
+            The name is invalid, or the value is not JSON or larger than 64 MiB.
         StorageFull
-            There is no room; the old note is untouched.
+            The disk is full; the old note is untouched.
         StoreNotFound
             The store was deleted or replaced since it was opened.
         """
@@ -529,61 +534,69 @@ class Store:
 
     @shown_paths()
     def read_note(self, name: str) -> Any:
-        """Return what `write_note` saved last under a name; None where there is nothing.
+        """Return the value that `write_note` last saved under a name, or None.
 
         Raises
         ------
         FormatError
-            It is damaged.
+            The note is damaged.
         """
         return read_note(self._root, name)
 
     @property
     def texts(self) -> dict[str, list[str]]:
-        """The texts that an import found, by the name of the field whose numbers are places in the list.
+        """The texts that an import found, in lists by field name. A field's integers are indices into its list.
 
-        ``store.texts["split"][store.episodes[0]["split"]]`` is a text. The numbers of LeRobot's ``task_index`` are
-        places in ``texts["task"]``.
+        For example, ``store.texts["split"][store.episodes[0]["split"]]`` is the split of an episode. LeRobot's
+        ``task_index`` is an index into ``texts["task"]``.
         """
         found: dict[str, list[str]] = self.read_note("texts") or {}
         return found
 
     @shown_paths()
     def note_names(self) -> list[str]:
-        """Return the names under which notes are saved, in order."""
+        """Return the names of all saved notes, sorted."""
         return note_names(self._root)
 
     @shown_paths()
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
-        """Return a column of each of the episodes' properties, oldest first: id, segment, lane, length, ...
+        """Return the properties of all episodes as columns, oldest episode first: id, segment, lane, length, ...
 
-        ``progress`` is called with how many bytes of rewards have been read, and of how many.
+        ``progress(done, total)`` is called with bytes of rewards.
         """
         return episode_table(self.snapshot, progress)
 
     @shown_paths()
     def to_numpy(self) -> dict[str, Any]:
-        """Return everything in the current snapshot as arrays in memory, the oldest episode first.
+        """Return everything in the current snapshot as arrays in memory, oldest episode first.
 
-        Episodes are whole: N is the sum of their lengths, and not ``len(store)`` where steps are hidden.
+        Episodes are whole. N, the sum of their lengths, is larger than ``len(store)`` if steps are hidden.
 
         Returns
         -------
         dict
-            Of N steps: the fields, nested as the schema is, (N, ...); `terminated` and `truncated`, (N,) bool; `id`,
-            (N,) int64; `time`, (N,) float64, seconds since the epoch; `episode` and `step`, (N,) int64, the place of
-            the episode in `Store.episodes`, and that of the step in it; `hidden`, (N,) bool, whether the capacity or
-            the age limit hides the step from samplers, which is `is_hidden` where an extra field is called `hidden`.
-            A field whose name another of these has is below its path, such as `extra/id` or `episode/length`.
-            The observation that a step led to is that of the next one, or behind the last one of an episode its final
-            observation. Below `episodes`, of E episodes: `id`, `length`, `hidden_steps`, `total_reward`, `ended`, (E,),
-            `final_obs`, nested (E, ...), and the episode fields. The last two are masked arrays: an episode may lack
-            them.
+            The columns of N steps:
+
+            - the fields, nested as in the schema, (N, ...);
+            - `terminated` and `truncated`, (N,) bool;
+            - `id`, (N,) int64;
+            - `time`, (N,) float64, seconds since the epoch;
+            - `episode`, (N,) int64, the index of the episode in `Store.episodes`;
+            - `step`, (N,) int64, the index of the step in its episode;
+            - `hidden`, (N,) bool, whether the capacity or the age limit hides the step from samplers. It is `is_hidden`
+              if an extra field is called `hidden`.
+
+            A field whose name is taken is under its path, such as `extra/id` or `episode/length`. The observation that
+            a step led to is that of the next step, or the final observation after an episode's last step.
+
+            Under `episodes`, the columns of E episodes: `id`, `length`, `hidden_steps`, `total_reward`, `ended`, (E,);
+            `final_obs`, nested (E, ...); and the episode fields. The latter two are masked arrays, as an episode may
+            lack them.
 
         Raises
         ------
         SegmentGone
-            A segment was evicted since the snapshot: refresh, and call it again.
+            A segment was evicted since the snapshot: refresh, and call this again.
         """
         return tables.to_numpy(self.snapshot)
 
@@ -591,10 +604,10 @@ class Store:
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the steps of the current snapshot as a data frame, indexed by `episode` and `step`.
 
-        It has the columns of `to_numpy` but those of episodes. Elements of vectors of up to 64 are columns of their
-        own, `obs[0]`; what is larger is a column of arrays. Nested fields are `obs.image`, and a field called `id` is
-        `extra.id`. Of the episodes,
-        ``pandas.DataFrame(store.episode_table())`` makes one.
+        The columns are those of `to_numpy`, without `episodes`. Each element of a vector of up to 64 has its own
+        column, such as `obs[0]`; a larger field is a column of arrays. A nested field is called `obs.image`, and an
+        extra field called `id` is `extra.id`. ``pandas.DataFrame(store.episode_table())`` is a data frame of the
+        episodes.
 
         Raises
         ------
@@ -609,8 +622,8 @@ class Store:
     def to_xarray(self) -> "xarray.Dataset":
         """Return everything in the current snapshot as a data set with the dimensions `step` and `episode`.
 
-        Further dimensions are named as in the arrays on disk, `obs_0`. Values that an episode may lack, `final_obs` and
-        `episode_seed`, have a variable beside them that says which are there, `has_final_obs`. See `to_numpy`.
+        Further dimensions are named as in the arrays on disk, such as `obs_0`. An episode may lack `final_obs` or
+        `episode_seed`: a second variable, `has_final_obs`, tells which episodes have the value. See `to_numpy`.
 
         Raises
         ------
@@ -625,30 +638,31 @@ class Store:
     def to_ray_dataset(
         self, *, where: Callable[[Episode], bool] | None = None, fields: Sequence[str] | None = None
     ) -> "ray.data.Dataset":
-        """Return the steps of the current snapshot as a dataset of Ray Data, a row a step, which its tasks read.
+        """Return the steps of the current snapshot as a dataset of Ray Data with one row per step.
 
-        It has the columns of `to_pandas`, with `episode` and `step` among them, and arrays as tensors: ``obs`` has the
-        shape of the field. Tasks read whole segments, several small ones or parts of a large one, on the machine of the
-        caller, and yield blocks of up to 32 MiB; nothing is read here. Rows of an episode are in order inside a block,
-        and blocks come as Ray's execution options say.
+        The columns are those of `to_pandas`, including `episode` and `step`. Arrays are tensors: ``obs`` has the shape
+        of the field. Nothing is read here: Ray's tasks read, on the caller's machine. Each reads several small
+        segments, or a part of a large one, and yields blocks of up to 32 MiB. The rows of an episode are in order
+        inside a block. Ray's execution options decide the order of blocks.
 
         Parameters
         ----------
         where : callable, optional
-            A predicate over episodes: those whose steps are in it. Tasks ask it, so it is pickled.
+            A predicate over episodes; the dataset has the steps of the episodes for which it is true. Tasks call it, so
+            it is pickled.
         fields : sequence of str, optional
-            The columns; "obs" is all below it, "obs.image" one leaf, "..." all columns. Only when it is named,
-            "next_obs" is there: the observation that a step led to. A step that lacks it, the last one of an episode
-            without a final observation, is left out then.
+            The columns: "obs" stands for all leaves of the observation, "obs.image" for one leaf, "..." for all
+            columns. "next_obs", the observation that a step led to, is included only if it is named. A step without one
+            is then left out: the last step of an episode that has no final observation.
 
         Raises
         ------
         MissingExtra
             Ray Data is not installed.
         SchemaError
-            There is no such column.
+            A named column does not exist.
         ValueError
-            `where` is no function, or `fields` a lone text.
+            `where` is not callable, or `fields` is a single str.
         SegmentGone
             In a task: a segment was evicted since the snapshot.
         """
@@ -677,13 +691,14 @@ class Store:
         Parameters
         ----------
         num_envs : int, optional
-            The number of environments; None: one, whose arrays have no leading axis.
+            The number of environments. None: one environment, whose arrays have no leading axis.
         durability : float, "episode" or "none"
-            Appended steps are visible to all processes at once, and survive the death of any process. What a loss of
-            power, a copy or a move to another disk can take of a writer that has not closed: a number of seconds, at
-            most what was appended in the last so many, as a thread in the background makes the rest durable;
-            ``"episode"``, nothing of an episode whose end was appended, as that call waits for the disk; ``"none"``,
-            all that is not in a sealed segment.
+            What a power loss, or a copy or move to another disk, can take from a writer that has not closed. Appended
+            steps are visible to all processes at once, and survive the death of any process, with each choice.
+
+            - a number of seconds: at most the steps of that period, as a background thread makes the others durable;
+            - ``"episode"``: nothing of an episode whose end was appended, as that append waits for the disk;
+            - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional
             Makes an append wait while the writers are too far ahead of the samplers with the same limiter.
 
@@ -696,7 +711,7 @@ class Store:
         check_durability(durability)
         lanes = 1 if num_envs is None else num_envs
         if not isinstance(lanes, (int, np.integer)) or isinstance(lanes, bool) or not 1 <= lanes <= layout.MAX_LANES:
-            raise ValueError(f"num_envs is from 1 to {layout.MAX_LANES}, not {num_envs!r}")
+            raise ValueError(f"num_envs must be from 1 to {layout.MAX_LANES}, not {num_envs!r}")
         attached = None if limiter is None else limiter.attach(self)
         episodes = EpisodeWriter(self._root, int(lanes), self._retention, self._sealer)
         kind = Writer if num_envs is None else VectorWriter
@@ -709,12 +724,12 @@ class Store:
 
     @shown_paths()
     def close(self) -> None:
-        """Close the writers it made and wait until their segments are sealed. Closing twice is fine.
+        """Close the store's writers and wait until their segments are sealed. Closing twice is allowed.
 
-        One that is interrupted is completed by the next call.
+        If a call is interrupted, the next one completes it.
         """
         if self._is_closed or self._closer == threading.get_ident():
-            return  # the latter: a signal's handler, in the middle of this
+            return  # the latter: a signal handler calls it during a call
         self._closer = threading.get_ident()
         try:
             self._close_now()
@@ -730,11 +745,12 @@ class Store:
             self._compaction.stop_soon()
             background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
-        # Else this is a signal's handler in the middle of a call of a writer, which may hold locks: it does the rest.
+        # Else this is a signal handler that interrupted a call of a writer, which may hold locks: that call closes the
+        # rest.
         if not any(writer.closes_later for writer in self._writers):
             errors += self._finish([seal_dropped, *background])
             self._counters.close()
-            # The folder stays open for those who still read from it: snapshots and their episodes.
+            # The folder stays open for snapshots and their episodes, which still read from it.
             self._root = dataclasses.replace(self._root, home=self._root.home.closed())
             self._begin_maintenance()
             self._is_closed = True
@@ -743,7 +759,7 @@ class Store:
 
     @staticmethod
     def _finish(parts: Iterable[Callable[[], None]]) -> list[Exception]:
-        """Call each, and return what they raised."""
+        """Call each function, and return the exceptions that they raised."""
         errors = []
         for part in parts:
             try:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 Column = NDArray[Any]
 
-# Elements of a vector that are columns of a data frame; what is wider, or has more axes, is a column of arrays.
+# A vector of at most this many elements has a column for each; a larger field is one column of arrays.
 WIDEST = 64
 
 HIDDEN = "hidden"
-"""The column that says of each step whether a capacity or an age hides it."""
+"""The column that tells whether a capacity or an age limit hides a step."""
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
-    """Return all steps, and below "episodes" all episodes; see `Store.to_numpy`."""
+    """Return the columns of all steps, and under "episodes" those of all episodes; see `Store.to_numpy`."""
     schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
     nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
     extra = _apart("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
@@ -39,7 +39,7 @@ def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _apart(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str, Any]:
-    """Return fields by name; by its path if the name is taken."""
+    """Return fields by name, or by path if the name is taken."""
     return {f"{part}/{name}" if name in taken else name: column for name, column in fields.items()}
 
 
@@ -72,7 +72,7 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
     variables |= {f"episode_{name}": _variable("episode", name, column) for name, column in known.items()}
     for path, column in values.items():
         name = f"final_{column_name(path)}" if path in leaves else f"episode_{column_name(path)}"
-        if name in variables:  # the episodes' property of that name
+        if name in variables:  # it is a property of episodes
             name = path.replace("/", ".")
         variables[name] = _variable("episode", path, np.ma.getdata(column))
         variables[f"has_{name}"] = _variable("episode", name, ~_missing(column))
@@ -83,9 +83,9 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
 
 
 def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Return properties of the steps by name, (steps,), and their leaves by path, (steps, *shape).
+    """Return the properties of all steps by name, (steps,), and their leaves by path, (steps, *shape).
 
-    The oldest episode is the first.
+    Episodes are in order, the oldest first.
     """
     episodes = snapshot.episodes
     count, last = int(episodes.steps.sum()), np.cumsum(episodes.steps) - 1
@@ -107,7 +107,7 @@ def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Colum
 
 
 def hidden_column(schema: Schema) -> str:
-    """Return the name of the column `HIDDEN`: another one where a field, such as a recurrent state, has that name."""
+    """Return the name of the column `HIDDEN`: ``is_hidden`` if an extra field has that name."""
     return f"is_{HIDDEN}" if HIDDEN in schema.extra else HIDDEN
 
 
@@ -118,7 +118,7 @@ def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
 
 
 def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]) -> Column:
-    """Return an array of parts, one behind the other."""
+    """Concatenate the parts to an array."""
     out, at = np.empty(shape, dtype), 0
     for part in parts:
         out[at : at + len(part)] = part
@@ -127,10 +127,10 @@ def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]
 
 
 def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Return properties of the episodes by name, (episodes,), and their values by path, (episodes, *shape), masked.
+    """Return properties of the episodes by name, (episodes,), and masked values by path, (episodes, *shape).
 
-    These are the final observations, by the paths of observations, and the episode fields. Masked are those that an
-    episode has not.
+    The values are the final observations, by the paths of observations, and the episode fields. A value that an episode
+    lacks is masked.
     """
     episodes, every = snapshot.episodes, list(EpisodeList(snapshot))
     properties = {
@@ -168,30 +168,30 @@ def _value(episode: Episode, keys: list[str]) -> Any:
 
 
 def _below(tree: Any, keys: list[str]) -> Any:
-    """Return what is below the keys of a tree; None where there is no tree."""
+    """Return the value under the keys of a tree; None if the tree is None."""
     for key in keys if tree is not None else ():
         tree = tree[key]
     return tree
 
 
 def _missing(column: Column) -> NDArray[np.bool_]:
-    """Return which of the values of an array with a mask are missing, (n,)."""
+    """Return which values of a masked array are missing, (n,)."""
     return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
 
 
 def column_name(path: str, taken: Container[str] = ()) -> str:
-    """Return the name of a leaf in tables, where a slash would be a folder; with the field's kind if it is taken."""
+    """Return the name of a leaf in tables, with dots for slashes, and with its kind if the name is taken."""
     name = path.removeprefix("extra/").removeprefix("episode/").replace("/", ".")
     return path.replace("/", ".") if name in taken else name
 
 
 def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Column]:
-    # As the arrays on disk have them.
+    # The same names as the dimensions of the arrays on disk.
     return [dimension, *(f"{path.replace('/', '_')}_{i}" for i in range(column.ndim - 1))], column
 
 
 def _scalars(name: str, column: Column) -> dict[str, Any]:
-    """Return the elements of small vectors as columns of their own, others as one column of arrays."""
+    """Return small vectors as one column per element, any other field as one column of arrays."""
     if column.ndim == 1:
         return {name: column}
     if column.ndim == 2 and column.shape[1] <= WIDEST:

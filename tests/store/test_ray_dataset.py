@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(store, tmp_path):
     (task,) = source(store).get_read_tasks(1)
     dr.create(tmp_path / "other", store.schema).close()
     read_another = dataclasses.replace(task.read_fn, path=str(tmp_path / "other"))
-    with pytest.raises(dr.StoreNotFound, match="is another than when the dataset was made"):
+    with pytest.raises(dr.StoreNotFound, match="was replaced since the dataset was made"):
         list(read_another())
 
 

@@ -77,7 +77,7 @@ def test_a_pack_of_fewer_rows_than_an_inner_chunk_is_whole(tmp_store: Path) -> N
 
 
 def test_what_is_no_compaction_is_refused(tmp_store: Path) -> None:
-    with pytest.raises(ValueError, match='^compaction is "auto" or "manual", not \'never\'$'):
+    with pytest.raises(ValueError, match='^compaction must be "auto" or "manual", not \'never\'$'):
         dr.create(tmp_store, SCHEMA, compaction="never")  # type: ignore[arg-type]
     assert not tmp_store.exists()
 
