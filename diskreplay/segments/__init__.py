@@ -1,6 +1,6 @@
-"""Segments on disk: live rows and their marks, sealed rows, packs, and the documents beside them.
+"""Segments on disk: live rows and their marks, sealed rows, packs, and their documents.
 
-`files` has what every write to a disk needs: durable commits, locks, mappings, copies. `documents` has what the root
-and a segment say about themselves. `damage` finds damaged files and sets them aside. Reading, writing, retention,
-integrity and the store use this package. Nothing else knows zarr.
+`files` has the tools of every write to disk: durable commits, locks, mappings, copies. `documents` has the metadata of
+the root and of segments. `damage` finds damaged files and sets them aside. Reading, writing, retention, integrity and
+the store use this package. Nothing else knows zarr.
 """

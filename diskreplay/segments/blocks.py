@@ -1,9 +1,9 @@
-"""Checksums of the blocks of sealed chunks: damage costs the rows of a block and not a segment.
+"""Checksums of the blocks of sealed chunks: damage then costs the rows of a block instead of a segment.
 
-A sealed segment has one file of them, ``durable/blocks``: the CRC-32C of every block of every chunk file, exclusive-or
-that of as many zeros, little-endian uint32, in the order of arrays (sorted paths), chunks, and blocks. So it has holes
-where the chunks have. What a chunk's blocks say together is its own CRC-32C, which stands in the segment's attributes:
-so each chunk's part of the file proves itself.
+A sealed segment has one file of them, ``durable/blocks``. It has the CRC-32C of every block of every chunk file, as
+little-endian uint32, in the order of arrays (sorted paths), chunks and blocks. Each is XORed with the CRC-32C of as
+many zeros, so the file has holes where the chunks have holes. The sums of a chunk's blocks combine to the chunk's own
+CRC-32C, which is in the segment's attributes. So each chunk's part of the file proves itself.
 """
 
 import os
@@ -32,7 +32,7 @@ _INVERSION = 0xFFFFFFFF
 
 
 def block_bytes(row_bytes: int) -> int:
-    """Return the bytes of a block: as many rows as fit 64 KiB, a power of two up to 512; 64 KiB where none does."""
+    """Return the bytes of a block: a power of two of rows, up to 512, that fit 64 KiB; 64 KiB if no row fits."""
     if row_bytes > layout.BLOCK_BYTES:
         return layout.BLOCK_BYTES
     return min(layout.BLOCK_ROWS, layout.floor_power_of_two(layout.BLOCK_BYTES // row_bytes)) * row_bytes
@@ -40,12 +40,12 @@ def block_bytes(row_bytes: int) -> int:
 
 @dataclass
 class BlockSums:
-    """The checksums of a segment's blocks, chunk by chunk, until they are written."""
+    """The checksums of a segment's blocks, collected by chunk until they are written."""
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def add(self, array: RowArray, chunk: int, fd: int, block: int | None = None) -> int:
-        """Take the checksums of a chunk file's blocks, and return that of the file. Its holes are not read."""
+        """Add the checksums of a chunk file's blocks, and return the file's checksum. Its holes are not read."""
         size, block = os.fstat(fd).st_size, block or block_bytes(array.row_bytes)
         sums, crc = read_sums(fd, size, block)
         self.chunks[array.path, chunk] = stored(sums, size, block)
@@ -63,10 +63,10 @@ class BlockSums:
 
 
 def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
-    """Return the checksums of the blocks of a file's first ``size`` bytes, and that of all of them.
+    """Return the checksums of the blocks of a file's first ``size`` bytes, and the checksum of all these bytes.
 
-    A block inside of a hole is not read. Raises FormatError where the file became shorter, OSError where the disk
-    refuses to read it.
+    A block inside a hole is not read. Raises FormatError if the file became shorter, OSError if the disk refuses to
+    read it.
     """
     if size <= block:  # many segments are small
         data = os.pread(fd, size, 0)
@@ -87,16 +87,16 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # To read it twice, from the cache, takes less than the arithmetic, which only holes before the last data need.
+    # Checksumming cached bytes twice is faster than combining checksums, which only holes before the last data need.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
 
-# --- how they are stored ---------------------------------------------------------------------------------------------
+# --- the stored form -------------------------------------------------------------------------------------------------
 
 
 def stored(sums: Sums, size: int, block: int) -> bytes:
-    """Return how the checksums of a file's blocks stand in ``durable/blocks``."""
+    """Return the checksums of a file's blocks as ``durable/blocks`` stores them."""
     return (sums ^ _of_zeros(size, block)).astype("<u4").tobytes()
 
 
@@ -116,18 +116,18 @@ def _of_zeros(size: int, block: int) -> Sums:
 
 
 def combine(sums: Sums, size: int, block: int) -> int:
-    """Return the checksum of a file of ``size`` bytes from those of its blocks.
+    """Return the checksum of a file of ``size`` bytes from the checksums of its blocks.
 
-    That of two strings together is that of the first, followed by as many zeros as the second is long without the
-    inversions at either end, exclusive-or that of the second.
+    The checksum of two concatenated strings is the XOR of two numbers: the checksum of the first string, advanced by
+    the second's length in zeros without the inversions at either end, and the checksum of the second.
     """
     if len(sums) < 2:
         return int(sums.sum())
-    # Two neighbours become one of twice the length, until one is left; the last block may be a short one.
+    # Two neighbours become one of twice the length, until one is left; the last block may be shorter.
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
-            values = np.concatenate([np.zeros(1, np.uint32), values])  # of no bytes, which change nothing
+            values = np.concatenate([np.zeros(1, np.uint32), values])  # the checksum of no bytes changes nothing
         values = _multiply(zeros, values[0::2]) ^ values[1::2]
         zeros = _multiply(zeros, zeros)
     last = _zeros(size - (len(sums) - 1) * block)
@@ -135,7 +135,7 @@ def combine(sums: Sums, size: int, block: int) -> int:
 
 
 def with_zeros(crc: int, nbytes: int) -> int:
-    """Return the checksum of a string with so many zeros behind it, from its own; inversions begin and end it."""
+    """Return the checksum of a string followed by ``nbytes`` zeros, from the string's; both include the inversions."""
     return _multiply(_zeros(nbytes), crc ^ _INVERSION) ^ _INVERSION if nbytes else crc
 
 
@@ -146,7 +146,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
-    """Return the polynomial by which ``nbytes`` zeros multiply the register: x to the power of their bits."""
+    """Return the polynomial that advances the register by ``nbytes`` zeros: x to the power of their bits."""
     product = 1 << 31  # 1: bits are reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:
@@ -156,7 +156,7 @@ def _zeros(nbytes: int) -> int:
 
 @cache
 def _power_of_two_zeros(bit: int) -> int:
-    """Return the same of two to a power."""
+    """Return `_zeros` of 2 to the power of ``bit``."""
     half = _power_of_two_zeros(bit - 1) if bit else 0
     return _multiply(half, half) if bit else 1 << 23  # x**8
 
@@ -165,7 +165,7 @@ _Register = TypeVar("_Register", int, Sums)
 
 
 def _multiply(polynomial: int, register: _Register) -> _Register:
-    """Multiply polynomials over GF(2), one or an array of them, modulo that of CRC-32C."""
+    """Multiply polynomials over GF(2), one or an array of them, modulo the polynomial of CRC-32C."""
     product = register ^ register  # zeros
     for bit in range(31, -1, -1):
         product ^= (register >> bit & 1) * polynomial
@@ -173,11 +173,11 @@ def _multiply(polynomial: int, register: _Register) -> _Register:
     return product
 
 
-# --- what a sealed segment says of its blocks -------------------------------------------------------------------------
+# --- the blocks of a sealed segment -----------------------------------------------------------------------------------
 
 
 class Chunk(NamedTuple):
-    """A chunk file of a sealed segment: its array, its number, its name below the segment, and its bytes."""
+    """A chunk file of a sealed segment: array, number, name in the segment, bytes and block size."""
 
     array: RowArray
     number: int
@@ -187,7 +187,7 @@ class Chunk(NamedTuple):
 
 
 def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
-    """Yield the chunk files that a sealed segment has a checksum of, in the order of their blocks."""
+    """Yield the chunk files for which a sealed segment has a checksum, in the order of their blocks."""
     numbers: dict[str, list[int]] = {}
     for name in info.checksums:
         leaf, _, file = name.rpartition("/")
@@ -202,7 +202,7 @@ def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
 
 
 def known_sums(info: SegmentInfo) -> dict[str, Sums]:
-    """Return the checksums of the blocks of each chunk file, by its name, where they fit that of the whole file."""
+    """Return the checksums of each chunk file's blocks by file name, if they combine to the file's checksum."""
     chunks = list(sealed_chunks(info))
     counts = [-(-chunk.nbytes // chunk.block) for chunk in chunks]
     try:
@@ -221,7 +221,7 @@ def known_sums(info: SegmentInfo) -> dict[str, Sums]:
 
 
 def derive_blocks(info: SegmentInfo) -> bytes:
-    """Return what ``durable/blocks`` has to hold, from the chunk files as they are; nothing where one is damaged."""
+    """Return the correct content of ``durable/blocks``, computed from the chunk files; empty if one is damaged."""
     blocks = BlockSums()
     for chunk in sealed_chunks(info):
         try:

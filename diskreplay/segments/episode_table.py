@@ -1,7 +1,7 @@
-"""The table of a sealed segment's episodes, ``episodes/``: a line an episode, each column an array of its own.
+"""The table of a sealed segment's episodes, ``episodes/``: one line per episode, each column its own array.
 
-All of it follows from the rows of the segment, whose flags are parsed here. Readers take sums of rewards from it
-without reading these.
+The table follows from the rows of the segment, whose flags are parsed here. Readers take reward sums from it without
+reading rows.
 """
 
 import os
@@ -42,10 +42,10 @@ _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 
 
 class LaneSlice(NamedTuple):
-    """Rows of lanes, one slice after another: the first row of each begins an episode.
+    """Slices of lanes, one after another; the first row of each slice begins an episode.
 
-    Arrays of one length, int64: number of the segment, its lanes, which of them, first row, rows; and whether the
-    segment is ``sealed`` (bool).
+    The columns, int64, have one length: the number of the segment, its number of lanes, the lane, the first row and the
+    number of rows. ``sealed`` (bool) tells whether the segment is sealed.
     """
 
     segment: Ints
@@ -57,7 +57,7 @@ class LaneSlice(NamedTuple):
 
 
 class ParsedEpisodes(NamedTuple):
-    """What `parse_episodes` found: the ended episodes, and of each slice the row where an open one starts, or -1."""
+    """The result of `parse_episodes`: the ended episodes, and for each slice the first row of an open one, or -1."""
 
     ended: EpisodeTable
     open_start: Ints
@@ -65,28 +65,28 @@ class ParsedEpisodes(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Rows without a flag that were left out of an array of flags, int64: how many behind each of some positions."""
+    """Rows without flags that were left out of an array of flags, int64: their number after some positions."""
 
     at: Ints
     rows: Ints
 
     def before(self, positions: Ints) -> Ints:
-        """Return how many rows were left out before each position."""
+        """Return the number of rows that were left out before each position."""
         total: Ints = np.append(0, np.cumsum(self.rows))
         return total[np.searchsorted(self.at, positions)]
 
 
 def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | None = None) -> ParsedEpisodes:
-    """Find the episodes in the flags of slices of rows, which lie one after another in ``flags``.
+    """Find the episodes in the flags of slices of rows, which are concatenated in ``flags``.
 
-    With ``gaps``, the rows of a slice are those that ``flags`` has of it. Raises FormatError where the flags of a
-    slice are no sequence of episodes.
+    With ``gaps``, ``slices.rows`` counts only the rows whose flags are in ``flags``. Raises FormatError if the flags of
+    a slice are no sequence of episodes.
     """
     end_at = np.cumsum(slices.rows)
     begin_at = end_at - slices.rows
     filled = np.flatnonzero(slices.rows)
     starts, marks = _starts(flags)
-    # Every slice begins with a start, so that the next start or the end of all flags is where an episode stops.
+    # Every slice begins with a start: an episode stops at the next start or at the end of all flags.
     discards = marks[marks >= DISCARDED]
     if ((discards != DISCARD) & (discards != DISCARD_BEFORE)).any() or not (flags[begin_at[filled]] & FIRST).all():
         raise _damaged(flags, slices, "the flags in done are damaged at row {}")
@@ -115,13 +115,13 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     opened, newest = filled[is_open], newest[is_open]
     open_start[opened] = start[newest] - begin[opened] + slices.first_row[opened]
     open_continues[opened] = (end[newest] & CONTINUES) != 0
-    # Nothing says how it ended, yet it did: the writer cut it without a final observation.
+    # No flag tells how these ended: the writer cut them without a final observation.
     end[(end & (TERMINATED | TRUNCATED)) == 0] |= TRUNCATED | CUT
     if len(newest):
         starts, start, steps, end = (np.delete(column, newest) for column in (starts, start, steps, end))
     if not len(starts):
         return ParsedEpisodes(EpisodeTable.concatenate([]), open_start, open_continues)
-    # Of slices that begin at one place, all but the last are empty.
+    # If several slices begin at one position, all but the last are empty.
     which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
     row, stride = start + (slices.first_row - begin)[which], slices.lanes[which]
     first = ((slices.segment << POSITION_BITS) + slices.lane)[which] + row * stride
@@ -130,8 +130,8 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
-    """Return where episodes start, and flags: all that are not 0, and perhaps others."""
-    # In long episodes most are 0: eight are compared at once.
+    """Return the positions where episodes start, and flags: all nonzero flags, and perhaps zeros."""
+    # In long episodes most flags are 0: eight are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))
     if 4 * len(words) > len(flags) // 8:
@@ -142,7 +142,7 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
 
 
 def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, what: str) -> FormatError:
-    """Return the error that names the slice with the damage: each is parsed alone."""
+    """Return the error that names the damaged slice, found by parsing each slice alone."""
     number = 0
     stops = np.cumsum(slices.rows).tolist()
     if len(stops) > 1:
@@ -159,16 +159,16 @@ def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, what: str) -> FormatEr
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-# Rows that are looked at together, so that a process that seals stays small.
+# Rows read at a time: a sealing process stays small.
 _ROWS_AT_ONCE = 1 << 20
 
 
 def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
-    """Add each reward to the total of its episode, in float64, strictly one after the other.
+    """Add each reward to the total of its episode, in float64, strictly one after another.
 
-    So a total is the same to the last bit, whatever rows are read together.
+    So a total is the same to the last bit, whichever rows are read together.
     """
-    with np.errstate(invalid="ignore", over="ignore"):  # rewards may be infinite both ways
+    with np.errstate(invalid="ignore", over="ignore"):  # rewards may be +inf and -inf
         np.add.at(totals, episode, rewards.astype(np.float64))
 
 
@@ -183,16 +183,16 @@ class EpisodeRows:
         return len(self.columns["position"])
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield name and content of the chunk files below a segment; an array without elements has none."""
+        """Yield names and contents of the chunk files below a segment; an empty array has none."""
         for name, values in self.columns.items() if len(self) else ():
             yield layout.episode_chunk(name), values.tobytes()
 
 
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
-    """Return the table of a segment with so many rows in each lane, whose chunk files are in ``info.path``.
+    """Return the table of a segment whose lanes have ``rows`` rows, and whose chunk files are in ``info.path``.
 
-    Lost rows are not in it. It is empty where the flags are no sequence of episodes: sealing must not fail for that.
-    Raises FormatError or OSError where files of flags, times or rewards are missing or too short.
+    Lost rows are not in it. It is empty if the flags are no sequence of episodes: sealing must not fail because of
+    that. Raises FormatError or OSError if files of flags, times or rewards are missing or too short.
     """
     parts, lost = [], [position for position, _ in info.lost.ranges]
     try:
@@ -205,10 +205,10 @@ def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
 
 
 def write_table(info: SegmentInfo, rows: Ints, folder: str) -> tuple[int | None, dict[str, int]]:
-    """Write the table of a segment into ``folder``, which is made; arguments and errors as for `table_of`.
+    """Write the table of a segment into ``folder``, which is created; arguments and errors as for `table_of`.
 
-    Return its number of episodes, and the checksums of its files, named as they are in their place in the segment.
-    None, and nothing is written, for a segment of too few or too many rows.
+    Return its number of episodes, and the checksums of its files by their names in the segment. For a segment of too
+    few or too many rows, return None and write nothing.
     """
     if not layout.LEAST_TABLE_ROWS <= rows.sum() <= layout.MOST_TABLE_ROWS:
         return None, {}
@@ -230,8 +230,8 @@ def _write(folder: str, name: str, data: bytes) -> int:
 def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
     """Return columns of the table of a sealed segment, empty ones if it has none.
 
-    Raises FormatError where a file is a link, has another size, or does not fit its checksum, or where the positions
-    have holes; FileNotFoundError where a file is missing.
+    Raises FormatError if a file is a link, has another size or does not match its checksum, or if the positions have
+    holes; FileNotFoundError if a file is missing.
     """
     if not info.episodes:
         return [np.zeros(0, layout.EPISODE_COLUMNS[name]) for name in names]
@@ -242,9 +242,9 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 
 
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
-    """Refuse a table of more lines than the disk holds: a file may have more holes than anybody has memory.
+    """Refuse a table of more lines than the disk holds: a sparse file may be larger than any memory.
 
-    Positions increase, so at most the first is 0: no file system keeps two or more as a hole.
+    Positions increase, so only the first can be 0: no file system keeps two or more of them as a hole.
     """
     assert info.episodes is not None
     name = layout.episode_chunk("position")
@@ -264,7 +264,7 @@ def _read_column(info: SegmentInfo, name: str, lookup: Lookup) -> NDArray[Any]:
     return values
 
 
-# --- from the rows ---------------------------------------------------------------------------------------------------
+# --- episodes from the rows ------------------------------------------------------------------------------------------
 
 
 class _NoEpisodes(Exception):
@@ -272,7 +272,7 @@ class _NoEpisodes(Exception):
 
 
 def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
-    """Yield the episodes of a segment, lane after lane, some at a time; their ids are positions."""
+    """Yield the episodes of a segment, lane by lane, some at a time; their ids are positions."""
     for lane, first, flags, counts in _flags(info, rows):
         same = np.ones_like(counts)
         lanes = lane + np.arange(len(counts))
@@ -284,7 +284,7 @@ def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
 
 
 def _flags(info: SegmentInfo, rows: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8], Ints]]:
-    """Yield the flags of some lanes, one after another, with the first lane, its first row, and the rows of each lane.
+    """Yield the flags of some lanes, concatenated, with the first lane, its first row, and the rows of each lane.
 
     Each part of a long lane ends with an episode.
     """
@@ -321,7 +321,7 @@ def _flags_of_lane(info: SegmentInfo, lane: int, rows: int) -> Iterator[tuple[in
 
 
 def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any]]:
-    """Return the columns of some episodes, which are in the order of lanes and rows."""
+    """Return the columns of some episodes, which are sorted by lane and row."""
     row, lane = np.divmod(episodes.first, len(info.lanes))
     times, totals = np.zeros(len(episodes), np.int64), np.zeros(len(episodes))
     for which, values in _values(info, layout.TIME, lane, row, row + 1):
@@ -335,9 +335,9 @@ def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any
 
 
 def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
-    """Yield the values of rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``, and of each value its ``i``.
+    """Yield the values of rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i, and the ``i`` of each value.
 
-    The ranges are in the order of lanes and rows, and do not overlap. The values of each come in order.
+    The ranges are sorted by lane and row, and do not overlap. The values of each range come in order.
     """
     per_chunk = info.chunk_rows[leaf]
     for chunk in range(int(first.min(initial=0)) // per_chunk, -(-int(stop.max(initial=0)) // per_chunk)):
@@ -356,7 +356,7 @@ def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -
 
 
 def _read(info: SegmentInfo, leaf: str, chunk: int, first: int, count: int) -> NDArray[Any]:
-    """Return rows of a chunk file of plain numbers, of all lanes one after another."""
+    """Return rows of a chunk file of plain numbers, all lanes concatenated."""
     dtype, path = info.arrays[leaf].dtype, info.chunk_path(leaf, chunk)
     data = np.empty(count * dtype.itemsize, np.uint8)
     with opened(path, info.chunk_nbytes(leaf)) as fd:

@@ -1,4 +1,4 @@
-"""A folder of rows, of one segment or of a pack: which rows it has, and where they are after it was merged."""
+"""A folder of rows, of a segment or a pack: its rows, and where they are after a merge."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ from diskreplay.workers import computed_once
 
 
 class RewardSums(NamedTuple):
-    """Columns of the table of episodes of a folder: ``keys`` of lane and row of the first steps, steps, and sums."""
+    """Columns of the table of episodes of a folder: ``keys`` (lane and first row), steps, and reward sums."""
 
     keys: Ints
     steps: NDArray[np.int32]
@@ -29,7 +29,7 @@ class RewardSums(NamedTuple):
 
     @classmethod
     def read(cls, info: SegmentInfo) -> Self:
-        """Read the table of a sealed segment; nothing where that is damaged or gone: the rows say the same."""
+        """Read the table of a sealed segment; no rows if it is damaged or gone: the rewards give the same sums."""
         try:
             position, steps, sums = read_columns(info, "position", "steps", "total_reward")
         except DAMAGE:
@@ -38,7 +38,7 @@ class RewardSums(NamedTuple):
         return cls(_key(lane, row), steps, sums)
 
     def find(self, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the sums of the rewards of episodes, and which are known; the others are arbitrary."""
+        """Return the reward sums of episodes, and a mask of the known ones; the other sums are arbitrary."""
         if not len(self.keys):
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
         keys = _key(lane, row)
@@ -56,16 +56,18 @@ Flags = Callable[[int, int, int], Iterable[NDArray[np.uint8]]]
 
 
 class ValueRows:
-    """The rows with `EPISODE_VALUES` of each line of a folder, as far as they are known.
+    """The known rows with `EPISODE_VALUES` of each line of a folder.
 
-    Concurrency: any thread. What is known is replaced, under the lock that `find` is given.
+    A line is a lane of a segment, or the single line of a pack.
+
+    Concurrency: any thread. Updates are made under the lock that `find` is called with.
     """
 
     def __init__(self, info: SegmentInfo, pack: PackTables | None) -> None:
         lanes = len(info.lanes)
         self._least = 0 if pack is None else int((pack.first_rows + pack.rows)[-1])
         self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
-        # The values of lost rows have their places, and no flags.
+        # Values of lost rows keep their places, but their rows have no flags.
         row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
         lost = _key(lane, row)
         order = np.argsort(lost)
@@ -73,9 +75,9 @@ class ValueRows:
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
 
     def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
-        """Return the place of the values of some rows, each of which has them, in the arrays of episode fields.
+        """Return the positions of the values of some rows in the arrays of episode fields; each row has values.
 
-        What is not known yet of a line is read from its ``flags`` up to the row ``stop``.
+        Flags of a line that are not known yet are read by ``flags`` up to the row ``stop``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
@@ -88,7 +90,7 @@ class ValueRows:
         return found
 
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
-        """Read the flags of lines up to these rows; of a pack, all."""
+        """Read the flags of lines up to these rows; for a pack, read all."""
         with lock:
             known, valued = self._known
             rows, more = known.copy(), [valued]
@@ -107,33 +109,30 @@ _LINE = 1 << POSITION_BITS
 
 GONE = "the segment of these steps was evicted or set aside; draw again"
 
-# Bytes, about, of the parts that an array of a pack is divided into: who has to read it from another pack, into which
-# it was merged, reads a part.
+# Approximate bytes of the parts of a pack's array. A reader that needs rows from a later pack copies one part.
 PART_BYTES = 16 << 20
 
 LACKING = -1
-"""In place of how a folder's rows are divided into chunks: it has no such array."""
+"""The `division` of an array that a folder does not have."""
 
 T = TypeVar("T")
 
 
 class Folder:
-    """A folder of rows: that of a segment. A `Pack` has those of many.
+    """A folder of rows: of one segment. A `Pack` has the rows of many segments.
 
-    Whoever still has a snapshot from before it was merged into a pack reads on: the rows come from there.
-
-    Concurrency: any thread.
+    A reader whose snapshot is older than a merge keeps reading: the rows then come from the pack.
     """
 
     _tables: PackTables | None = None
     info: SegmentInfo
-    _now: tuple[SegmentInfo, PackTables | None]  # of the one that has its rows, as far as that is known
+    _now: tuple[SegmentInfo, PackTables | None]  # the folder that now has its rows, as far as known
 
     def __init__(self, info: SegmentInfo) -> None:
         self.note(info)
 
     def note(self, info: SegmentInfo) -> None:
-        """Take in its attributes, which may have been written anew."""
+        """Replace its attributes, which may have been rewritten."""
         self.info, self._now = info, (info, self._tables)
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
@@ -141,27 +140,27 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return the logarithm of the rows of an array's chunks, or `LACKING`, and how many chunks it has at least."""
+        """Return log2 of the rows of an array's chunks, or `LACKING`, and the minimum number of its chunks."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once
     def reward_sums(self) -> RewardSums:
-        """What a sealed one keeps of the sums of rewards."""
+        """The reward sums that a sealed folder stores."""
         return RewardSums.read(self.info)
 
     @computed_once
     def value_rows(self) -> ValueRows:
-        """Where it has the values of its rows."""
+        """The rows that have values of episode fields."""
         return ValueRows(self.info, self._tables)
 
     @shown_paths()
     def open(
         self, leaf: str, chunk: int, first: int, rows: int, memory: NDArray[np.uint8] | None
     ) -> Mapping | NDArray[np.uint8]:
-        """Read a chunk into memory, or map its file where there is none; that of a pack has all chunks.
+        """Read a chunk into ``memory``, or map its file if that is None. The file of a pack's array has all chunks.
 
-        Where it was merged into a pack, the chunk is copied from there into other memory: so many rows of each line,
-        from one on.
+        If the folder was merged into a pack, ``rows`` rows of each line from row ``first`` on are copied from the pack
+        into new memory.
         """
         at = 0 if self._tables is not None else chunk
 
@@ -178,9 +177,9 @@ class Folder:
         return self._read(leaf, at, read)
 
     def _read(self, leaf: str, chunk: int, read: Callable[[SegmentInfo, Any], T]) -> T:
-        """Return what is read where the rows are now: in its own files, or in a pack that it was merged into.
+        """Call ``read`` with the folder that has the rows now: this one, or a pack that it was merged into.
 
-        Raises FormatError where one that has not left as a whole lacks a file, SegmentGone where no pack has the rows.
+        Raises FormatError if that folder exists and lacks a file, SegmentGone if no pack has the rows.
         """
         while True:
             info, tables = self._now
@@ -199,9 +198,9 @@ class Folder:
     def _copied(
         self, leaf: str, ranges: Sequence[tuple[int, int]], info: SegmentInfo, tables: PackTables
     ) -> NDArray[np.uint8]:
-        """Return ranges of its rows, one behind the other, from a pack: first rows, and numbers of rows.
+        """Return ranges of its rows, concatenated, from a pack; a range is a first row and a number of rows.
 
-        Those of line i of a segment begin at row i * `_LINE`. Raises FileNotFoundError where the pack is gone.
+        Line i of a segment begins at row i * `_LINE`. Raises FileNotFoundError if the pack is gone.
         """
         now, row_bytes, total = tables.of(leaf), self.info.arrays[leaf].row_bytes, sum(count for _, count in ranges)
         before = now.alone(self.info.number, _LINE) if self._tables is None else self._tables.of(leaf)
@@ -224,10 +223,10 @@ class Folder:
 
 
 class Pack(Folder):
-    """The folder of a pack. Where it is read for the first time, errors are as of `read_tables`.
+    """The folder of a pack. The first reading raises the errors of `read_tables`.
 
-    ``numbers`` are those of its segments, in order, ``lanes`` how many lanes each has, and ``first_rows`` at which row
-    each of all these lanes begins.
+    ``numbers`` are the numbers of its segments, in order. ``lanes`` has the number of lanes of each segment, and
+    ``first_rows`` the first row of every lane.
     """
 
     _tables: PackTables
@@ -239,21 +238,21 @@ class Pack(Folder):
         self._shards: dict[str, Shard] = {}
 
     def lost_ids(self) -> Ints:
-        """Return what `lost_ids` does of its segments; what is lost between lanes is of none."""
+        """Return the `lost_ids` of its segments; rows lost between lanes belong to none."""
         positions = [position for position, _ in self.info.lost.ranges if self._tables.holds(position)]
         return self._tables.ids_of(np.array(positions, np.int64))
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
-        """Return what `Folder.lanes_of` does."""
+        """Return the writer and lanes of a segment, as `Folder.lanes_of` does."""
         member = int(self._tables.places(np.array([number]))[0])
         return int(self._tables.writers[member]), self._tables.runs[self._tables.runs_of(member), 2]
 
     def rows_of(self, member: int) -> Ints:
-        """Return how many rows each lane of its n-th segment has."""
+        """Return the number of rows of each lane of its n-th segment."""
         return self._tables.rows[self._tables.runs_of(member)]
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return what `Folder.division` does; the file of the array has all chunks."""
+        """Return the division of an array, as `Folder.division` does; the array's file has all chunks."""
         rows, compressed = self.info.chunk_rows.get(leaf), self.info.compressed.get(leaf)
         if rows is None:
             return LACKING, 1
@@ -262,14 +261,14 @@ class Pack(Folder):
         return bits, -(-rows >> bits)
 
     def compressed_bytes(self, leaf: str) -> int | None:
-        """Return what a compressed array takes on disk; None: it is not compressed."""
+        """Return the bytes on disk of a compressed array; None: it is not compressed."""
         compressed = self.info.compressed.get(leaf)
         return None if compressed is None else compressed.nbytes
 
     def read_flags(self, members: Ints) -> tuple[Ints, LaneFlags]:
-        """Return how many rows each lane of some of its segments has, and their flags, lane after lane.
+        """Return the rows of each lane of some of its segments, and their flags, one lane after another.
 
-        Errors as for `read_sealed`: it is read as a segment of one lane.
+        Errors as for `read_sealed`: a pack is read as a segment of one lane.
         """
         tables = self._tables
         (rows,), (flags, *_) = read_sealed(self.info)
@@ -285,9 +284,10 @@ class Pack(Folder):
 
     @shown_paths()
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
-        """Open a compressed array, or that of a pack that this one was merged into; return also which inner chunks.
+        """Return a compressed array and the numbers of its inner chunks, or their rows.
 
-        Or these themselves, where they are not in the other as they were.
+        If this pack was merged into another one, the array and the numbers are the other's. The rows themselves are
+        returned if the other pack does not have the same inner chunks.
         """
         rows = self.info.compressed[leaf].rows
 
@@ -304,15 +304,15 @@ class Pack(Folder):
 
 
 def lost_ids(info: SegmentInfo) -> Ints:
-    """Return the id of the first row of each range of a segment that was lost to damage."""
+    """Return the first id of each range of a segment's rows that was lost to damage."""
     positions = np.array([position for position, _ in info.lost.ranges], np.int64)
     return positions | info.number << POSITION_BITS
 
 
 def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[[int, Exception], None]) -> list[Pack]:
-    """Take the packs out of the segments from number ``start`` on, with their members, and return them in order.
+    """Take the packs and their members out of the segments from number ``start`` on; return the packs in order.
 
-    A pack that was merged into another one is left out, and of one that is damaged ``leave_out`` is told.
+    A pack that was merged into another one is left out. ``leave_out`` is called with a damaged one and its error.
     """
     found, taken = list[Pack](), set[int]()
     for at in range(len(infos) - 1, -1, -1):
@@ -328,7 +328,7 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
             leave_out(at + start, error)
             continue
         numbers = pack.numbers.tolist()
-        if taken.isdisjoint(numbers):  # else it was merged into another one
+        if taken.isdisjoint(numbers):  # else it was merged into another pack
             found.append(pack)
             taken.update(numbers)
     for number in taken:
@@ -338,15 +338,15 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
 
 
 def _zeros(nbytes: int) -> NDArray[np.uint8]:
-    zeros = np.empty(nbytes, np.uint8)  # and not zeros(), whose memory the system gives when it is touched
+    zeros = np.empty(nbytes, np.uint8)  # not np.zeros, whose pages are allocated at first access, which may fail
     zeros[:] = 0
     return zeros
 
 
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
-    """Return what reads rows of an array of a pack, from one on, into memory of zeros, ``(rows, row_bytes)``.
+    """Return a function that reads rows of a pack's array, from a first row on, into memory, ``(rows, row_bytes)``.
 
-    Raises FileNotFoundError where the pack is gone.
+    The memory must be zeros. Raises FileNotFoundError if the pack is gone.
     """
     row_bytes = info.arrays[leaf].row_bytes
     refuse_links(info.path, above(leaf))
@@ -364,6 +364,6 @@ def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8
 
 
 def above(leaf: str) -> list[str]:
-    """Return the paths of an array and of the groups that it is in, outermost first."""
+    """Return the paths of an array and of its groups, outermost first."""
     parts = leaf.split("/")
     return ["/".join(parts[: i + 1]) for i in range(len(parts))]

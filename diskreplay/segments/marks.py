@@ -1,22 +1,28 @@
-"""Marks: the log in which an unsealed segment says which of its rows are durable, and by which bytes they are known.
+"""Marks: the log of an unsealed segment that proves which of its rows are durable, by checksums of their bytes.
 
-While a segment is written, its process makes what was committed durable every few seconds and then appends a mark:
-the rows of each lane, the CRC-32C of the bytes that came since the mark before, and the mark's own checksum, which goes
-on from that of the mark before. So rows prove themselves wherever the files are: after a reboot, a move, a copy by any
-tool in any order, or in a snapshot of a volume, the rows of the longest prefix of marks that fits are whole.
+While a segment is written, its process makes committed rows durable every few seconds and then appends a mark. A mark
+has the rows of each lane, the CRC-32C of the bytes since the last mark, and the mark's own checksum, which continues
+the last mark's. So rows prove themselves wherever the files are: after a reboot, a move, a copy by any tool in any
+order, or in a snapshot of a volume. The rows of the longest valid prefix of marks are intact.
 
 The process that writes a segment also publishes rows in memory that all processes of this boot share. A reader may
-trust these counters only where it has the very same file: in the same boot, on the same volume, with the same inode.
-Anywhere else memory says nothing, and only the marks do.
+trust these counters only if it maps the very same file: in the same boot, on the same volume, with the same inode.
+Anywhere else, only the marks count.
 
-A mark of a segment with L lanes is ``24 + 8 L`` bytes, little-endian: its size (uint32), the checksum of the new bytes
-(uint32), when it was made in seconds since 1970 (float64), the rows of each lane (L int64), a checksum of the new
-priorities (uint32), the CRC-32C of all that precedes, which starts from that of the mark before (uint32). The new bytes
-are taken array after array in the order of their paths, of each chunk after chunk, in each lane after lane. Those of
-episode fields are the values of the new rows with `EPISODE_VALUES`.
+A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
 
-Priorities have a checksum of their own, which is 0 for zeros and where there are none: so marks that were made before a
-segment got this array fit as well when it has it.
+- its size (uint32);
+- the checksum of the new bytes (uint32);
+- its time in seconds since 1970 (float64);
+- the rows of each lane (L int64);
+- a checksum of the new priorities (uint32);
+- the CRC-32C of all bytes above, started from the last mark's (uint32).
+
+The new bytes are taken by array in the order of paths, by chunk, and by lane. The bytes of an episode field are the
+values of the new rows with `EPISODE_VALUES`.
+
+Priorities have their own checksum. It is 0 for zeros and without an array of priorities: so marks that precede the
+array stay valid when a segment gets it.
 """
 
 import os
@@ -41,7 +47,7 @@ from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.segment_column import MOST_DESCRIPTORS
 from diskreplay.segments.segment_reader import Extent, extent_of
 
-# Bytes of one lane's new rows in a chunk from which on they are worth a call of their own; fewer are put together.
+# Bytes of one lane's new rows in a chunk from which a checksum call of their own pays; fewer are gathered first.
 _LONG = 4096
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -49,14 +55,14 @@ _INVERTED = 0xFFFFFFFF
 
 
 class Sums(NamedTuple):
-    """The checksums of new rows: of all arrays but the priorities, and of these."""
+    """The checksums of new rows: one of all arrays except the priorities, and one of the priorities."""
 
     crc: int
     priority: int
 
 
 class Mark(NamedTuple):
-    """One entry of the log: rows of each lane, checksums of the rows since the entry before, when, its own checksum."""
+    """An entry of the log: rows of each lane, checksums of the rows since the last entry, time, own checksum."""
 
     rows: Ints
     sums: Sums
@@ -65,9 +71,9 @@ class Mark(NamedTuple):
 
 
 def read_marks(folder: str, lanes: int) -> list[Mark]:
-    """Return the marks of a segment's log up to the first one that does not fit its own checksum.
+    """Return the marks of a segment's log up to the first one with a wrong checksum of its own; none without a log.
 
-    Whether the rows fit is another question: see `proven_rows`. Empty where there is no log.
+    `proven_rows` compares them with the rows.
     """
     try:
         return list(_parse(read_regular(f"{folder}/{layout.MARKS}", None, _MOST_BYTES), lanes))
@@ -92,13 +98,13 @@ def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
 
 @lru_cache(maxsize=64)
 def record_type(lanes: int) -> np.dtype[np.void]:
-    """Return how a mark of so many lanes is written."""
+    """Return the record type of a mark of ``lanes`` lanes."""
     rows, sums = ("rows", "<i8", (lanes,)), [("priority", "<u4"), ("own", "<u4")]
     return np.dtype([("size", "<u4"), ("crc", "<u4"), ("time", "<f8"), rows, *sums])
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
-    """Cut off the marks of more than these rows, which did not fit; the log then ends with what is proven."""
+    """Cut off the marks of more than these rows, which did not match; the log then ends with the proven rows."""
     marks = read_marks(folder, lanes)
     kept = sum(bool((mark.rows <= rows).all()) for mark in marks)
     if kept < len(marks):
@@ -116,10 +122,10 @@ def new_rows_crc(
 ) -> Sums:
     """Return the checksums of the bytes of all lanes' rows from ``before`` up to ``upto``.
 
-    ``mapped`` gives the mapping of a chunk in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError or FormatError
-    where a chunk is not there, or has another size.
+    ``mapped`` replaces `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError if it has
+    another size.
     """
-    # CRC-32C inverts its register at both ends. Where it is inverted once more, that of zeros stays 0.
+    # CRC-32C inverts its register at both ends. Inverted once more, the checksum of zeros stays 0.
     sums, bounds = [0, _INVERTED], dict[bool, tuple[Ints, Ints, int, int]]()
     for leaf, array in sorted(info.arrays.items()):
         edges = bounds.get(array.is_of_episodes)
@@ -138,16 +144,16 @@ def new_rows_crc(
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
-    """Return the CRC-32C that goes on from ``crc`` with rows ``[start[lane], stop[lane])`` of each lane of a chunk."""
+    """Continue the CRC-32C ``crc`` with the rows ``[start[lane], stop[lane])`` of each lane of a chunk."""
     lanes = np.flatnonzero(start < stop)
     count = stop[lanes] - start[lanes]
     begin = lanes * per_chunk + start[lanes]
     if len(lanes) == 1 or int(count.sum()) * row_bytes >= _LONG * len(lanes):
         data = np.asarray(mapping).data
         for at, rows in zip(begin.tolist(), count.tolist(), strict=True):
-            crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # others run meanwhile
+            crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # releases the GIL
         return crc
-    # Of few rows a lane, a call for each would take longer than to put them side by side.
+    # With few rows per lane, one call per lane takes longer than gathering them.
     items = np.asarray(mapping).view(f"V{row_bytes}")
     at = places_of(begin, count)
     step = max(1, _BLOCK_BYTES // row_bytes)
@@ -156,13 +162,13 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
     return crc
 
 
-# --- which rows count ------------------------------------------------------------------------------------------------
+# --- rows that count -------------------------------------------------------------------------------------------------
 
 
 def proven_rows(info: SegmentInfo) -> Ints:
-    """Return the rows of each lane that the longest prefix of marks that fits covers, ``(lanes,)``.
+    """Return the rows of each lane that the longest valid prefix of marks covers, ``(lanes,)``.
 
-    Every marked byte is read.
+    It reads every marked byte.
     """
     proven = Extent.begin(len(info.lanes))
     for mark in read_marks(str(info.path), len(info.lanes)):
@@ -177,19 +183,19 @@ def proven_rows(info: SegmentInfo) -> Ints:
 
 
 def shows_live_rows(info: SegmentInfo) -> bool:
-    """Whether rows that may be only in this machine's memory can be trusted; those of a sealed segment always can."""
+    """Return whether rows that may be only in memory can be trusted; in a sealed segment they always can."""
     return info.sealed or (bool(info.boot) and info.boot == boot_id() and info.is_in_place)
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Map the rows of each lane whose observation, and that as a whole, can be trusted: ``(lanes,)`` each.
+    """Map the rows of each lane with a trusted observation, and the rows that are trusted whole: ``(lanes,)`` each.
 
-    Those of a segment that has to prove its rows do not change; every marked byte of it is read. Raises
-    FileNotFoundError where the segment was evicted, FormatError where a counter is damaged.
+    A segment that has to prove its rows has all its marked bytes read, and its rows do not change. Raises
+    FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
-        os.stat(info.path)  # one that was evicted meanwhile proves nothing
+        os.stat(info.path)  # raises if it was evicted meanwhile: then it proved nothing
         return rows, rows
     observed, committed = (
         map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
@@ -197,34 +203,34 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     return observed, committed
 
 
-# --- making them ------------------------------------------------------------------------------------------------------
+# --- making marks ----------------------------------------------------------------------------------------------------
 
 
 class MarkLog:
-    """The end of a segment's log, to which marks are appended. One thread at a time.
+    """The end of a segment's log, where marks are appended. One thread at a time.
 
-    The log stays open and chunks stay mapped until this object is collected.
+    The log stays open and chunks stay mapped until this object is garbage collected.
     """
 
     def __init__(self, info: SegmentInfo) -> None:
         self._info, self._fd = info, -1
         self.path = f"{info.path}/{layout.MARKS}"
         self._full = (
-            f"no space in {info.root.path} to make durable what was appended; it is there, but a loss of power would "
-            "take it: free some and append again"
+            f"no space in {info.root.path} to make appended steps durable; they are there, but a power loss would take "
+            "them: free some space and append again"
         )
         self._kind = record_type(len(info.lanes))
         marks = read_marks(str(info.path), len(info.lanes))
         self._count = len(marks)
         self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
-        self._marked: Extent | None = None  # those rows, when somebody asks
+        self._marked: Extent | None = None  # the extent of `rows`, computed on demand
         self._seed = marks[-1].own if marks else 0
         self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was read
 
     def create(self) -> None:
-        """Make the file, empty, where there is none.
+        """Make an empty log file if there is none.
 
-        Raises StorageFull where there is no space, or the system's OSError.
+        Raises StorageFull if the disk has no space, or the system's OSError.
         """
         with storage_errors(self.path, self._full):
             self._open()
@@ -246,24 +252,24 @@ class MarkLog:
 
     @property
     def marked(self) -> Extent:
-        """What the marks cover."""
+        """The extent of the marked rows."""
         if self._marked is None:
             self._marked = extent_of(self._info, self.rows)
         return self._marked
 
     def extent(self, rows: Ints) -> Extent:
-        """Return the extent of committed rows, of which the marks may not cover all yet."""
+        """Return the extent of committed rows; the marks may not cover all of them yet."""
         return extent_of(self._info, rows, self.marked, self._map_chunk)
 
     def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
-        """Return the chunks of an array with rows between those that are marked and others."""
+        """Return the chunks of an array that hold any row of ``upto`` that is not marked."""
         return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
 
     def append(self, upto: Extent, *, synced: bool = True) -> None:
-        """Append a mark of durable, committed rows; ``upto`` is their `extent`. ``synced``: the mark is durable, too.
+        """Append a mark of durable, committed rows; ``upto`` is their `extent`. ``synced``: make the mark durable too.
 
-        Raises StorageFull where there is no space, or the system's OSError; the log is as good as before, and the call
-        may be repeated.
+        Raises StorageFull if the disk has no space, or the system's OSError. The log is then as good as before, and the
+        call may be repeated.
         """
         rows = upto.rows
         crc, priority = new_rows_crc(self._info, self.marked, upto, self._map_chunk)
@@ -273,7 +279,7 @@ class MarkLog:
         data = record.tobytes()[:-4]
         own = crc32c(data, self._seed)
         with storage_errors(self.path, self._full):
-            # What an earlier attempt left behind the last whole mark is overwritten.
+            # The bytes that a failed attempt left after the last valid mark are overwritten.
             write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
             if synced:
                 os.fdatasync(self._open())
@@ -284,15 +290,15 @@ class MarkLog:
 class DurableRows:
     """Makes the rows of a segment durable, and marks them.
 
-    Files stay open from mark to mark, until this object is collected: after each system call the marking thread needs
-    the GIL again, which an append may hold or have to wait for.
+    Files stay open between marks, until this object is garbage collected: after each system call, the marking thread
+    needs the GIL again, which an append may hold or wait for.
 
     ``after_sync`` is called with the path of each array whose chunks were synced.
 
-    ``is_left``: no writer publishes rows any more. Such a segment may be sealed meanwhile: a mark changes neither a
-    byte that a checksum covers, nor the time of change of a sealed chunk to an earlier one.
+    ``is_left``: no writer publishes rows any more. Such a segment may be sealed meanwhile. So a mark changes no byte
+    that a checksum covers, and never sets the modification time of a sealed chunk back.
 
-    Concurrency: one thread at a time, which need not be the one that appends.
+    Concurrency: one thread at a time. It need not be the appending one.
     """
 
     def __init__(
@@ -308,8 +314,8 @@ class DurableRows:
     def mark(self, rows: Ints) -> None:
         """Make the committed rows of each lane durable, then mark them.
 
-        Raises StorageFull where there is no room for the mark: everything that was committed is durable, and the
-        call may be repeated. After the system's OSError it is unknown what is durable.
+        Raises StorageFull if the disk has no room for the mark; all committed rows are durable then, and the call may
+        be repeated. After the system's OSError, it is unknown which rows are durable.
         """
         if not self._is_new and (rows == self._log.rows).all():
             return
@@ -321,11 +327,11 @@ class DurableRows:
         self._log.append(upto)
         self.finish(rows)
 
-    # Many segments at once share two syncs of their file system: the caller syncs behind `prepare`, which makes rows
-    # and names durable, and behind `append`, which makes the marks so.
+    # To mark many segments with two syncs of their file system, the caller syncs after `prepare`, which makes rows and
+    # names durable, and after `append`, which makes the marks durable.
 
     def prepare(self, rows: Ints) -> None:
-        """Set the time of change of what is stored through mapped memory, before the file system is synced."""
+        """Set the modification times of chunks stored through mapped memory; the caller then syncs the file system."""
         upto = self._log.extent(rows)
         for leaf in self._info.chunk_rows:
             for chunk in self._log.chunks_behind(leaf, upto):
@@ -334,11 +340,11 @@ class DurableRows:
             note_changed(f"{self._info.root.counters_folder}/c.0")
 
     def append(self, rows: Ints) -> None:
-        """Append the mark of committed rows that are durable; errors as for `MarkLog.append`."""
+        """Append a mark of committed rows that are durable; errors as for `MarkLog.append`."""
         self._log.append(self._log.extent(rows), synced=False)
 
     def finish(self, rows: Ints) -> None:
-        """Note that rows are marked, durably."""
+        """Record that the mark of these rows is durable."""
         self._is_new = False
         if not self._is_left:
             self._counter[:] = rows
@@ -357,7 +363,7 @@ class DurableRows:
             self._named[leaf] = newest
 
     def _descriptor(self, leaf: str, chunk: int) -> int:
-        """Return an open descriptor of a chunk, which is kept until another one of its array is asked for."""
+        """Return a descriptor of a chunk; it stays open until another chunk of its array is requested."""
         known = self._open.get(leaf)
         if known is None or known.number != chunk:
             self._open.pop(leaf, None)
@@ -377,14 +383,14 @@ class DurableRows:
             sync_folder(folder)
         note_changed(f"{root.counters_folder}/c.0")
         sync_file(root.counters_folder / "c.0")
-        # The log's own name: without it the first mark, which is synced, would be nowhere.
+        # The log's own name must be durable, or the first synced mark would be lost.
         self._log.create()
         sync_folder(os.path.dirname(self._log.path))
         self._is_new = False
 
 
 class _OpenChunk:
-    """The file of a chunk, open until the last reference to this is gone."""
+    """The file of a chunk, open until the last reference to this object is gone."""
 
     def __init__(self, path: str, number: int) -> None:
         self.number, self.fd = number, open_regular(path, None)
@@ -392,7 +398,7 @@ class _OpenChunk:
 
 
 def _chunks_between(before: Ints, rows: Ints, per_chunk: int) -> set[int]:
-    """Return the chunks that hold any of the rows from ``before`` up to ``rows``, of any lane."""
+    """Return the chunks that hold any row from ``before`` up to ``rows`` of any lane."""
     grown = before < rows
     begin, end = (before[grown] // per_chunk).tolist(), ((rows[grown] - 1) // per_chunk).tolist()
     return {chunk for first, last in set(zip(begin, end, strict=True)) for chunk in range(first, last + 1)}

@@ -1,4 +1,4 @@
-"""Builds packs: copies the rows of sealed segments behind each other, checked, into one new segment."""
+"""Builds packs: copies and checks the rows of sealed segments, one after another, into one new segment."""
 
 import os
 import uuid as uuids
@@ -30,32 +30,32 @@ from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
-# Arrays and documents of a pack beside its fields, about.
+# The approximate number of arrays and documents of a pack that are not fields.
 _FILES = 8
 
 EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
-"""Position and steps of the episodes that were evicted by hand, by the number of their segment."""
+"""(position, steps) of the episodes that were evicted by hand, by the number of their segment."""
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the rows of the one chunk that each array of a pack has."""
+    """Return the rows of the single chunk of each array of a pack."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Whether a pack has an array compressed, if it has any."""
+    """Return whether a pack compresses an array, if the pack is compressed."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 
 def most_rows(root: Root, level: int | None) -> int:
-    """Return the most rows of a pack of a store: those of its widest field that is not compressed are in one file."""
+    """Return the maximum rows of a pack of a store: the rows of its widest uncompressed field are in one file."""
     arrays = [array for array in root.blueprint.arrays.values() if not array.is_of_episodes]
     widest = max(array.row_bytes for array in arrays if level is None or not is_compressed(array))
     return _rows_of_file(widest) - layout.ROWS_BEHIND
 
 
 def most_values(root: Root) -> int:
-    """Return the most values of episodes of a pack."""
+    """Return the maximum values of an episode field in a pack."""
     return _rows_of_file(max((root.blueprint.arrays[leaf].row_bytes for leaf in root.blueprint.values), default=1))
 
 
@@ -64,7 +64,7 @@ def _rows_of_file(row_bytes: int) -> int:
 
 
 def most_bytes(root: Root, rows: int, values: int) -> int:
-    """Return about what a pack of so many rows takes on disk, if nothing can be compressed."""
+    """Return the approximate bytes on disk of a pack with these rows and values, if nothing can be compressed."""
     small_files = 2 * (len(root.blueprint.arrays) + _FILES)
     return rows * root.step_bytes + values * root.value_bytes + small_files * PAGESIZE
 
@@ -77,12 +77,12 @@ def build_pack(
     level: int | None,
     pace: Callable[[], None],
 ) -> SegmentInfo:
-    """Build a pack of sealed segments, or of packs, in a folder in which nothing is but a lock that the caller holds.
+    """Build a pack of sealed segments, or of packs, in a folder that has only a lock, which the caller holds.
 
-    It is complete and durable, and has no number yet. The sources are only read. Of episodes in ``evicted``, only flags
-    and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called now and then. Raises
-    StorageFull where there is no room, Unfit where one of the sources cannot be read, does not fit its checksums, or is
-    gone.
+    The pack is complete and durable, and has no number yet. The sources are only read. Of episodes in ``evicted``, only
+    flags and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called now and then.
+    Raises StorageFull if the disk has no room. Raises Unfit if a source cannot be read, does not match its checksums,
+    or is gone.
     """
     with storage_errors(building):
         info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
@@ -93,7 +93,7 @@ def build_pack(
 
 
 class Unfit(FormatError):
-    """A segment that cannot be put into a pack: ``number`` says which."""
+    """A segment that cannot be put into a pack: ``number`` is its number."""
 
     def __init__(self, info: SegmentInfo, error: Exception) -> None:
         self.number = info.number
@@ -101,7 +101,7 @@ class Unfit(FormatError):
 
 
 class _Run(NamedTuple):
-    """A lane of a segment: where it comes from."""
+    """A lane of a source segment."""
 
     source: "_Source"
     lane: int
@@ -111,12 +111,12 @@ class _Run(NamedTuple):
     values: int
 
     def of(self, leaf: str) -> tuple[int, int]:
-        """Return the first row of an array of the source, and how many the lane has."""
+        """Return the first row of the lane in an array of the source, and its number of rows."""
         return (self.first_value, self.values) if layout.is_of_episodes(leaf) else (self.first, self.rows)
 
 
 class _Source:
-    """A segment whose rows are copied; it is read with checks."""
+    """A segment whose rows are copied, and checked when they are read."""
 
     def __init__(self, info: SegmentInfo) -> None:
         self.info = info
@@ -128,7 +128,7 @@ class _Source:
             raise Unfit(info, error) from error
 
     def _read(self) -> PackTables:
-        """Return the tables of a pack, or those that a pack of this segment alone had."""
+        """Return the tables of a pack, or of a hypothetical pack of this segment alone."""
         info = self.info
         if info.packed is not None:
             return read_tables(info)
@@ -149,7 +149,7 @@ class _Source:
         ]
 
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows ``begin`` to ``stop`` of a run of an array in pieces, each with the row it begins with."""
+        """Yield rows ``begin`` to ``stop`` of a run of an array in pieces, each with its first row number."""
         info = self.info
         if leaf not in info.chunk_rows:
             return  # no step has a priority
@@ -179,7 +179,7 @@ class _Source:
             raise Unfit(self.info, error) from error
 
     def _checked(self, array: RowArray, chunk: int, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return bytes of a chunk file, after the checksums of the blocks that they lie in."""
+        """Return bytes of a chunk file after checking the blocks that contain them."""
         name = f"{array.path}/{array.chunk_key(chunk)}"
         size, block, sums = self.info.chunk_nbytes(array.path), block_bytes(array.row_bytes), self._sums.get(name)
         if sums is None:
@@ -225,7 +225,7 @@ class _Build:
         self._inner_rows = {array.path: inner_rows(array.row_bytes) for array in wide}
         self._level = level or 0
         rows = np.array([run.rows for run in self._runs], np.int64)
-        # The lanes of compressed fields begin with an inner chunk.
+        # Each lane of a compressed field begins at an inner chunk.
         unit = max(self._inner_rows.values(), default=1)
         room = -(-rows // unit) * unit
         first = np.cumsum(room) - room
@@ -235,7 +235,7 @@ class _Build:
         self._rows, self._values = int(first[-1] + rows[-1]), int(values.sum())
         self._between = [(int(a), int(b)) for a, b in zip(first + rows, first[1:], strict=False) if a < b]
         self._clock = min((source.info.clock for source in sources), key=lambda clock: clock.wall)
-        # Of episodes that were evicted by hand: rows of the pack, and of its episode fields.
+        # Rows of the pack, and of its episode fields, that belong to episodes evicted by hand.
         self._skipped: list[tuple[int, int]] = []
         self._skipped_values: list[tuple[int, int]] = []
 
@@ -249,7 +249,7 @@ class _Build:
         codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
         documents = blueprint.of_pack(*size, codecs).documents(1, rows, self._rows, self._values)
         for path, document in documents:
-            if path != layout.COMMITTED:  # that one is there, with its lock
+            if path != layout.COMMITTED:  # it exists, with its lock
                 os.mkdir(f"{folder}/{path}")
             self._group.small(f"{path}/{layout.METADATA}", document)
         for name, table in zip(layout.PACK_TABLES, self.tables.contents, strict=True):
@@ -293,7 +293,7 @@ class _Build:
             self._pace()
 
     def _write_flags_between(self, fd: int) -> None:
-        """Make rows between lanes lost ones, of no steps: readers of flags alone find an episode there."""
+        """Mark rows between lanes as lost, with no steps: readers of flags alone find one episode there."""
         for first, stop in self._between:
             os.pwrite(fd, bytes([layout.FIRST]), first)
             os.pwrite(fd, bytes([layout.TRUNCATED | (layout.FIRST if stop == first + 1 else 0)]), stop - 1)
@@ -303,7 +303,7 @@ class _Build:
             os.pwrite(fd, os.pread(fd, 8, 8 * (first - 1)) * (stop - first), 8 * first)
 
     def _converted(self, times: NDArray[np.uint8], run: _Run) -> NDArray[np.uint8]:
-        """Return times by the clock of the pack."""
+        """Return times in the clock of the pack."""
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
@@ -321,7 +321,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield the places of the values of those episodes, in order."""
+        """Yield the ranges of the values of those episodes, in order."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops
@@ -370,13 +370,13 @@ class _Build:
         )
 
     def _lost(self) -> Lost:
-        """Return what was lost of the segments, in rows of the pack."""
+        """Return the lost rows of the segments, as rows of the pack."""
         ranges = [(first, stop - first, 0) for first, stop in self._between]
         for source in self._sources:
             info = source.info
             for position, rows, values in info.lost.entries:
                 if info.packed is not None and not source.tables.holds(position):
-                    continue  # it lies between lanes
+                    continue  # it is between lanes
                 if info.packed is not None:
                     ids = source.tables.ids_of(np.array([position]))
                 else:
@@ -386,20 +386,20 @@ class _Build:
 
 
 def _parts(first: int, rows: int, skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the rows of a run, which begins at a row of the pack, without those that are not copied."""
+    """Return the rows of a run, which begins at row ``first`` of the pack, without skipped rows."""
     without = [(a - first, b - first) for a, b in skipped if a < first + rows and first < b]
     return layout.subtract_ranges([(0, rows)], without)
 
 
 class _Output:
-    """Rows of a file, written some at a time; what is never written stays a hole."""
+    """Rows of a file, written in batches; rows that are never written stay a hole."""
 
     def __init__(self, fd: int, row_bytes: int) -> None:
         self._fd, self._row_bytes = fd, row_bytes
         self._start, self._size, self._parts = 0, 0, list[NDArray[np.uint8]]()
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Write rows from one on."""
+        """Write rows from ``row`` on."""
         at = row * self._row_bytes
         if at != self._start + self._size:
             self.flush()
@@ -407,15 +407,15 @@ class _Output:
         self._parts.append(data)
         self._size += len(data)
         if self._size >= _AT_ONCE:
-            # Up to a multiple: a page of the page cache is as large as what is written at once and aligned.
+            # Up to an aligned multiple: large aligned writes make large pages in the page cache.
             self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
 
     def flush(self) -> None:
-        """Write what was kept back."""
+        """Write all buffered rows."""
         self._flush(self._start + self._size)
 
     def _flush(self, stop: int) -> None:
-        """Write what was kept back up to a byte of the file."""
+        """Write the buffered bytes up to the byte ``stop`` of the file."""
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
             count = stop - self._start

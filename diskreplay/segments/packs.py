@@ -1,11 +1,11 @@
-"""Packs: sealed segments in which the rows of many segments stand one behind the other.
+"""Packs: sealed segments with the rows of many segments, one after another.
 
-A pack is a segment with one lane, so whatever reads, checks or deletes segments does so with packs. Two tables say
-where the lanes of the segments begin whose rows it holds. These segments keep their numbers, and with them their ids;
-where they are still there, beside the pack, readers ignore them.
+A pack is a segment with one lane, so all code that reads, checks or deletes segments also handles packs. Two tables say
+which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and therefore their
+ids. If they still exist next to the pack, readers ignore them.
 
-A pack without its tables would be of no use. So it has a copy of them, which is read where they are damaged; and one of
-the indexes of its compressed arrays, one behind the other in the order of their paths.
+A pack without its tables is useless. So it has a copy of them, which is read if they are damaged. It also has a copy of
+the indexes of its compressed arrays, concatenated in the order of their paths.
 """
 
 import math
@@ -29,18 +29,18 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 from diskreplay.segments.shards import CRC_BYTES, NOTHING, Shard, index_bytes
 from diskreplay.workers import computed_once
 
-# Of a table, so that a hostile one takes no memory.
+# The maximum size of a table: a hostile one takes no more memory.
 _MOST_BYTES = 1 << 30
-# Packs that are merged while the folder is listed: each time it is listed again.
+# Packs may be merged while the folder is listed: it is then listed again, at most this often.
 _ATTEMPTS = 20
 
 
 @dataclass(frozen=True, eq=False)
 class PackTables:
-    """Which segments are in a pack, in the order of their numbers, and where each of their lanes is.
+    """The segments in a pack, in the order of their numbers, and the place of each of their lanes.
 
-    ``members`` has a line a segment, `layout.MEMBER_COLUMNS`; ``runs`` a line a lane, `layout.RUN_COLUMNS`, first those
-    of the first segment. ``first_row`` are rows of the pack, ``first_value`` rows of its episode fields.
+    ``members`` has one line per segment, `layout.MEMBER_COLUMNS`. ``runs`` has one line per lane, `layout.RUN_COLUMNS`,
+    in the order of the segments. ``first_row`` is a row of the pack, ``first_value`` a row of its episode fields.
     """
 
     members: Ints
@@ -53,7 +53,7 @@ class PackTables:
 
     @property
     def lanes(self) -> Ints:
-        """How many lanes each segment has."""
+        """The number of lanes of each segment."""
         return self.members[:, 1]
 
     @property
@@ -63,21 +63,21 @@ class PackTables:
 
     @property
     def steps(self) -> Ints:
-        """The steps that each segment was sealed with."""
+        """The steps that each segment had when it was sealed."""
         return self.members[:, 3]
 
     @property
     def first_rows(self) -> Ints:
-        """Where in the pack each lane begins."""
+        """The first row of each lane in the pack."""
         return self.runs[:, 0]
 
     @property
     def rows(self) -> Ints:
-        """How many rows each lane has."""
+        """The number of rows of each lane."""
         return self.runs[:, 1]
 
     def of(self, leaf: str) -> "PackTables":
-        """Return the tables for the rows of an array: those of an episode field are told by other columns."""
+        """Return the tables for the rows of an array: the rows of an episode field are in other columns."""
         return self._of_values if layout.is_of_episodes(leaf) else self
 
     @computed_once
@@ -86,26 +86,26 @@ class PackTables:
 
     @property
     def contents(self) -> tuple[bytes, bytes]:
-        """What the files of the two tables hold; the file of their copy holds one behind the other."""
+        """The contents of the two table files; the file of their copy has them concatenated."""
         members, runs = (np.ascontiguousarray(table, "<i8").tobytes() for table in (self.members, self.runs))
         return members, runs
 
     @computed_once
     def first_run(self) -> Ints:
-        """The line of the first lane of each segment, and behind them the number of lines."""
+        """The line of the first lane of each segment, and at the end the number of lines."""
         return np.concatenate([[0], np.cumsum(self.lanes)])
 
     def places(self, numbers: Ints) -> Ints:
-        """Return the line of each segment, -1 of those that are not in the pack."""
+        """Return the line of each segment; -1 if it is not in the pack."""
         at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
         return np.where(self.numbers[at] == numbers, at, -1)
 
     def runs_of(self, member: int) -> slice:
-        """Return which lines are those of a segment."""
+        """Return the lines of a segment's lanes."""
         return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
 
     def ids_of(self, rows: Ints) -> Ints:
-        """Return the ids of rows of the pack, each of which is in a lane of a segment."""
+        """Return the ids of rows of the pack; each row is in a lane of a segment."""
         run = np.searchsorted(self.first_rows, rows, "right") - 1
         member = np.searchsorted(self.first_run, run, "right") - 1
         position = (rows - self.first_rows[run]) * self.lanes[member] + run - self.first_run[member]
@@ -113,26 +113,26 @@ class PackTables:
         return ids
 
     def rows_of(self, ids: Ints) -> Ints:
-        """Return the rows of the pack with these ids, all of which are of its segments."""
+        """Return the rows of the pack that have these ids; all ids are of its segments."""
         member = self.places(ids >> layout.POSITION_BITS)
         row, lane = np.divmod(ids & layout.POSITION_MASK, self.lanes[member])
         rows: Ints = self.first_rows[self.first_run[member] + lane] + row
         return rows
 
     def holds(self, row: int) -> bool:
-        """Tell whether a row of the pack is in a lane of a segment."""
+        """Return whether a row of the pack is in a lane of a segment."""
         run = int(np.searchsorted(self.first_rows, row, "right")) - 1
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
     def alone(self, number: int, line: int) -> "PackTables":
-        """Return the tables of one of its segments, with its lanes at multiples of so many rows."""
+        """Return the tables of one of its segments, with its lanes at multiples of ``line`` rows."""
         member = int(self.places(np.array([number]))[0])
         runs = self.runs[self.runs_of(member)].copy()
         runs[:, 0] = line * np.arange(len(runs))
         return PackTables(self.members[member : member + 1], runs)
 
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
-        """Return a range of rows of the pack as ranges within single lanes: the first row of each, and their number."""
+        """Return a range of rows of the pack as ranges within single lanes, each a first row and a number of rows."""
         run = int(np.searchsorted(self.first_rows, first, "right")) - 1
         parts, stop = [], first + rows
         while first < stop and run < len(self.runs):
@@ -147,21 +147,21 @@ class PackTables:
 def read_tables(info: SegmentInfo) -> PackTables:
     """Read the tables of a pack.
 
-    Raises FormatError where they do not fit their checksums, or cannot be; FileNotFoundError where they are missing.
+    Raises FormatError if they do not match their checksums or are impossible, FileNotFoundError if they are missing.
     """
     assert info.packed is not None
     members, runs = (_read_table(info, path) for path in layout.PACK_TABLES)
     tables = PackTables(members, runs)
     rows = (rows for leaf, rows in info.chunk_rows.items() if not layout.is_of_episodes(leaf))
     if not _are_possible(tables, min(rows) - layout.ROWS_BEHIND) or not _are_values(tables, sum(info.values)):
-        raise FormatError(f"{info.path}: the tables of a pack say what cannot be; run `diskreplay repair`")
+        raise FormatError(f"{info.path}: the tables of the pack hold impossible values; run `diskreplay repair`")
     return tables
 
 
 def read_members(info: SegmentInfo) -> Ints:
-    """Return the segments whose rows a folder has, ``(n, 4)``, `layout.MEMBER_COLUMNS`: its own, or those in a pack.
+    """Return the segments whose rows a folder has, ``(n, 4)``, `layout.MEMBER_COLUMNS`: itself, or those in a pack.
 
-    Errors as for `read_tables`. Of a segment that is not sealed, no steps are known.
+    Errors as for `read_tables`. The steps of an unsealed segment are unknown, and 0.
     """
     if info.packed is None:
         return np.array([[info.number, len(info.lanes), info.writer, info.steps or 0]])
@@ -178,7 +178,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
     try:
         data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
         with suppress(MappingRefused):
-            return map_file(name, len(data)).array("<i8", shape)  # of 100,000 segments, these are some megabytes
+            return map_file(name, len(data)).array("<i8", shape)  # with 100,000 segments, these are megabytes
     except (OSError, FormatError):
         if not (data := table_from_copy(info, path)):
             raise
@@ -186,7 +186,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
 
 
 def table_from_copy(info: SegmentInfo, path: str) -> bytes:
-    """Return what the file of a table holds, from the copy of both; nothing where that is damaged or gone."""
+    """Return the content of a table's file from the copy of both tables; empty if that is damaged or gone."""
     with suppress(OSError, FormatError):
         data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * _MOST_BYTES)
         members, runs = (8 * math.prod(_shape(info, table)) for table in layout.PACK_TABLES)
@@ -209,7 +209,7 @@ def _shape(info: SegmentInfo, path: str) -> tuple[int, int]:
 
 
 def _are_possible(tables: PackTables, rows: int) -> bool:
-    """Whether each number is between its bounds, and no row of a pack with room for so many is in two lanes."""
+    """Return whether each number is within bounds, and the lanes do not overlap in a pack with room for ``rows``."""
     members, runs = tables.members, tables.runs
     if (members < 0).any() or (runs < 0).any():
         return False
@@ -227,9 +227,9 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 
 
 def _are_values(tables: PackTables, count: int) -> bool:
-    """Whether so many values of episodes are in the lanes of a pack, one lane behind the other, as far as it has rows.
+    """Return whether the lanes have ``count`` values of episodes, one lane after another, at most one per row.
 
-    Numbers are not negative: they are added up only where each is possible.
+    The numbers are known not to be negative. They are summed only after each was checked.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)
@@ -237,7 +237,7 @@ def _are_values(tables: PackTables, count: int) -> bool:
 
 
 def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the packs of a store that can be read, newest first, without those that were merged into others."""
+    """Yield the readable packs of a store, newest first, without packs that were merged into others."""
     merged = set[int]()
     for info, tables in all_packs(root):
         members = tables.numbers.tolist()
@@ -247,7 +247,7 @@ def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
 
 
 def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the packs of a store that can be read, newest first, from a number on."""
+    """Yield the readable packs of a store, newest first, down to the number ``first``."""
     for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
         folder = root.segment_path(number)
         if os.path.exists(f"{folder}/{layout.MEMBERS}") or os.path.exists(f"{folder}/{layout.TABLES_COPY}"):
@@ -258,7 +258,7 @@ def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
-    """Return the newest pack that has a segment, None where there is none that can be read: the store may be gone."""
+    """Return the newest readable pack that has a segment, or None, also if the store is gone."""
     with suppress(FormatError):
         for info, tables in _packs_after(root, number):
             if tables.places(np.array([number]))[0] >= 0:
@@ -267,14 +267,14 @@ def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
 
 
 def merged_numbers(root: Root, first: int) -> set[int]:
-    """Return the segments that are in packs with the number ``first``, or a higher one."""
+    """Return the segments that are in packs with the number ``first`` or a higher one."""
     return {number for _, tables in _packs_after(root, first - 1) for number in tables.numbers.tolist()}
 
 
 def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the packs behind a number, the newest first; all of them once more where one left meanwhile.
+    """Yield the packs after a number, newest first; yield all of them again if one was removed meanwhile.
 
-    It may have been merged into one that had not come when the folder was listed.
+    It may have been merged into a pack that did not exist when the folder was listed.
     """
     for _ in range(_ATTEMPTS):
         listed = [other for other in listed_numbers(root) if other > number]
@@ -284,15 +284,15 @@ def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def current_numbers(root: Root) -> list[int]:
-    """Return the numbers of the segments and packs of a store in order, without those whose rows are in later packs."""
+    """Return the numbers of a store's segments and packs in order, without those whose rows are in later packs."""
     superseded = merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
     return sorted({*listed_numbers(root)} - superseded)
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
-    """Return the segments that are in these packs, and those of the packs that were merged into others.
+    """Return the segments in these packs, and the packs that were merged into others.
 
-    ``packs`` are the numbers of the segments in each pack, by its number.
+    ``packs`` maps the number of a pack to the numbers of its segments.
     """
     merged, older = set[int](), set[int]()
     for number in sorted(packs, reverse=True):
@@ -304,9 +304,9 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return the episodes, first ids and steps, whose rows are there and were not lost to damage.
+    """Return the episodes, as (first id, steps), whose rows exist and were not lost to damage.
 
-    ``has_lost``: some of the segments may have lost rows.
+    ``has_lost``: segments may have lost rows.
     """
     numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
     where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
@@ -330,7 +330,7 @@ def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: b
 
 
 class KnownPack(NamedTuple):
-    """A pack: its document as it was read, and the numbers of the segments that are in it."""
+    """A pack: the identity of its document when it was read, and the numbers of its segments."""
 
     document: Identity
     members: set[int]
@@ -352,7 +352,7 @@ class KnownPacks:
         self._packs: dict[int, KnownPack] = {}
 
     def note(self, info: SegmentInfo) -> None:
-        """Take in what was read, if it is a pack."""
+        """Record a segment that was read, if it is a pack."""
         if info.packed is not None:
             self.add(info.number, KnownPack.of(info))
 
@@ -362,7 +362,7 @@ class KnownPacks:
 
     @property
     def least_member(self) -> int:
-        """The lowest number of a segment in a pack, `layout.MAX_SEGMENTS` without any."""
+        """The lowest number of a segment in any pack; `layout.MAX_SEGMENTS` without packs."""
         return min((min(pack.members) for pack in list(self._packs.values())), default=layout.MAX_SEGMENTS)
 
     def find_merged(self, end: int) -> list[tuple[int, int]]:
@@ -378,14 +378,14 @@ class KnownPacks:
         packs, merged = dict(self._packs), dict[int, int]()  # a copy: other threads add packs
         for number, pack in sorted(packs.items()):
             if number >= end:
-                continue  # readers do not know it yet
+                continue  # readers do not know this pack yet
             older = {n for n, other in packs.items() if n < number and other.members <= pack.members}
             merged |= dict.fromkeys((member for member in pack.members & there | older if member < number), number)
         return sorted(merged.items())
 
     def is_same(self, number: int) -> bool:
-        """Whether a pack is the one that was read."""
-        known = self._packs.get(number)  # another thread may have found that it is gone
+        """Return whether a pack is still the one that was read."""
+        known = self._packs.get(number)  # another thread may have found it gone
         return known is not None and identify(self._root.segment_path(number) / layout.METADATA) == known.document
 
 
@@ -393,7 +393,7 @@ class KnownPacks:
 
 
 def indexes_of(info: SegmentInfo) -> bytes:
-    """Return what the copy of the indexes of a pack has to be; nothing where one of them is damaged."""
+    """Return the content that the copy of a pack's indexes must have; empty if one of the indexes is damaged."""
     parts = [InnerChunks(info, leaf).own_index for leaf in sorted(info.compressed)]
     return b"".join(parts) if all(parts) else b""
 
@@ -408,13 +408,13 @@ class InnerChunks:
 
     @computed_once
     def own_index(self) -> bytes:
-        """The index in the file itself; nothing where that does not fit its checksum."""
+        """The index in the file itself; empty if it does not match its checksum."""
         size = index_bytes(self._info.chunk_rows[self._leaf], self.rows)
         return _whole_index(self._read(self._how.nbytes - size, size))
 
     @computed_once
     def _index(self) -> Ints | None:
-        """Offset and bytes of each; None where neither the index nor its copy is whole."""
+        """Offset and bytes of each inner chunk; None if both the index and its copy are damaged."""
         data = self.own_index or self._copied_index()
         if not data:
             return None
@@ -439,7 +439,7 @@ class InnerChunks:
         return b""
 
     def frame(self, number: int) -> bytes | None:
-        """Return an inner chunk, compressed; nothing where it is of zeros, None where it is damaged."""
+        """Return a compressed inner chunk; empty if it is all zeros, None if it is damaged."""
         if self._index is None:
             return None
         offset, nbytes = self._index[number].tolist()
@@ -450,7 +450,7 @@ class InnerChunks:
         return frame if len(data) == nbytes and int(crc32c(frame)) == int.from_bytes(crc, "little") else None
 
     def lost_rows(self) -> list[tuple[int, int]]:
-        """Return the rows of those that are damaged, first and the one after the last."""
+        """Return the row ranges of damaged inner chunks, each as its first row and the row after its last."""
         lost = [number for number in range(self.count) if self.frame(number) is None]
         return layout.merge_ranges([(number * self.rows, (number + 1) * self.rows) for number in lost])
 

@@ -1,14 +1,14 @@
-"""Replaces a damaged segment by one with the rows that are whole, in the same places, and so under the same ids.
+"""Replaces a damaged segment by a rebuilt one that has the intact rows in the same places, and so under the same ids.
 
-It is built beside the counters as ``new-NNNNNNNN``, which any holder of the store lock may delete. Complete and
-fsynced, it becomes ``rebuilt-NNNNNNNN``; then the damaged one is moved to quarantine, and this one into its place.
-While the empty folder ``replaced-NNNNNNNN`` exists, readers have not been notified yet. The next holder of the store
-lock that finds either of these continues from there. A segment that is brought back from quarantine while a rebuilt
-one is in its place becomes ``rebuilt-NNNNNNNN``, too, and takes the same way.
+The new segment is built next to the counters as ``new-NNNNNNNN``, which any holder of the store lock may delete. When
+it is complete and synced, it becomes ``rebuilt-NNNNNNNN``. Then the damaged segment moves to quarantine, and the
+rebuilt one into its place. The empty folder ``replaced-NNNNNNNN`` exists until readers are notified. The next holder of
+the store lock that finds one of these folders continues from there. A segment that is brought back from quarantine to
+the place of a rebuilt one becomes ``rebuilt-NNNNNNNN`` too, and takes the same way.
 
-Copies of sealed segments that have to prove their rows are rebuilt, too, where checksums of blocks prove more than
-marks do: some chunk files were copied before they were sealed, or are damaged. Who opens the store to write does that.
-Readers, who write nothing, show the same rows meanwhile.
+Copies of sealed segments that have to prove their rows are also rebuilt, if checksums of blocks prove more steps than
+marks do: some chunk files were copied before they were sealed, or are damaged. A process that opens the store for
+writing rebuilds them. Readers, which write nothing, show the same rows meanwhile.
 """
 
 import dataclasses
@@ -44,14 +44,15 @@ from diskreplay.segments.sealing import GroupWriter, count_steps_in
 from diskreplay.segments.segment import DAMAGE, Lost, SegmentInfo, counter_inode, read_as_sealed, read_segment
 from diskreplay.segments.shards import Compressed, zstd
 
-# The most copies whose rows are remembered, by the state of their files.
+# The most copies whose shown rows are cached, by the state of their files.
 _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
-    """The proof of a copy by checksums of blocks: its attributes as a sealed one, the rows of its lanes, its damage.
+    """The proof of a copy by checksums of blocks: its attributes when sealed, the rows of its lanes, and its damage.
 
-    ``marked`` are the rows of each lane that marks prove. They are whole, but an episode that they end in may be lost.
+    ``marked`` has the rows of each lane that marks prove. They are intact, but an episode that is cut by their end may
+    be lost.
     """
 
     sealed: SegmentInfo
@@ -61,15 +62,15 @@ class Proof(NamedTuple):
 
     @property
     def steps_lost(self) -> int:
-        """How many steps are lost that were not before."""
+        """The number of steps that are lost now and were not lost before."""
         return max(0, self.damage.steps_lost - self.sealed.lost.steps)
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return what checksums of blocks prove of a segment that has to prove its rows, or None where marks count.
+    """Return the proof of an unsealed segment by checksums of blocks, or None if marks count.
 
-    None where it is no copy of a sealed one, or no more steps are proven than by marks. Every chunk is read. Raises
-    FormatError or OSError where small files do not fit their checksums either.
+    Marks count if it is no copy of a sealed segment, or marks prove as many steps. It reads every chunk. Raises
+    FormatError or OSError if small files do not match their checksums either.
     """
     if info.sealed or info.boot or (sealed := read_as_sealed(info)) is None:
         return None
@@ -83,11 +84,11 @@ def prove_by_blocks(info: SegmentInfo) -> Proof | None:
     return Proof(sealed, rows, damage, marked)
 
 
-# --- what readers show ------------------------------------------------------------------------------------------------
+# --- rows that readers show -------------------------------------------------------------------------------------------
 
 
 class _Shown(NamedTuple):
-    """What readers show of a copy: rows of each lane, and which of them are lost."""
+    """The rows of a copy that readers show: the rows of each lane, and the lost rows among them."""
 
     rows: tuple[int, ...]
     lost: Lost
@@ -97,10 +98,10 @@ _known: dict[tuple[object, ...], _Shown | None] = {}
 
 
 def read_shown(root: Root, number: int) -> SegmentInfo:
-    """Read a segment's attributes as `read_segment` does, for who shows its rows and changes nothing.
+    """Read a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
-    Checksums of blocks may prove more of a copy than marks do. Then `SegmentInfo.shown` are the rows to show. `lost`
-    has the damaged episodes among them, each alone, as its flags are there. Raises as `read_segment`.
+    If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the rows to show. `lost` has the
+    damaged episodes among them, one entry per episode, as their flags exist. Raises as `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -108,14 +109,14 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     try:
         shown = _shown(info)
     except (OSError, FormatError):
-        return info  # marks count
+        return info  # marks decide
     if shown is None:
         return info
     return replace(info, shown=shown.rows, lost=shown.lost)
 
 
 def _shown(info: SegmentInfo) -> _Shown | None:
-    """Return the rows to show. They are found once, and again after any file of the copy was replaced or changed."""
+    """Return the rows to show. They are computed again after a file of the copy was replaced or changed."""
     sealed = read_as_sealed(info)
     if sealed is None:
         return None
@@ -138,7 +139,7 @@ def _state(path: str) -> tuple[int, ...]:
 
 
 def _show(proof: Proof) -> _Shown | None:
-    """Leave damaged episodes out. A lane ends before the first one that has damaged flags or times, or lacks a file.
+    """Leave damaged episodes out. A lane ends before the first one with damaged flags or times, or a missing file.
 
     Flags and times of hidden rows are read too. A damaged episode at the end of a lane is cut off: it may look open.
     """
@@ -155,7 +156,7 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # Damaged episodes have their flags, which tell of their values.
+    # Damaged episodes keep their flags, which tell of their values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -181,7 +182,7 @@ def _unreadable(sealed: SegmentInfo, damage: Damage) -> dict[int, list[Range]]:
 
 
 def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple[int, int]]:
-    """Return the first row and the steps of each episode in some rows of a lane whose flags are whole."""
+    """Return the first row and the steps of each episode in some rows of a lane with intact flags."""
     parts = [
         info.map_numbers(layout.DONE, chunk)[lane, inside : inside + count]
         for chunk, inside, count in layout.split_range(first, stop, info.chunk_rows[layout.DONE])
@@ -189,7 +190,7 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
     flags = np.concatenate(parts)
     starts = np.flatnonzero(flags & layout.FIRST)
     steps = np.add.reduceat(flags & NO_STEP == 0, starts, dtype=np.int64)
-    has_steps = steps > 0  # a part that was discarded may have none
+    has_steps = steps > 0  # a discarded part may have none
     return list(zip((starts + first)[has_steps].tolist(), steps[has_steps].tolist(), strict=True))
 
 
@@ -199,15 +200,16 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
 _MOST_BYTES = 64 << 20  # of a document or a counter
-# What the system says where it cannot copy inside of itself.
+# The errors of a system that cannot copy inside the kernel.
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
 
 def build_copy(info: SegmentInfo, damage: Damage) -> str:
-    """Build a copy of a sealed segment without what is damaged; return its folder, relative to the store.
+    """Build a copy of a sealed segment without the damaged parts; return its folder, relative to the store.
 
-    The caller holds the store lock. The damaged segment is only read. Raises StorageFull where there is no room for it,
-    FormatError where a small file does not fit its checksum or what was whole is not any more; nothing is left behind.
+    The caller holds the store lock. The damaged segment is only read. Raises StorageFull if the disk has no room.
+    Raises FormatError if a small file does not match its checksum, or a block that was intact is not any more. Nothing
+    is left behind then.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -222,7 +224,7 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # Times are repeated within a lane; in a pack, one begins at each of these rows.
+        # Times are repeated within a lane; in a pack, a lane begins at each of these rows.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:
@@ -275,7 +277,7 @@ class _Build:
     def _build_compressed(self, chunk: Chunk) -> None:
         """Build the file of a compressed array.
 
-        Inner chunks without a row that is lost are copied as they are, and those that are damaged left out.
+        Inner chunks without lost rows are copied unchanged. Damaged ones are left out.
         """
         leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
         how, inner, lost = self._info.compressed[leaf], InnerChunks(self._info, leaf), self._damage.more.get(0, [])
@@ -287,14 +289,14 @@ class _Build:
                     shard.put(number, _without_rows(frame, cleared, how, row_bytes) if cleared else frame)
 
     def _copy_small(self, name: str) -> None:
-        """Copy a document, a counter, or what else is small and has a checksum."""
+        """Copy a small file with a checksum, such as a document or a counter."""
         data = read_regular(f"{self._info.path}/{name}", None, _MOST_BYTES)
         if crc32c(data) != self._info.checksums[name]:
             raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
         self._group.small(name, data)
 
     def _skipped(self, chunk: Chunk) -> list[Range]:
-        """Return the bytes of a chunk file that stay zeros: what is damaged, and rows that are lost."""
+        """Return the bytes of a chunk file that stay zeros: damaged blocks and lost rows."""
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
         skipped, above = list(self._damage.parts.get(chunk.name, [])), chunk.number * per_chunk
         lost = self._damage.lost_values if chunk.array.is_of_episodes else self._damage.lost
@@ -311,7 +313,7 @@ class _Build:
         try:
             opening = opened(f"{self._info.path}/{name}", None)
         except (OSError, FormatError):
-            return  # it is gone, and all of it is skipped
+            return  # the file is gone, and all of it is skipped
         with opening as source:
             size = os.fstat(source).st_size
             for start, stop in parts:
@@ -325,7 +327,7 @@ class _Build:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
     def _check(self, chunk: Chunk, known: Sums | None, skipped: list[Range]) -> None:
-        """See that every block that was copied as a whole has the checksum it had."""
+        """Check that every block that was copied whole has its old checksum."""
         if known is None:
             return
         found, block = self._group.block_sums(chunk.array, chunk.number), chunk.block
@@ -345,7 +347,7 @@ def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes
 
 
 def _copy_range(source: int, target: int, first: int, stop: int) -> None:
-    """Copy bytes to the same place; where the file system can, blocks are shared and not copied."""
+    """Copy bytes to the same offset; if the file system can, blocks are shared instead of copied."""
     while first < stop:
         count = min(stop - first, _COPIED_AT_ONCE)
         try:
@@ -359,13 +361,13 @@ def _copy_range(source: int, target: int, first: int, stop: int) -> None:
         first += done
 
 
-# --- in place of the damaged one --------------------------------------------------------------------------------------
+# --- replacing the damaged segment ------------------------------------------------------------------------------------
 
 
 def put_in_place(root: Root, number: int, building: str, reason: str, steps: int) -> str | None:
-    """Put a rebuilt segment in place of the damaged one; return where that one is now.
+    """Put a rebuilt segment in place of the damaged one; return the new path of the damaged one.
 
-    ``reason`` and ``steps``, those that are lost, go into the record of the damaged one.
+    ``reason`` and ``steps``, the number of lost steps, go into the record of the damaged one.
 
     The caller holds the store lock.
     """
@@ -375,10 +377,10 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 
 
 def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str) -> str | None:
-    """Bring a segment back from quarantine, and set aside the one in its place; return where that one is now.
+    """Bring a segment back from quarantine, and set aside the one in its place; return the new path of that one.
 
-    The caller holds the store lock, and has verified the segment. ``members`` are the numbers of those that are in a
-    pack. ``reason`` goes into the record of the one that gives way: each of its steps is in the other one.
+    The caller holds the store lock, and has verified the segment. ``members`` are the numbers of the segments in it if
+    it is a pack. ``reason`` goes into the record of the segment that gives way; each of its steps is in the other one.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _beside(root, _REBUILT, number))
@@ -389,25 +391,26 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
 
 
 def rebuild_copy(info: SegmentInfo) -> bool:
-    """Replace a copy of a sealed segment by its blocks that fit their checksums, where these prove more than marks.
+    """Replace a copy of a sealed segment by its intact blocks, if these prove more than marks do.
 
-    See `prove_by_blocks`. The damaged one goes to quarantine as it is.
+    See `prove_by_blocks`. The damaged copy goes to quarantine unchanged.
 
-    The caller holds the store lock, and the segment's. Returns False, and nothing is changed, where marks count. Raises
-    FormatError or OSError where small files do not fit either, StorageFull where there is no room; nothing is changed.
+    The caller holds the store lock, and the segment's. Returns False if marks count. Raises FormatError or OSError if
+    small files do not match their checksums either, StorageFull if the disk has no room. In these cases nothing is
+    changed.
     """
     if (proof := prove_by_blocks(info)) is None:
         return False
     building = build_copy(proof.sealed, proof.damage)
-    reason = "blocks do not fit their checksums; what fits is in the rebuilt one"
+    reason = "blocks do not fit their checksums; the others are in the rebuilt segment"
     put_in_place(info.root, info.number, building, reason, proof.steps_lost)
     return True
 
 
 def finish_replacements(root: Root) -> list[int]:
-    """Complete replacements that a process died in; return which segments. The caller holds the store lock.
+    """Complete the replacements of processes that died; return their segments. The caller holds the store lock.
 
-    A segment that was evicted or merged meanwhile is not replaced: what was to take its place goes to quarantine.
+    A segment that was evicted or merged meanwhile is not replaced: the rebuilt one goes to quarantine.
     """
     found = _numbers(root, _REBUILT)
     for number in found:
@@ -435,7 +438,7 @@ def _replace(root: Root, number: int, reason: str = "was replaced by another one
 
 
 def _is_merged(root: Root, number: int) -> bool:
-    """Whether the rows of what waits for a place are in a pack by now: in its place it would be deleted."""
+    """Return whether the rows of a rebuilt segment are in a pack by now: in its place it would be deleted."""
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _beside(root, _REBUILT, number)))[:, 0]
         return any(np.isin(members, tables.numbers).any() for info, tables in read_packs(root) if info.number != number)
@@ -443,19 +446,19 @@ def _is_merged(root: Root, number: int) -> bool:
 
 
 def _gave_way(root: Root, number: int) -> bool:
-    """Whether a segment that left its place was set aside; a record alone is of one that left the quarantine."""
+    """Return whether a segment that left its place was set aside; a record alone tells of one that left quarantine."""
     return any(entry.path == layout.segment_folder(number) for entry in read_quarantine(root.folder))
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Set aside what waits for a place that it cannot have any more. Only retention deletes."""
+    """Set aside a rebuilt segment whose place is gone. Only retention deletes."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_beside(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
     """Make readers list the segments again."""
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # somebody put a file there; listing again costs little
+    with suppress(OSError):  # a file may be in it; listing segments again costs little
         _beside(root, _REPLACED, number).rmdir()
 
 
@@ -464,7 +467,7 @@ def _beside(root: Root, beginning: str, number: int) -> Path:
 
 
 def _numbers(root: Root, beginning: str) -> list[int]:
-    """Return the numbers of the segments that have such a folder beside the counters."""
+    """Return the numbers of the segments with such a folder next to the counters."""
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _beside(root, beginning, number) for number in numbers}

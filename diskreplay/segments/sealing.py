@@ -1,10 +1,10 @@
 """Sealing: makes a segment immutable. Every step may be repeated after a crash.
 
-The order: rows that are no data are cut off or zeroed, shapes become exact, checksums are taken, everything is synced,
-and only then `sealed` is written. A sync is one of the whole file system: a segment is thirty files and folders, and
-waiting for each takes ten times as long. Only the background thread waits.
+The order is: cut off or zero rows that do not count; make shapes exact; take checksums; sync everything; write
+`sealed`. Each sync is one of the whole file system: syncing the thirty files and folders of a segment one by one takes
+ten times as long. Only the background thread waits.
 
-A segment is sealed in its place. `GroupWriter` also makes packs and rebuilt segments, in a folder of their own.
+A segment is sealed in its place. `GroupWriter` also makes packs and rebuilt segments, in folders of their own.
 """
 
 import dataclasses
@@ -52,19 +52,19 @@ from diskreplay.workers import Job, Workers
 Salvaged = Mapping[int, NDArray[np.int64]]
 
 _BLOCK_BYTES = 1 << 20
-# Chunk files of a segment with so many bytes are worth a second thread.
+# A second thread pays for a segment with at least this many bytes of chunk files.
 _SHARED_BYTES = 16 << 20
-# Of so many segments, the newest ones, times are read: some may be damaged, or gone.
+# The number of newest segments whose times are read: more than one, as some may be damaged or gone.
 _NEWEST = 16
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
 class GroupWriter:
-    """Writes what a sealed group has, and takes the checksum of each file: chunks in any order, `finish` at the end.
+    """Writes the files of a sealed group and takes their checksums: chunks in any order, then `finish`.
 
-    The folders of its arrays are there. Nothing is synced: that is for whoever puts the group in its place.
+    The folders of its arrays exist. It syncs nothing: the caller that puts the group in its place does.
 
-    Concurrency: one thread; several may seal chunks.
+    Concurrency: one thread; several threads may seal chunks.
     """
 
     def __init__(self, folder: str) -> None:
@@ -75,24 +75,24 @@ class GroupWriter:
         self._indexes: dict[str, bytes] = {}
 
     def note(self, name: str, data: bytes) -> None:
-        """Take the checksum of a small file that is there."""
+        """Take the checksum of a small file that exists."""
         self._sums[name] = crc32c(data)
 
     def small(self, name: str, data: bytes) -> None:
-        """Write a document, a counter, or what else is small and has a checksum."""
+        """Write a small file with a checksum, such as a document or a counter."""
         write_file(f"{self._folder}/{name}", data)
         self.note(name, data)
 
     @contextmanager
     def chunk(self, array: RowArray, number: int = 0) -> Iterator[int]:
-        """Have a block write a chunk file by its descriptor, from nothing."""
+        """Yield the descriptor of a new chunk file for the block to write; then seal it."""
         with self._made(array, number) as fd:
             yield fd
             self.seal_chunk(array, number, fd)
 
     @contextmanager
     def shard(self, array: RowArray, chunk_rows: int, rows: int, level: int) -> Iterator[ShardWriter]:
-        """Have a block write the one chunk file of a compressed array; arguments as for `ShardWriter`."""
+        """Yield a writer of the one chunk file of a compressed array; arguments as for `ShardWriter`."""
         with self._made(array, 0) as fd:
             writer = ShardWriter(fd, chunk_rows, array.row_bytes, rows, level)
             yield writer
@@ -105,21 +105,21 @@ class GroupWriter:
         return descriptor(f"{self._folder}/{array.path}/{array.chunk_key(number)}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
-        """Take the checksums of a chunk file that is as it stays, and take away the permission to write it.
+        """Take the checksums of a final chunk file, and remove the permission to write it.
 
-        A chunk that was copied before it was sealed is told from one that was copied afterwards by that.
+        The permission tells a chunk that was copied before sealing from one that was copied after it.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
 
     def block_sums(self, array: RowArray, number: int) -> bytes:
-        """Return the checksums of the blocks of a chunk that was sealed, as they are stored."""
+        """Return the checksums of the blocks of a sealed chunk, as they are stored."""
         return self._blocks.chunks[array.path, number]
 
     def write_derived(self, info: SegmentInfo, rows: Ints, table: str) -> SegmentInfo:
-        """Write what follows from the chunks; return the attributes that ``info``, which has the others, lacks so far.
+        """Write the files that follow from the chunks; return ``info`` with their attributes.
 
-        ``rows`` are those of each lane; the folder of the table of episodes is made at ``table``.
+        ``rows`` are the rows of each lane. The folder of the table of episodes is created at ``table``.
         """
         self._sums[layout.BLOCKS] = self._blocks.write(self._folder)
         if self._indexes:
@@ -129,7 +129,7 @@ class GroupWriter:
         return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
 
     def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Do what `write_derived` does, and write the group's own document last; return its attributes."""
+        """Do the work of `write_derived`, then write the group's own document; return its attributes."""
         info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{self._folder}/{name}", info.own_document())
@@ -138,12 +138,12 @@ class GroupWriter:
 
 @dataclass
 class _Finished:
-    """A segment whose files are as they will stay, but for ``durable`` and its own document."""
+    """A segment whose files are final, except for ``durable`` and its own document."""
 
     info: SegmentInfo
     data: Extent
-    kept_extent: Extent  # with what is kept behind it, though nothing proves that it is whole
-    is_live: bool  # whether its memory is trusted
+    kept_extent: Extent  # with unproven rows, which are kept after the data
+    is_live: bool  # whether its counters in memory are trusted
     group: GroupWriter
     times: tuple[int, int] | None = None
     # By chunk.
@@ -157,12 +157,12 @@ class _Finished:
 
     @property
     def kept(self) -> NDArray[np.int64]:
-        """The rows of each lane that are kept."""
+        """The rows of each lane that are kept in the files."""
         return self.kept_extent.rows
 
     @property
     def claimed(self) -> tuple[int, ...] | None:
-        """The rows that are kept, where these are more than the data."""
+        """The kept rows, if they are more than the data; else None."""
         return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
 
 
@@ -172,15 +172,17 @@ def seal_segments(
     salvaged: Salvaged | None = None,
     is_waited_for: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Seal segments whose locks the caller holds and whose writer is gone or has left them; none is sealed yet.
+    """Seal segments whose locks the caller holds and that no writer writes to any more; none is sealed yet.
 
-    ``is_waited_for`` tells whether somebody waits for it by now, who may lend it a second processor meanwhile.
+    ``is_waited_for`` tells whether another thread waits for the result by now; that thread's processor may then be
+    used.
 
-    Of one that has to prove its rows, those count that its marks prove, or that ``salvaged`` names by the segment's
-    number. What its counters had claimed beyond them is kept in place. Raises StorageFull where there is no room for
-    their documents, and the call may be repeated; StoreNotFound where the store was deleted or replaced since it was
-    opened; NotWritten where a sync failed, or the system could not write one of the files back: what the disk holds is
-    unknown; otherwise the system's OSError.
+    In a segment that has to prove its rows, only rows count that its marks prove, or that ``salvaged`` lists by the
+    number of the segment. Other rows that its counters had claimed are kept in place.
+
+    Raises StorageFull if the disk has no room for the documents; the call may be repeated. Raises StoreNotFound if the
+    store was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write
+    one of the files back: it is then unknown which data are durable. Other errors are the system's OSError.
     """
     root.check_still_there()
     with storage_errors(root.folder):
@@ -200,7 +202,7 @@ def seal_segments(
         for segment in finished:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
-            os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # from here on it may be evicted at any time
+            os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # after this, it may be evicted at any time
     sync_file_system(root.folder)
 
 
@@ -214,7 +216,7 @@ def _finish_files(
     else:
         rows, kept = keep_proven_rows(info, salvaged)
     data, group = extent_of(info, rows), GroupWriter(str(info.path))
-    for name in layout.LANE_COUNTERS:  # all three say the same in the end: one can be restored from another
+    for name in layout.LANE_COUNTERS:  # all three have the same content in the end: one can be restored from another
         group.note(f"{name}/c.0", rows.tobytes())
     segment = _Finished(info, data, extent_of(info, kept, data), is_live, group)
     _finish_chunks(segment, is_waited_for)
@@ -227,23 +229,23 @@ def _finish_files(
                 write_atomic(info.path / name, document)
             group.note(name, document)
     segment.times = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
-    shutil.rmtree(_table_draft(info), ignore_errors=True)  # of a process that died here
+    shutil.rmtree(_table_draft(info), ignore_errors=True)  # left by a process that died here
     segment.info = group.write_derived(info, rows, _table_draft(info))
     return segment
 
 
 def _beside(info: SegmentInfo) -> str:
-    # Inside an array's folder: zarr would warn of a file that it does not know beside the segment's own.
+    # Inside an array's folder: next to the segment's own document, zarr would warn of an unknown file.
     return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
 
 
 def _table_draft(info: SegmentInfo) -> str:
-    # In the same place, so that no zarr reader finds a table that is not durable.
+    # In the same folder, so that no zarr reader finds a table that is not durable.
     return f"{info.path}/{layout.COMMITTED}/.{layout.EPISODES}"
 
 
 def _place_table(segment: _Finished) -> None:
-    """Put the table of episodes in its place; one of an earlier sealing may be there."""
+    """Move the table of episodes to its place, and remove one of an earlier sealing."""
     folder = f"{segment.info.path}/{layout.EPISODES}"
     if os.path.lexists(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -252,7 +254,7 @@ def _place_table(segment: _Finished) -> None:
 
 
 def _write_sealed_beside(segment: _Finished) -> None:
-    """Set the counter of durable rows, as all of them are, and prepare the sealed attributes."""
+    """Set the counter of durable rows to all rows, and write a draft of the sealed document."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
@@ -276,9 +278,9 @@ def _write_sealed_beside(segment: _Finished) -> None:
 
 
 def _latest(info: SegmentInfo) -> int:
-    """Return a time, in nanoseconds since the epoch, before which nothing came that is in the store by now.
+    """Return a time, in nanoseconds since the epoch, that no row in the store is newer than.
 
-    The wall clock may have been set back since the newest rows came.
+    It is not just the wall clock: that may have been set back since the newest rows came.
     """
     words = info.root.counters().read()
     latest, end = (
@@ -293,9 +295,9 @@ def _latest(info: SegmentInfo) -> int:
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
-    """Fix what is data of a segment whose memory can be trusted; return the rows of each lane.
+    """Fix the rows of a segment whose memory can be trusted; return the rows of each lane.
 
-    That is all that was committed, and the last observation of an episode that nobody ended.
+    They are all committed rows, and the last observation of an episode that was not ended.
     """
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
@@ -311,7 +313,7 @@ def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
 def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
     """Make the observation at ``row`` the final one of a cut episode; a dead writer may have torn the other fields."""
     flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
-    # Only what is live comes here: this is the clock of the rows before.
+    # The segment is live: this boot's clock is the clock of the rows before.
     known = {layout.DONE: bytes([flags]), layout.TIME: clock_ns().to_bytes(8, "little")}
     for leaf in info.arrays:
         if leaf == "obs" or leaf.startswith("obs/") or layout.is_of_episodes(leaf):
@@ -324,7 +326,7 @@ def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
 
 
 def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> None:
-    """Finish all chunk files: take their checksums and count the steps. Two threads do while somebody waits."""
+    """Finish all chunk files: take their checksums and count the steps, with two threads while a caller waits."""
     arrays = segment.info.arrays.values()
     places = [(array, chunk) for array in arrays for chunk in range(_chunk_count(segment, array))]
     may_share = sum(segment.info.chunk_nbytes(array.path) for array, _ in places) > _SHARED_BYTES
@@ -352,14 +354,14 @@ def _chunk_count(segment: _Finished, array: RowArray) -> int:
 
 
 def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
-    """Punch out what lies past each lane's rows in a chunk, count the steps by its flags, and seal it.
+    """Punch holes after each lane's rows in a chunk, count the steps by its flags, and seal it.
 
-    Concurrency: a thread for one chunk, another for another.
+    Concurrency: different threads may finish different chunks.
     """
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
     kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
     with open_protected(info.chunk_path(array.path, chunk)) as fd:
-        # By whole arrays, here and below: with thousands of lanes a loop would hold up the threads that append.
+        # By whole arrays, here and below: with thousands of lanes, a loop would block the appending threads.
         begins = np.arange(len(kept) + 1) * per_chunk
         for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
             punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
@@ -371,12 +373,12 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
 
 
 def _finish_array(segment: _Finished, array: RowArray) -> None:
-    """Delete the chunks past the longest lane of an array, and make its shape exact."""
+    """Delete the chunks after the longest lane of an array, and make its shape exact."""
     info, longest = segment.info, int(segment.data.of(array.path).max())
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
     is_exact = _has_content(f"{info.path}/{name}", document)
-    # The shape reaches over every chunk that was begun: where it is exact, nothing lies behind.
+    # The shape covers every chunk that was begun: if it is exact, there are none behind.
     if not (segment.is_live and is_exact):
         _remove_behind(info, array, _chunk_count(segment, array))
     if not is_exact:
@@ -386,7 +388,7 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
 
 
 def _has_content(path: str, document: bytes) -> bool:
-    """Whether a file has this content: a loss of power may have left it empty, or missing."""
+    """Return whether a file has this content: a power loss may have left it empty, or missing."""
     try:
         return read_regular(path, None, len(document) + 1) == document
     except FileNotFoundError:
@@ -394,12 +396,12 @@ def _has_content(path: str, document: bytes) -> bool:
 
 
 def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray[np.int64]:
-    """Return how many rows of each lane one chunk holds."""
+    """Return how many rows of each lane are in one chunk."""
     return np.clip(rows - chunk * per_chunk, 0, per_chunk)
 
 
 def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
-    """Remove all but the document and the first chunks: after a loss of power, any of what was begun may be there."""
+    """Remove all files but the document and the first chunks: a power loss may have left any begun file."""
     known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):
@@ -407,7 +409,7 @@ def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
 
 
 def count_steps(info: SegmentInfo) -> int:
-    """Count the steps of a segment that can be trusted: its rows without observations and markers."""
+    """Count the trusted steps of a segment: its trusted rows without observations and markers."""
     return count_steps_in(info, map_trusted(info)[1].copy())
 
 
@@ -427,9 +429,9 @@ def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
 
 def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
     """Count the steps in the first rows of each lane of a chunk of flags."""
-    steps = int(kept.sum())  # what lies in a hole has no flag, and is a step
+    steps = int(kept.sum())  # a row in a hole has no flag: it is a step
     for first, stop in data_ranges(fd, 0, len(kept) * per_chunk):
-        for at in range(first, stop, _BLOCK_BYTES):  # some at a time: a collector stays small
+        for at in range(first, stop, _BLOCK_BYTES):  # in blocks: the collecting process stays small
             flags = np.frombuffer(os.pread(fd, min(stop - at, _BLOCK_BYTES), at), np.uint8)
             lanes, rows = np.divmod(at + np.flatnonzero(flags & NO_STEP), per_chunk)
             steps -= int(np.count_nonzero(rows < kept[lanes]))
@@ -437,9 +439,10 @@ def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
 
 
 def may_seal(info: SegmentInfo) -> bool:
-    """Whether this machine may seal a segment whose lock is free.
+    """Return whether this machine may seal a segment whose lock is free.
 
-    On a local file system that says that its writer is gone, whatever machine it was written on. Where others may have
-    it mounted too, a lock need not be seen from here, so only what was written here may be sealed.
+    On a local file system, a free lock means that the writer is gone, whichever machine wrote the segment. A shared
+    file system may be mounted on other machines whose locks are not visible here, so only segments of this machine may
+    be sealed.
     """
     return not is_shared(info.root.file_system) or info.machine == machine_id() or info.boot == boot_id()

@@ -1,4 +1,4 @@
-"""Segments: their attributes, how one is made, and how its attributes are read."""
+"""Segments: their attributes, and functions that make segments and read their attributes."""
 
 import dataclasses
 import errno
@@ -46,31 +46,30 @@ from diskreplay.segments.files.machine import MOST_NS, BootTime, Clock, Volume, 
 from diskreplay.segments.files.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
 from diskreplay.segments.shards import Compressed, codec
 
-# What reading a segment raises if it is damaged, or gone.
+# The errors of reading a segment that is damaged or gone.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# What is read, or locked, of a segment as soon as it is seen.
+# Folders and files that are read, or locked, as soon as a segment is seen.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
-# A segment that a living writer made before it needs it, beside the counters. It gets its number when it is used.
+# The name of a segment that a living writer prepares next to the counters. It gets its number when it is used.
 DRAFT = "next-"
-# The one in which a pack is made.
-_PACK_DRAFT = f"{DRAFT}pack"
+_PACK_DRAFT = f"{DRAFT}pack"  # a pack in progress
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
-# What a disk writes as a whole, and the most that is read of a file.
+# The bytes that a disk writes as a unit, and the most bytes that are read of a file.
 _SECTOR, _MOST_BYTES = 512, 64 << 20
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Which rows of a segment were lost to damage, and how many steps had been in them.
+    """The rows of a segment that were lost to damage, and the number of steps in them.
 
-    Repair puts zeros in their place and flags that make one episode of each range, so that the flags are a sequence of
-    episodes everywhere. Readers leave these episodes out.
+    Repair replaces these rows by zeros, and their flags by flags that make one episode of each range: so the flags stay
+    a sequence of episodes. Readers leave these episodes out.
 
-    ``ranges`` are the position of the first row, and how many rows of its lane, in order of positions. ``steps`` were
-    lost; episodes that had been evicted by hand are not among them: they stay evicted ones. ``values`` are how many
-    rows of episode fields each range has: they are zeros, and count although no flag tells of them.
+    ``ranges`` has pairs, sorted: the position of the first row, and the number of rows in its lane. ``steps`` counts
+    the lost steps without episodes that had been evicted by hand, which stay evicted. ``values`` has the rows of
+    episode fields of each range. They are zeros, and count although no flag tells of them.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -79,7 +78,7 @@ class Lost:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[int, int, int]], steps: int) -> "Lost":
-        """Return ranges of which the position, the rows and the values are given, in any order."""
+        """Return the ranges for (position, rows, values) triples in any order."""
         ordered = sorted(entries)
         return cls(tuple(entry[:2] for entry in ordered), steps, tuple(values for *_, values in ordered))
 
@@ -90,11 +89,11 @@ class Lost:
 
     @property
     def surplus(self) -> int:
-        """How many more rows stand in for what was lost than steps were: to flags, each of these rows is a step."""
+        """The rows of all ranges minus the lost steps: by their flags, all these rows are steps."""
         return sum(rows for _, rows in self.ranges) - self.steps
 
     def holds(self, position: int, lanes: int) -> bool:
-        """Tell whether a row is one of those that were lost."""
+        """Return whether a row was lost."""
         row, lane = divmod(position, lanes)
         return any(
             first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
@@ -105,7 +104,7 @@ NOTHING_LOST = Lost()
 
 
 class PackSize(NamedTuple):
-    """How many segments are in a pack, and how many lanes these have together: the lines of its two tables."""
+    """The number of segments in a pack, and of their lanes: the lines of its two tables."""
 
     members: int
     runs: int
@@ -113,9 +112,9 @@ class PackSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """The attributes of a segment, and where its files are.
+    """The attributes of a segment, and the folder of its files.
 
-    `path` is below the open folder of the store, `root.home`, and valid as long as that.
+    `path` is below the open folder of the store, `root.home`, and valid as long as that is open.
     """
 
     number: int
@@ -129,53 +128,53 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of its boot, also where that has no meaning any more and `boot` is empty
+    clock: Clock  # of the boot that made it, even if `boot` is empty because that boot is over or unknown
     created: str
     sealed: bool = False
     steps: int | None = None
-    values: tuple[int, ...] = ()  # of a sealed one, of each lane: the rows of episode fields; none if it has no such
+    values: tuple[int, ...] = ()  # of a sealed segment: rows of episode fields of each lane; empty without such fields
     checksums: dict[str, int] = field(default_factory=dict)
-    sealed_at: float = 0.0  # seconds since the epoch; 0: not sealed, or by a release that did not note it
+    sealed_at: float = 0.0  # seconds since the epoch; 0: unsealed, or sealed by a release that did not record it
     sealed_clock: BootTime | None = None
-    times: tuple[int, int] | None = None  # the least and the greatest of its rows; None: not sealed, or no rows
-    # Where sealing found more rows than the marks prove: how many of each lane the counters had claimed.
+    times: tuple[int, int] | None = None  # least and greatest time of its rows; None: unsealed, or no rows
+    # The rows of each lane that the counters had claimed, if sealing found more than the marks prove.
     claimed: tuple[int, ...] | None = None
-    unproven_steps: int = 0  # in those rows, at most
-    unproven_time: int = 0  # when they count as come, in nanoseconds since the epoch; 0: by a release that did not say
-    episodes: int | None = None  # lines of the table of a sealed one, if it has one: see `format.episode_table`
+    unproven_steps: int = 0  # at most this many steps are in those rows
+    unproven_time: int = 0  # their assumed time, in nanoseconds since the epoch; 0: a release that did not record it
+    episodes: int | None = None  # lines of the table of episodes, if it has one: see `format.episode_table`
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # of a pack: see `format.packs`
-    compressed: dict[str, Compressed] = field(default_factory=dict)  # how arrays of a pack are, by path
-    # In memory only: how many rows of each lane readers show of a damaged copy. They leave out its `lost` episodes.
+    compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
+    # In memory only: the rows of each lane of a damaged copy that readers show, without `lost` episodes.
     # See `rebuild.read_shown`.
     shown: tuple[int, ...] | None = None
-    document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: it was not read
-    arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # those with rows, by path
+    document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: not read
+    arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # arrays with rows, by path
 
     def __post_init__(self) -> None:
-        """Look up the arrays."""
+        """Find the arrays."""
         object.__setattr__(self, "arrays", self.root.blueprint.of(self.chunk_rows).arrays)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether these are the files that were written, and no copy, move or snapshot of them."""
+        """Whether these are the original files, not a copy, move or snapshot of them."""
         return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
-        """Whether the files are no copies; a snapshot of the volume may be one all the same."""
+        """Return whether the files are no copies; in a snapshot of the volume they may be, nevertheless."""
         try:
             return self.inode == counter_inode(str(self.path), lookup)
-        except FileNotFoundError:  # lost with the power
+        except FileNotFoundError:  # a power loss took it
             return False
 
     @property
     def lock_path(self) -> str:
-        """The lock its writer holds while it lives."""
+        """The path of the lock that its writer holds while it lives."""
         return f"{self.path}/{layout.COMMITTED}/{layout.LOCK}"
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """When the first and the last row came, in nanoseconds since the epoch; zeros where it is not known."""
+        """The times of its first and last row, in nanoseconds since the epoch; zeros if unknown."""
         if self.times is None:
             return 0, 0
         first, last = self.times
@@ -183,17 +182,17 @@ class SegmentInfo:
 
     @property
     def kept_until(self) -> int:
-        """The time, in nanoseconds since the epoch, that the retention horizon has to pass before a sealed one leaves.
+        """The time in ns since the epoch that the retention horizon must pass before this sealed segment leaves.
 
-        That of the last row. Rows that no mark proves have no time that can be trusted: they count as come when they
-        were set aside.
+        It is the time of the last row. Unproven rows have no trustworthy time: they count as come when they were set
+        aside.
         """
         if self.claimed is None:
             return self.bounds[1]
         return max(self.bounds[1], self.unproven_time or min(int(self.sealed_at * 1e9), MOST_NS))
 
     def came_before(self, time: int) -> bool:
-        """Whether it is sealed, and all of it came before a time, in nanoseconds since the epoch."""
+        """Return whether it is sealed, and all its rows came before a time, in nanoseconds since the epoch."""
         return self.sealed and self.kept_until < time
 
     @property
@@ -203,11 +202,11 @@ class SegmentInfo:
 
     @property
     def requires(self) -> list[str]:
-        """The features that a reader of it must know."""
+        """The features that a reader must know to read it."""
         return [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])]
 
     def attributes(self) -> dict[str, Any]:
-        """Return what stands in the segment's zarr.json."""
+        """Return the attributes in the segment's zarr.json."""
         own = partial(getattr, self)
         return {
             **metadata.write_by(_SEGMENT, own),
@@ -217,11 +216,11 @@ class SegmentInfo:
             **metadata.write_by(_PACK, own),
         }
 
-    # --- its files -----------------------------------------------------------------------------------------------
+    # --- files ---------------------------------------------------------------------------------------------------
 
     @property
     def blueprint(self) -> metadata.Blueprint:
-        """What it consists of."""
+        """The arrays and groups of the segment."""
         blueprint = self.root.blueprint.of(self.chunk_rows)
         if self.packed is None:
             return blueprint
@@ -245,7 +244,7 @@ class SegmentInfo:
         return f"{self.path}/{leaf}/{self.arrays[leaf].chunk_key(chunk)}"
 
     def map_chunk(self, leaf: str, chunk: int) -> Mapping:
-        """Map a chunk file; FileNotFoundError or FormatError where it is not there, or has another size."""
+        """Map a chunk file; FileNotFoundError if it is missing, FormatError if it has another size."""
         return map_file(self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf))
 
     def map_numbers(self, leaf: str, chunk: int) -> NDArray[Any]:
@@ -253,16 +252,16 @@ class SegmentInfo:
         return self.map_chunk(leaf, chunk).array(self.arrays[leaf].dtype, (len(self.lanes), self.chunk_rows[leaf]))
 
     def open_chunk(self, leaf: str, chunk: int) -> int:
-        """Open a chunk to read and write it; where it is missing, it is created whole, without blocks.
+        """Open a chunk for reading and writing; a missing one is created at its full size, without disk blocks.
 
-        Raises FormatError where the file is not as it was made; StorageFull where there is no room for its name:
+        Raises FormatError if the file has another size. Raises StorageFull if the disk has no room for its name; then
         nothing is left behind, and the call may be repeated.
         """
         path, nbytes = self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf)
         with suppress(FileNotFoundError):
             return open_regular(path, nbytes, os.O_RDWR)
         self.root.check_still_there()
-        # The shape first: a call that is repeated ends at the chunk that is there. Until then its rows are zeros.
+        # The shape comes first: a repeated call returns early at an existing chunk. Until then, new rows read as zeros.
         self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
         temporary = f"{self.path}/{leaf}/.new-{chunk}"
         try:
@@ -275,18 +274,18 @@ class SegmentInfo:
         return open_regular(path, nbytes, os.O_RDWR)
 
     def write_rows(self, leaf: str, rows: int) -> None:
-        """Write how many rows a lane has into an array's zarr.json.
+        """Write the rows of a lane into the shape in an array's zarr.json.
 
-        In its place: a file that replaced it would have to be synced first, or a loss of power could leave an empty one
-        where rows are durable. One that is not as it was made is replaced. Raises StorageFull where there is no room;
-        it is as it was.
+        It is overwritten in place. A file that replaced it would have to be synced first: otherwise a power loss could
+        leave an empty document above durable rows. A document of another size is replaced. Raises StorageFull if the
+        disk has no room; the document is then unchanged.
         """
         path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
         if not overwrite(path, document):
             write_atomic(path, document, synced=True)
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
-        """Yield path and zarr.json of everything below the segment, parents first, with one chunk of rows."""
+        """Yield the path and zarr.json of every folder below the segment, parents first, with one chunk of rows."""
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
@@ -294,17 +293,17 @@ class SegmentInfo:
         return self.root.blueprint.segment_document(self.attributes())
 
     def rows_document(self, leaf: str, rows: int) -> bytes:
-        """Return the zarr.json of an array with the shape of ``rows`` rows a lane."""
+        """Return the zarr.json of an array whose shape has ``rows`` rows per lane."""
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
     def with_priority(self, rows: int) -> "SegmentInfo":
-        """Add the array of initial priorities, which says that none of so many rows of any lane has one.
+        """Add the array of initial priorities, in which none of the first ``rows`` rows of any lane has one.
 
-        Returns the new attributes. The caller writes the segment, and no mark is being made. Whatever a loss of power
-        leaves is the segment without the array, or with all of it. Raises StorageFull where there is no room; the
-        segment is as it was, and the call may be repeated.
+        Returns the new attributes. The caller is the segment's writer, and no mark is being made. After a power loss,
+        the segment has the whole array or none. Raises StorageFull if the disk has no room; the segment is then
+        unchanged, and the call may be repeated.
         """
-        leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both have as many bytes
+        leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both have the same number of bytes
         changed = dataclasses.replace(self, chunk_rows={**self.chunk_rows, leaf: per_chunk})
         building, folder = f"{self.path}/{layout.DURABLE}/.{leaf}", f"{self.path}/{leaf}"
         chunks = max(1, -(-rows // per_chunk))
@@ -314,14 +313,14 @@ class SegmentInfo:
             for chunk in range(chunks):
                 write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
             sync_tree(building)
-            shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: no reader knows it yet
+            shutil.rmtree(folder, ignore_errors=True)  # left by a call that failed below: no reader knows it yet
             os.rename(building, folder)
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
         return changed
 
 
-# --- what its document says ------------------------------------------------------------------------------------------
+# --- the document ----------------------------------------------------------------------------------------------------
 
 
 def _is_clock(value: Any) -> bool:
@@ -432,30 +431,30 @@ _PACK = (
 
 
 class Size(NamedTuple):
-    """How large a segment will be: the most rows of a chunk, or bytes; and its rows a lane where they are known."""
+    """The size of a future segment: the maximum rows of a chunk, its minimum bytes, and the rows per lane if known."""
 
     chunk_rows: int
     rows: int | None = None
-    least_bytes: int = 0  # a chunk that has fewer has rows of so many
+    least_bytes: int = 0  # a smaller chunk gets rows for this many bytes
 
     @property
     def most_values(self) -> int:
-        """The most rows of a chunk of an episode field: a whole episode has one."""
+        """The maximum rows of a chunk of an episode field: a segment of known size has one episode per lane."""
         return self.chunk_rows if self.rows is None else 1
 
 
 def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
-    """Return the inode of a segment's committed counter: another one means that the segment is a copy."""
+    """Return the inode of a segment's committed counter; in a copy of the segment it differs."""
     return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 
 def draft_segment(
     root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock, has_priority: bool = False
 ) -> tuple[SegmentInfo, Lock]:
-    """Make a segment that has no number yet, in the folder ``building``, which is made, beside the counters.
+    """Make a segment without a number in the new folder ``building``, next to the counters.
 
-    ``has_priority``: it has the array of initial priorities. It is locked before anything else: a draft whose lock is
-    free is one of a process that died. Raises StorageFull where there is no room for it; nothing is left behind.
+    ``has_priority``: it has the array of initial priorities. It is locked before anything else is made: a draft with a
+    free lock was left by a process that died. Raises StorageFull if the disk has no room; nothing is left behind.
     """
     blueprint = root.blueprint.with_priority if has_priority else root.blueprint
     with drafted(building), ExitStack() as undo:
@@ -490,7 +489,7 @@ def draft_segment(
 
 
 def pack_draft(root: Root) -> str:
-    """Return the folder in which a process makes a pack, if one does."""
+    """Return the folder in which a process makes a pack."""
     return f"{root.counters_folder}/{_PACK_DRAFT}"
 
 
@@ -499,15 +498,15 @@ def lock_draft(building: str) -> Lock:
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
-    if lock is None:  # just made, and taken for that of a dead process
+    if lock is None:  # another process took the new draft for a dead one's, and locked it
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
     return lock
 
 
 def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
-    """Give a draft its number and its place among the segments. The caller holds the store lock.
+    """Move a draft to its place among the segments, with a number. The caller holds the store lock.
 
-    Raises StorageFull where there is no room for its name, FileNotFoundError where somebody removed the draft.
+    Raises StorageFull if the disk has no room for its name, FileNotFoundError if the draft was removed.
     """
     path = info.root.segment_path(number)
     with storage_errors(path):
@@ -526,7 +525,7 @@ def _build_arrays(
 ) -> None:
     for path, document in blueprint.documents(lanes, chunk_rows, rows):
         folder = f"{building}/{path}"
-        if path != layout.COMMITTED:  # that one is there, with its lock
+        if path != layout.COMMITTED:  # it exists, with the lock
             os.mkdir(folder)
         write_file(f"{folder}/{layout.METADATA}", document)
         if array := blueprint.arrays.get(path):
@@ -539,10 +538,10 @@ def _build_arrays(
 
 
 def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentInfo:
-    """Read and check a segment's attributes; ``path`` is its folder where that is not its place.
+    """Read and check a segment's attributes; ``path`` is its folder if it is not in its place.
 
-    Raises FileNotFoundError where it was evicted, FormatError where it is damaged or hostile, and NeverWritten where
-    the power went before anything in it was durable: it is as good as evicted.
+    Raises FileNotFoundError if it was evicted, and FormatError if it is damaged or hostile. Raises NeverWritten if a
+    power loss came before anything in it was durable: it is as good as evicted.
     """
     path = path or root.segment_path(number)
     try:
@@ -555,9 +554,9 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 
 
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
-    """Return what a segment that has to prove its rows says of itself if it is a copy of a sealed one, else None.
+    """Return the sealed attributes of an unsealed segment if it is a copy of a sealed one, else None.
 
-    Raises as `read_segment`.
+    Errors as for `read_segment`.
     """
     with LookupBelow(str(info.path)) as lookup:
         found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)
@@ -565,9 +564,9 @@ def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
 
 
 def write_unsealed(info: SegmentInfo) -> None:
-    """Replace the document of a sealed segment by one that is not sealed, durably.
+    """Replace the document of a sealed segment durably by an unsealed one.
 
-    Raises StorageFull where there is no room; the document is as it was.
+    Raises StorageFull if the disk has no room; the document is then unchanged.
     """
     document = dataclasses.replace(info, sealed=False, claimed=None).own_document()
     write_atomic(info.path / layout.METADATA, document, synced=True)
@@ -582,9 +581,9 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
         metadata.verify_document(data, document_path)
     except (FormatError, FileNotFoundError):
         if is_never_written(str(path)):
-            raise NeverWritten(errno.ENOENT, "nothing of it was written before the power went", str(path)) from None
+            raise NeverWritten(errno.ENOENT, "nothing of it was written before the power loss", str(path)) from None
         raise
-    # Of thousands of segments only these are read at once; the folders of other arrays are checked when mapped.
+    # With thousands of segments, only these are checked now; the folders of other arrays are checked when mapped.
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
@@ -597,16 +596,16 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
 
 
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
-    """Return a segment as it is to be read: one that was sealed while it was copied has to prove its rows.
+    """Return a segment as readers must see it: one that was sealed while it was copied has to prove its rows.
 
-    A pack was complete before it had its place.
+    A pack was complete before it was placed.
     """
     if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
         return info
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # Who seals a copy protects its chunks, and had replaced its document before.
+        # A process that seals a copy replaces its document first, and then protects its chunks: read it again.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""
@@ -628,7 +627,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
             _check_lanes("claimed", found["claimed"], lanes)
     compressed, packed = found["compressed"], found["packed"]
     if packed is not None and not (found["sealed"] and found["lanes"] == (0,)):
-        raise ValueError("a pack is sealed, and has one lane")
+        raise ValueError("a pack must be sealed and have one lane")
     if not compressed.keys() <= arrays.keys() or (compressed and packed is None):
         raise ValueError(f"compressed names {sorted(compressed)!r:.80}")
     found["chunk_rows"] = {leaf: found["chunk_rows"][leaf] for leaf in arrays}
@@ -640,7 +639,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
 
 
 def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
-    """Raise ValueError where these are not rows of each lane."""
+    """Raise ValueError if these cannot be the rows of each lane."""
     if len(rows) != lanes or max(rows) > layout.POSITION_MASK // lanes:
         raise ValueError(f"{name} is {rows!r:.80}")
 
@@ -648,10 +647,10 @@ def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
 def _check_chunk_rows(
     chunk_rows: dict[str, Any], lanes: int, arrays: dict[str, metadata.RowArray], compressed: Container[str]
 ) -> None:
-    """Raise ValueError where an array has chunks that no segment of so many lanes has."""
+    """Raise ValueError if an array has chunks that no segment with this number of lanes can have."""
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
-        # A chunk is a power of two of rows; one row of all lanes may be wider than any chunk size asked for.
+        # A chunk has a power of two of rows; one row of all lanes may be wider than the largest chunk size.
         if not is_whole(rows, 1) or rows & (rows - 1):
             raise ValueError(f"{rows!r:.40} rows a chunk of {leaf}")
         if rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed:
@@ -659,9 +658,10 @@ def _check_chunk_rows(
 
 
 def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
-    """Return what was lost of a segment; ``steps`` are those of a sealed one.
+    """Return the lost rows of a segment; ``steps`` counts the steps of a sealed one.
 
-    Raises ValueError for what cannot be: rows beyond every segment, twice or in another order, more steps than rows.
+    Raises ValueError for impossible values: rows beyond a segment, overlapping or unsorted ranges, more steps than
+    rows.
     """
     if attributes.keys().isdisjoint(_LOST_NAMES):
         return NOTHING_LOST
@@ -682,25 +682,25 @@ def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
     return lost
 
 
-# --- never synced before a loss of power: files are empty, or missing -------------------------------------------------
+# --- never synced before a power loss: files are empty or missing -----------------------------------------------------
 
 
 class NeverWritten(FileNotFoundError):
-    """A segment's own document was not durable when the power went, and so none of its rows is."""
+    """A power loss came before the segment's own document was durable, and therefore before any of its rows was."""
 
 
 def is_never_written(segment: str) -> bool:
-    """Whether a segment's document, which cannot be read, was lost to the power before any of its rows was durable.
+    """Return whether a power loss took a segment's unreadable document before any of its rows was durable.
 
-    A document without a checksum that fits may also be damaged. But rows are marked only after their segment's document
-    is durable; and a document has no zeros.
+    A document with a wrong checksum may also be damaged. But rows are marked only after the document is durable, and a
+    document has no zeros.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
-    return blank and os.path.isdir(segment)  # checked last: retention may take it out meanwhile
+    return blank and os.path.isdir(segment)  # checked last: retention may remove it meanwhile
 
 
 def has_no_mark(segment: str) -> bool:
-    """Whether no row of a segment is known to be durable: no mark, and no durable row."""
+    """Return whether a segment has no mark and no durable row."""
     if os.path.islink(f"{segment}/{layout.DURABLE}"):
         return False
     found = [_content(f"{segment}/{name}") for name in (layout.MARKS, f"{layout.DURABLE}/c.0")]
@@ -715,7 +715,7 @@ def _is_blank(path: str) -> bool:
 
 
 def _content(path: str) -> bytes | None:
-    """Return the bytes of a file, none where it is missing, None where something else is in its place."""
+    """Return the bytes of a file; empty if it is missing, None if it is no regular file or too large."""
     try:
         data = read_regular(path, None, _MOST_BYTES + 1)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One array of a segment as its writer sees it: which rows have their blocks, and how rows get there."""
+"""One array of a segment as its writer sees it: which rows have disk blocks, and how rows are written."""
 
 import os
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# So much is reserved ahead of the lanes at most, or one chunk, but of no lane more rows than these.
+# The most that is reserved ahead: so many bytes for all lanes, or one chunk if that is more; and so many rows per lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
-# One of so many lanes.
+# Lanes are a crowd if they are at least one in this many.
 _CROWD = 8
 
 _LONE_LANE: Ints = np.zeros(1, np.int64)
 
 
 class Pages(NamedTuple):
-    """How the space of a lane grows in a segment's first chunk.
+    """The growth of a lane's space in a segment's first chunk.
 
-    ``first`` pages at the beginning, then four times as many as it has below ``few``, and twice as many from there on;
-    ``step`` of them, or `_STEP_ROWS` rows, are brought into memory at once.
+    A lane starts with ``first`` pages. Its space is multiplied by four while it is below ``few`` pages, and doubled
+    after that. ``step`` pages, or `_STEP_ROWS` rows, are brought into memory at once.
     """
 
     first: int
@@ -39,17 +39,17 @@ class Pages(NamedTuple):
     step: int
 
 
-# The pages of several lanes lie apart, and each range is a system call.
+# The pages of several lanes are not adjacent, and each range is a system call.
 _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
 class Column:
-    """One array of the segment, as its writer sees it: the chunks that lanes stand in.
+    """One array of the segment, as its writer sees it: the chunks that its lanes write to.
 
-    A row is one item: a number where the field is a scalar, else, and for observations, its bytes. Items are assigned
-    and scattered in a fraction of the time that numpy takes for arrays of rows.
+    A row is one item: a number if the field is a scalar, else its bytes, as for any observation. numpy assigns and
+    scatters items in a fraction of the time that it takes for arrays of rows.
 
-    Concurrency: one thread reserves at a time; another one may write rows that are reserved, and release chunks.
+    Concurrency: one thread reserves at a time. Another one may write reserved rows and release chunks.
     """
 
     def __init__(self, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
@@ -70,22 +70,22 @@ class Column:
         self._least_ahead = max(2, min(self.rows, self._most_ahead)) if len(info.lanes) > CLOSE_LANES else 2
         self.by_position = by_position
         self._keeps = keeps
-        # Rows of each lane that can be written, and those whose blocks are reserved; of its last chunk perhaps not all.
+        # Rows of each lane that can be written, and rows with reserved blocks, which may end inside the last chunk.
         self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
-        # Mapped chunks as items, lane after lane, or where rows are written by position descriptors.
+        # Mapped chunks as items, lane after lane; or, if rows are written by position, descriptors.
         self.chunks: dict[int, NDArray[Any]] = {}
         self.descriptors: dict[int, int] = {}
         self._mappings: dict[int, Mapping] = {}
 
     def begin(self, rows: Ints) -> None:
-        """Begin behind the rows that each lane has already: of these nothing is written."""
+        """Start after the rows that each lane already has: these are never written."""
         self.reserved[:] = self._allocated[:] = rows
 
     def reserve(self, lane: int, row: int, stop: int, rows: Ints, *, ahead: bool = False) -> None:
-        """Give the next rows of a lane their blocks, so that no write into them can find the disk full.
+        """Reserve disk blocks for the next rows of a lane, so that no write to them can find the disk full.
 
-        ``row`` is the first that needs them; with it go the rows below ``stop`` and some more, as far as its chunk
-        goes. Lanes that are shortly before the end of theirs get more in the same call, ``ahead`` of time all lanes
+        ``row`` is the first row that needs them. Rows below ``stop`` and some more, up to the end of the chunk, are
+        reserved with it. Lanes that will soon need more get it in the same call; with ``ahead``, these are all lanes
         that `wanting` returns.
         """
         begin = int(self.reserved[lane])
@@ -94,13 +94,13 @@ class Column:
         chunk = begin >> self.shift
         behind = int(self._margins(begin)) if ahead else 0
         if ahead and chunk > 0:
-            # With it lanes that are a chunk behind: together they are one range, alone a system call each.
+            # Include lanes that are a chunk behind: together they are one range, alone one system call each.
             behind += min(self.rows, self._most_ahead)
         try:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # Of many lanes the first store to each page would be a fault for each lane in the same append.
+            # With many lanes, the first store to each page would be one page fault per lane in the same append.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -111,7 +111,7 @@ class Column:
             raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
 
     def reserve_ahead(self, lanes: Ints, rows: Ints) -> bool:
-        """Reserve more for one of these lanes that soon needs it, and those near it; False: none does.
+        """Reserve more for one of these lanes that will soon need it, and for similar lanes; False if none will.
 
         Errors as for `reserve`.
         """
@@ -121,7 +121,7 @@ class Column:
         return len(wanting) > 0
 
     def wanting(self, lanes: Ints, rows: Ints) -> Ints:
-        """Return which of some lanes have come so far that more should be reserved for them."""
+        """Return the lanes that have come so far that more should be reserved for them."""
         return lanes[self.rows_until_wanting(lanes, rows) <= 0]
 
     def rows_until_wanting(self, lanes: Ints, rows: Ints) -> Ints:
@@ -131,20 +131,20 @@ class Column:
         return left
 
     def _margins(self, ends: Any) -> Any:
-        """Return the distance in rows, before the end of a lane's reserved rows, at which more is reserved ahead.
+        """Return the number of rows before the end of a lane's reserved rows at which more is reserved ahead.
 
-        It is a small part of the rows that a lane has, so that a store with few rows takes little. It is larger before
-        a new chunk: to make a file waits for the file system's journal. A crowd of lanes is a chunk ahead: to make its
-        pages takes as long as many steps.
+        It is a small part of the lane's rows, so that a small store reserves little. It is larger before a new chunk,
+        as creating a file waits for the file system's journal. With many lanes it is a chunk, as creating their pages
+        takes as long as many steps.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
 
     def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
-        """Return the lanes in the chunk of a lane that have less than ``upto``, and soon need more as it does.
+        """Return the lanes in the chunk of a lane that have less than ``upto`` and will soon need more, as it does.
 
-        A lane does if it is less than ``behind`` rows before the end of its reserved rows, or an eighth of the added
-        rows. If these are many of thousands of lanes, all lanes get more: one range is one system call.
+        A lane will if less than ``behind`` rows, or less than an eighth of the added rows, are left of its reserved
+        rows. If these are a crowd among thousands of lanes, all lanes get more: one range is one system call.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -157,21 +157,22 @@ class Column:
         return np.flatnonzero(inside if is_crowd else near)
 
     def _allocate(self, chunk: int, lane: int, stop: int, rows: Ints, behind: int) -> None:
-        """Reserve blocks: in a segment's first chunk some times what a lane has, so that a short one takes little.
+        """Reserve disk blocks for a lane and similar lanes.
 
-        Later all of the lane's part of the chunk.
+        In a segment's first chunk the space of a lane grows by factors, so that a short segment takes little. In later
+        chunks, the lane's whole part is reserved.
         """
         begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
         growing = chunk == 0 and self._keeps
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # From the beginning where all of a lane's part is reserved: then neighbours are one range.
+        # If all of a lane's part is reserved, start at its beginning: neighbouring lanes are then one range.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
         try:
-            # Mapped before it is reserved: what fails leaves nothing to undo, and may be repeated.
+            # Mapped before it is reserved: a failure leaves nothing to undo, and the call may be repeated.
             if not self.by_position and chunk not in self.chunks:
                 self._map(chunk, fd)
             for first, last in join_ranges(firsts, lasts) if self._keeps else ():
@@ -181,14 +182,14 @@ class Column:
         self._allocated[lanes] = np.minimum(self._row_at(chunk, lanes, lasts), end)
 
     def _is_whole(self, chunk: int) -> bool:
-        """Whether all of a chunk is reserved."""
+        """Return whether all of a chunk is reserved."""
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring reserved pages of lanes into memory; return up to which row of each.
+        """Bring reserved pages of lanes into memory; return the row up to which each lane's pages are.
 
-        The page cache may hold many pages as one, once somebody has read the file in order. A store to one of them
-        needs the blocks of all of them: where a full disk has no room for those, this is an error and no SIGBUS.
+        The page cache may hold many pages as one large folio after a sequential read of the file. A store to it needs
+        the disk blocks of all its pages: on a full disk, this call raises an error in place of a later SIGBUS.
         """
         firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
         for first, last in join_ranges(firsts, lasts):
@@ -196,7 +197,7 @@ class Column:
         return np.minimum(self._row_at(chunk, lanes, lasts), self._allocated[lanes])
 
     def bring_in(self, rows: Ints) -> None:
-        """Bring the pages of the next rows of several lanes into memory again, as far as they are reserved.
+        """Bring the reserved pages of the next rows of several lanes into memory again.
 
         Concurrency: any thread, also while others reserve, write and release chunks.
         """
@@ -211,21 +212,21 @@ class Column:
                     mapping.populate(first, last)
 
     def _pages(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
-        """Return the bytes of rows of each lane, and what else is in their pages.
+        """Return the byte ranges of rows of each lane, extended to whole pages.
 
-        A store to a mapped page needs all of its blocks, however small they are.
+        A store to a mapped page needs all of its disk blocks, even if these are smaller.
         """
         before = (lanes - chunk) << self.shift
         firsts, lasts = (before + starts) * self.row_bytes, (before + stops) * self.row_bytes
         return firsts & -PAGESIZE, np.minimum(lasts + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
 
     def _row_at(self, chunk: int, lanes: Ints, at: Ints) -> Ints:
-        """Return the first row of each lane that does not lie in front of a byte as a whole."""
+        """Return the first row of each lane that is not wholly before a byte."""
         return at // self.row_bytes - ((lanes - chunk) << self.shift)
 
     def _map(self, chunk: int, fd: int) -> None:
         mapping = self._mappings[chunk] = Mapping(fd, self._chunk_bytes, writable=True)
-        # Without it the first touch of a fresh chunk reads megabytes around it.
+        # Without it, the first touch of a new chunk reads megabytes around it.
         mapping.advise(MADV_RANDOM)
         self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
 
@@ -239,7 +240,7 @@ class Column:
         return fd
 
     def write_row(self, lane: int, row: int, item: Any) -> None:
-        """Write one row, which is reserved: its bytes, or a number that fits the dtype."""
+        """Write one reserved row: its bytes, or a number that fits the dtype."""
         at = lane * self.rows + (row & self.mask)
         if self.by_position:
             self.write_at(row >> self.shift, at, self.as_data(item))
@@ -247,7 +248,7 @@ class Column:
             self.chunks[row >> self.shift][at] = item
 
     def write_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
-        """Write rows ``row``, ``row + 1``, ... of a lane; they are reserved."""
+        """Write reserved rows ``row``, ``row + 1``, ... of a lane."""
         items = self.items(block)
         for chunk, inside, count in split_range(row, row + len(items), self.rows):
             at, part, items = lane * self.rows + inside, items[:count], items[count:]
@@ -257,12 +258,12 @@ class Column:
                 self.chunks[chunk][at : at + count] = part
 
     def mapped_chunks(self, first: int, last: int) -> list[Mapping] | None:
-        """Return the mapped chunks of the rows from ``first`` to ``last``, None where one of them is not mapped."""
+        """Return the mapped chunks of the rows from ``first`` to ``last``; None if one of them is not mapped."""
         found = [self._mappings.get(chunk) for chunk in range(first >> self.shift, (last >> self.shift) + 1)]
         return None if None in found else found  # type: ignore[return-value]
 
     def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
-        """Write one row of each of several lanes; they are reserved."""
+        """Write one reserved row of each of several lanes."""
         for chunk, at, chosen in places:
             some = items if chosen is None else items[chosen]
             if self.by_position:
@@ -272,15 +273,15 @@ class Column:
 
     def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
         data, size = items.view(np.uint8).data, self.row_bytes
-        # Neighbours in the file, such as all lanes in chunks of one row, are written together.
+        # Adjacent rows in the file, such as all lanes in chunks of one row, are written together.
         edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         for start, stop in pairwise(edges):
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])
 
     def write_at(self, chunk: int, at: int, data: Any) -> None:
-        """Write items, as bytes, from the one with the number ``at`` of a chunk on, by position.
+        """Write items, as bytes, by position; ``at`` is the number of the first item in the chunk.
 
-        Raises StorageFull where reserved blocks are not kept and there is no room; what was written is not published.
+        Raises StorageFull if the file system keeps no reservations and has no room; nothing was published.
         """
         try:
             write_row(self.descriptor(chunk), data, at * self.row_bytes)
@@ -290,7 +291,7 @@ class Column:
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
         values = np.ascontiguousarray(values)
-        # In a third of the time that reshaping and two views take; there is a row at least.
+        # Three times as fast as reshaping and two views. There is at least one row.
         return np.frombuffer(values, self.item) if self.as_bytes else values
 
     def as_data(self, item: Any) -> bytes:
@@ -299,24 +300,24 @@ class Column:
         return data
 
     def target(self, lane: int, row: int) -> tuple[Any, int]:
-        """Return what takes items by number, the first that of ``row``, up to the end of its chunk, and how many."""
+        """Return an indexable target of items, whose first is ``row``, and its length up to the end of the chunk."""
         at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
         if self.by_position:
             return _Positions(self, row >> self.shift, at), stop - at
         return self.chunks[row >> self.shift][at:stop], stop - at
 
     def unmap_before(self, row: int) -> None:
-        """Unmap chunks that no lane will write again; the thread that reserves does."""
+        """Unmap chunks that no lane will write to again; called by the reserving thread."""
         for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
 
     def close_before(self, row: int) -> None:
-        """Close the descriptors of chunks that no lane will write again; the thread that writes does."""
+        """Close the descriptors of chunks that no lane will write to again; called by the writing thread."""
         for chunk in [c for c in self.descriptors if c < row >> self.shift]:
             os.close(self.descriptors.pop(chunk))
 
     def close(self) -> list[Mapping]:
-        """Close every chunk. The returned mappings are unmapped with the last reference to them."""
+        """Close every chunk. The returned mappings are unmapped with their last references."""
         held = list(self._mappings.values())
         self.chunks.clear()
         self._mappings.clear()
@@ -326,7 +327,7 @@ class Column:
 
 
 class Places(NamedTuple):
-    """Where rows of several lanes lie in one chunk, and which of them these are; None: all."""
+    """The positions of rows of several lanes in one chunk, and the indices of these rows; None: all."""
 
     chunk: int
     at: Ints
@@ -334,7 +335,7 @@ class Places(NamedTuple):
 
 
 def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
-    """Sort rows, one of each lane, by the chunk that they are in."""
+    """Group rows, one of each lane, by their chunk."""
     chunks, at = rows >> shift, lanes << shift
     at += rows
     first = int(chunks[0])
@@ -350,7 +351,7 @@ def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
 
 
 class _Positions:
-    """Rows of one chunk that are written by position, as if they were items of an array."""
+    """Rows of one chunk that are written by position, with the interface of an array of items."""
 
     __slots__ = ("_base", "_chunk", "_column")
 
@@ -362,5 +363,5 @@ class _Positions:
 
 
 def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
-    """Whether a writer takes a row of this leaf as bytes; observations always, as they are compared by their bytes."""
+    """Return whether a writer takes a row of this leaf as bytes: observations always, as they are compared as bytes."""
     return bool(shape) or leaf == "obs" or leaf.startswith("obs/")

@@ -1,8 +1,8 @@
-"""What readers take from the files of a segment: its extent, its flags, and whether all of its chunks are there.
+"""Reading a segment's files: its extent, its flags, and whether all its chunks exist.
 
-The extent says how far the arrays of a segment are filled: the rows of each lane, and the values of episodes. The
-arrays of episode fields have a row for each row of a lane with `EPISODE_VALUES`, in the same order. Rows that were lost
-to damage keep the place of their values; see `Lost.values`.
+The extent tells how far the arrays of a segment are filled: the rows of each lane, and the values of episodes. The
+arrays of episode fields have one row for each row of a lane with `EPISODE_VALUES`, in the same order. Rows that were
+lost to damage keep the places of their values; see `Lost.values`.
 """
 
 import os
@@ -28,25 +28,25 @@ _AT_ONCE = 1 << 20
 
 
 class Extent(NamedTuple):
-    """The rows of each lane, and the values among them, ``(lanes,)`` each."""
+    """The rows of each lane, and the number of values among them, ``(lanes,)`` each."""
 
     rows: Ints
     values: Ints
 
     def of(self, leaf: str) -> Ints:
-        """Return how many rows of each lane an array has."""
+        """Return the rows of each lane that an array has."""
         return self.values if layout.is_of_episodes(leaf) else self.rows
 
     @classmethod
     def begin(cls, lanes: int) -> "Extent":
-        """Return that of a segment without rows."""
+        """Return the extent of a segment without rows."""
         return cls(np.zeros(lanes, np.int64), np.zeros(lanes, np.int64))
 
 
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
-    """Return the extent of the first rows of each lane by their flags, from that of fewer rows where it is known.
+    """Return the extent of the first rows of each lane by their flags; ``before`` is a known extent of fewer rows.
 
-    ``mapped`` gives the mapping of a chunk in place of `SegmentInfo.map_chunk`, whose errors are raised.
+    ``mapped`` replaces `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()
@@ -62,9 +62,9 @@ def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mappe
 
 
 def sealed_extent(info: SegmentInfo, rows: Ints) -> Extent:
-    """Return the extent of a sealed segment with so many rows, by its attributes.
+    """Return the extent of a sealed segment with these rows, according to its attributes.
 
-    Raises FormatError where these name more values than rows.
+    Raises FormatError if the attributes name more values than rows.
     """
     values = np.array(info.values or [0] * len(rows), np.int64)
     if (values > rows).any():
@@ -73,7 +73,7 @@ def sealed_extent(info: SegmentInfo, rows: Ints) -> Extent:
 
 
 def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
-    """Return how many of the first rows, of all lanes alike, have no lane with more than so many values among them."""
+    """Return the maximum r, up to ``rows``, for which the first r rows of no lane have more than ``values`` values."""
     least, seen = rows, [0] * len(info.lanes)
     for row, lane, has_values in _flags(info, np.zeros(len(seen), np.int64), np.full(len(seen), rows), None):
         valued = np.flatnonzero(has_values)
@@ -86,7 +86,7 @@ def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
 def _flags(
     info: SegmentInfo, first: Ints, stop: Ints, mapped: MapChunk | None
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Yield which rows from ``first`` to ``stop`` of each lane have values, some at a time: the first row, the lane."""
+    """Yield masks of the rows with values from ``first`` to ``stop`` of each lane, with their first row and lane."""
     grown, per_chunk = np.flatnonzero(first < stop), info.chunk_rows[layout.DONE]
     if not len(grown):
         return
@@ -94,7 +94,7 @@ def _flags(
         begin, above = chunk * per_chunk, (chunk + 1) * per_chunk
         flags = (mapped or info.map_chunk)(layout.DONE, chunk).array(np.uint8, (len(first), per_chunk))
         for lane in grown.tolist():
-            # Nothing else of the chunk is read: holes are to stay holes.
+            # Only these rows of the chunk are read: holes must stay holes.
             for at in range(max(begin, int(first[lane])), min(above, int(stop[lane])), _AT_ONCE):
                 some = flags[lane, at - begin : min(at + _AT_ONCE, above, int(stop[lane])) - begin]
                 yield at, lane, (some & layout.EPISODE_VALUES) != 0
@@ -103,12 +103,12 @@ def _flags(
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-# Of so many flags, holes that take more than so many times as much as what is on the disk are left out.
+# If more than `_LARGE` flags take less than a `_SPARSE`-th of that on disk, their holes are left out.
 _LARGE, _SPARSE = 1 << 20, 4
 
 
 class LaneFlags(NamedTuple):
-    """Flags of lanes, one after another: how many rows of each are in ``flags``, and the ``gaps`` that are not."""
+    """Flags of lanes, one after another: the rows of each lane in ``flags``, and the ``gaps`` that are left out."""
 
     flags: NDArray[np.uint8]
     rows: Ints
@@ -116,7 +116,7 @@ class LaneFlags(NamedTuple):
 
     @staticmethod
     def concatenate(parts: "list[LaneFlags]") -> "LaneFlags":
-        """Return the lanes of several."""
+        """Return the lanes of all parts."""
         if len(parts) == 1:
             return parts[0]
         flags, rows = (np.concatenate([part[i] for part in parts]) for i in range(2))
@@ -130,10 +130,10 @@ class LaneFlags(NamedTuple):
 def read_lanes(
     info: SegmentInfo, lane: Ints, first: Ints, stop: Ints, dense: Callable[[], NDArray[np.uint8]]
 ) -> LaneFlags:
-    """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]`` of a segment; its chunks are there.
+    """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; the chunks of the segment exist.
 
-    ``dense`` returns them without gaps. It is not asked where most of a large segment's flags are holes: what that
-    takes is bounded by what is on the disk.
+    ``dense`` returns them without gaps. It is not called if most flags of a large segment are holes: so the memory is
+    bounded by the bytes on disk.
     """
     rows = stop - first
     wanted = int(rows.sum())
@@ -158,7 +158,7 @@ def read_lanes(
 
 
 def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Yield the bytes of a file, and how many zeros behind each part are left out: of a hole, one byte is there."""
+    """Yield parts of a file, and how many zeros are left out after each: of a hole, one byte is yielded."""
     at = start
     for first, last in chain(data_ranges(fd, start, stop), [(stop, stop)]):
         if first > at:
@@ -170,18 +170,18 @@ def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.ui
 
 
 def _allocated(info: SegmentInfo, rows: int) -> int:
-    """Return the bytes that the chunks of a segment's flags take on disk."""
+    """Return the bytes on disk of the chunks of a segment's flags."""
     chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
     return sum(os.stat(info.chunk_path(layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
 
 
 def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
-    """Check that every chunk is there, whole, that has one of the rows from ``checked`` to ``rows``.
+    """Check that each chunk with a row from ``checked`` to ``rows`` exists at its full size.
 
-    Of the chunks that have a row before ``checked`` this is known.
+    Chunks with a row before ``checked`` have been checked.
 
-    Return up to which row all chunks are known to be there. Raises FileNotFoundError where one is not there,
-    FormatError where one has another size.
+    Return the row up to which all chunks are known to exist. Raises FileNotFoundError if a chunk is missing,
+    FormatError if one has another size.
     """
     if rows <= checked:
         return checked
@@ -190,7 +190,7 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
     for leaf, array in info.arrays.items():
         per_chunk, begin, stop = info.chunk_rows[leaf], checked, rows
         if array.is_of_episodes:
-            begin, stop = 0, max(info.values, default=0)  # flags tell of values of a segment that is written
+            begin, stop = 0, max(info.values, default=0)  # in an unsealed segment, flags tell of values
         chunks = -(-stop // per_chunk)
         if not array.is_of_episodes:
             known.append(chunks * per_chunk)
@@ -206,10 +206,10 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
 
 
 def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
-    """Return how many rows each lane of a sealed segment has, and their flags, lane after lane.
+    """Return the rows of each lane of a sealed segment, and their flags, one lane after another.
 
-    By position and not mapped: it may be one of thousands of small ones. Raises FileNotFoundError where it was evicted
-    or a file of it is missing, FormatError where it is damaged.
+    They are read by position, not mapped: there may be thousands of small segments. Raises FileNotFoundError if the
+    segment was evicted or lacks a file, FormatError if it is damaged.
     """
     lanes = len(info.lanes)
     with LookupBelow(str(info.path)) as lookup:
@@ -219,17 +219,17 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
             raise FormatError(f"{info.path}: committed is damaged; restore it")
         sealed_extent(info, committed)
         check_chunks(info, 0, most, lookup)
-        if most * lanes < _LARGE:  # as nearly all are, where there are thousands
+        if most * lanes < _LARGE:  # nearly always, if there are thousands of segments
             return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
         bounds = np.arange(lanes), np.zeros_like(committed), committed
         return committed, read_lanes(info, *bounds, lambda: _read_dense(info, committed, lookup))
 
 
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
-    """Return the flags of each lane's rows, lane after lane.
+    """Return the flags of each lane's rows, one lane after another.
 
-    Whole chunks are read where most of their rows count: one read is faster than one a lane. Else only these rows are,
-    so that a segment with a few rows of each lane does not take the memory of its chunks.
+    Whole chunks are read if most of their rows count: one read is faster than one per lane. Otherwise only these rows
+    are read, so that a segment with few rows per lane does not need the memory of its chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)
@@ -241,12 +241,12 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
         read_into(path, size, chunk, lookup)
     by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
     if int(committed.min()) == most:
-        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # of one row a lane, `reshape` makes no copy
+        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # with one row per lane, `reshape` makes no copy
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
 
 
 def _read_rows(paths: Sequence[str], size: int, per_chunk: int, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
-    """Return the flags of each lane's rows, lane after lane, and read nothing else."""
+    """Return the flags of each lane's rows, one lane after another, and read nothing else."""
     flags = np.empty(int(committed.sum()), np.uint8)
     starts = np.cumsum(committed) - committed
     for chunk, path in enumerate(paths):

@@ -1,4 +1,4 @@
-"""Writing rows of one segment: reserve, write, publish."""
+"""The writing of rows of one segment: reserve, write, publish."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping as Named, Sequence
@@ -23,61 +23,64 @@ _NEVER = 1 << 62
 
 Kernel = Callable[..., Any]
 
-# By field: the chunk as items, and what added to a lane's row gives the number of the row's item.
+# By field: the chunk as an array of items, and for each lane the offset from a row to the row's item.
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
 def _numbers(array: Counters) -> Any:
-    """Return an array as Python's own numbers, which are read and stored in half of numpy's time."""
+    """Return an array as a memoryview: Python reads and stores its numbers in half of numpy's time."""
     return array.data
 
 
 class SegmentWriter:
     """The write side of one open segment.
 
-    Rows are reserved by `reserve`, written by `write`, and visible to readers with `publish`. A step is a row of one
-    lane, an episode successive rows of one, the step of a vector one row of each of many. Values of an episode have
-    rows of their own: `reserve_values`, `write_values`, and what `publish` is told has values.
+    `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. A step is a row of one
+    lane. An episode is successive rows of one lane. The step of a vector is one row in each of many lanes. The values
+    of an episode have rows of their own: `reserve_values` and `write_values` handle these, and `publish` receives the
+    lanes that have new values.
 
-    ``in_blocks`` says that rows come many at a time, which mappings do not pay for.
+    ``in_blocks``: rows come many at a time, for which mappings do not pay.
 
-    Concurrency: one thread of one process, the one that holds the segment's lock. It never takes that lock itself.
+    Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
     """
 
     def __init__(self, info: SegmentInfo, lock: Lock, *, in_blocks: bool = False) -> None:
         self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
         self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
-        # Where reserved blocks are not kept, a store to mapped memory could end the process: all goes by position.
+        # Without lasting reservations, a store to mapped memory could kill the process: everything is written by
+        # position.
         self._keeps = keeps_reservations(info.path)
         every = {leaf: self._column(leaf) for leaf in info.arrays}
         self.columns = {leaf: column for leaf, column in every.items() if not info.arrays[leaf].is_of_episodes}
         self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
-        # The same as Python's own numbers. An item of such a view is one aligned 8-byte store, as numpy's is.
+        # The same rows as Python's numbers. Storing an item is one aligned 8-byte store, as in numpy.
         self.rows = _numbers(self._lane_rows)
-        self.final_rows = np.full(lanes, -1)  # the newest row of each lane that is behind the last step of an episode
+        self.final_rows = np.full(lanes, -1)  # newest row of each lane after an episode's last step
         self.total_rows = 0
-        self._values = np.zeros(lanes, np.int64)  # how many episodes of each lane have values
+        self._values = np.zeros(lanes, np.int64)  # rows of episode fields of each lane
         self._reserved_values = np.zeros(lanes, np.int64)
-        # What the values of an episode take, in steps: unless its rows are given, a segment is full by its bytes.
+        # The size of an episode's values, in steps: a segment without a given number of rows is full by its bytes.
         root = info.root
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
-        self._reserved = np.zeros(lanes, np.int64)  # rows below this have their blocks in every field
+        self._reserved = np.zeros(lanes, np.int64)  # all rows below have disk blocks in every field
         self._least_reserved = 0
-        # For many lanes at once: no lane has more rows than `most_rows`, and until one has as many as `_window_stop`
+        # For writing many lanes at once. No lane has more than `most_rows` rows. Until a lane has `_window_stop` rows,
         # each field in `_window` has the next two rows of all lanes in one mapped chunk.
         self.every_lane = np.arange(lanes)
         self.most_rows = 0
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        # How far any lane may have come since the segment was opened, and at which distance more is reserved ahead.
+        # An upper bound of the rows that any lane has gained since opening, and the bound at which to reserve ahead
+        # again.
         self._growth, self._ahead_at = 0, 0
-        self._reserving = threading.Lock()  # a thread in the background reserves, and whoever needs rows at once
-        self._is_needed = False  # whether rows are needed at once
-        self._marking = threading.Lock()  # a thread in the background makes marks, and whoever flushes
+        self._reserving = threading.Lock()  # a background thread reserves, and any thread that needs rows at once
+        self._is_needed = False  # whether a thread needs rows at once
+        self._marking = threading.Lock()  # a background thread marks, and any thread that flushes
         self._durable: DurableRows | None = None
         self._marked = np.zeros(lanes, np.int64)  # the rows of each lane that a mark covers
         self._is_closed = False
@@ -90,13 +93,13 @@ class SegmentWriter:
     def _open_counters(self) -> None:
         lanes = len(self.info.lanes)
         self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
-        # Late, it leaves a step without the observation behind it for a while; committed is what publishes the step.
+        # A late store leaves the last step without its next observation for a while; `committed` publishes the step.
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
         """Make sure that ``row`` of a lane can be written in every field; rows up to ``stop`` follow at once.
 
-        Raises StorageFull where there is no room; nothing that was committed is touched, and the call may be repeated.
+        Raises StorageFull if the disk has no room. Committed rows are untouched, and the call may be repeated.
         """
         if row < self.reserved[lane]:
             return
@@ -109,23 +112,23 @@ class SegmentWriter:
 
     def _note_reserved(self) -> None:
         reserved = np.min([column.reserved for column in self.columns.values()], axis=0)
-        # A new array at once: the thread that appends reads it while another one reserves.
+        # A new array, assigned at once: the appending thread reads it while another one reserves.
         self._reserved, self.reserved, self._least_reserved = reserved, _numbers(reserved), int(reserved.min())
 
     @property
     def wants_reserving(self) -> bool:
-        """Whether one of several lanes may have come so far that `reserve_ahead` has something to do."""
+        """Whether one of several lanes may have come so far that `reserve_ahead` has rows to reserve."""
         return self._growth >= self._ahead_at and len(self.every_lane) > 1
 
     def begin_reserving(self) -> None:
-        """Let `wants_reserving` be False until `reserve_ahead` is done."""
+        """Make `wants_reserving` False until `reserve_ahead` is done."""
         self._ahead_at = _NEVER
 
     def reserve_ahead(self, lanes: Ints) -> None:
         """Reserve the rows that some lanes will need soon.
 
-        Where there is no room this ends: the call of `reserve` that needs the rows raises the error. It also ends where
-        such a call waits.
+        Without room it returns early: the call of `reserve` that needs the rows raises the error. It also returns early
+        if such a call is waiting.
 
         Concurrency: any thread, also while another one appends.
         """
@@ -138,12 +141,12 @@ class SegmentWriter:
                         self._note_reserved()
                     if self._is_closed or self._is_needed:
                         return
-                    # Not by the thread that appends: to unmap takes a millisecond.
+                    # Not in the appending thread: unmapping takes a millisecond.
                     column.unmap_before(int(rows.min()))
                     until = min(until, int(column.rows_until_wanting(lanes, rows).min(initial=_NEVER)))
         except (OSError, ReplayError):
             return
-        # In each step a lane gets two rows at most.
+        # A lane gets at most two rows per step.
         self._ahead_at = growth + until
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
@@ -153,7 +156,7 @@ class SegmentWriter:
             row = self.reserved[lane]
 
     def reserve_values(self, lane: int) -> None:
-        """Make sure that values of another episode of a lane can be written; errors as for `reserve`."""
+        """Make sure that the values of another episode of a lane can be written; errors as for `reserve`."""
         row = int(self._values[lane])
         if row < self._reserved_values[lane]:
             return
@@ -161,7 +164,7 @@ class SegmentWriter:
         np.min([column.reserved for column in self._value_columns.values()], axis=0, out=self._reserved_values)
 
     def lacks_values(self, lanes: Any) -> Any:
-        """Tell whether values of another episode of a lane cannot be written yet, or of each of some lanes."""
+        """Return whether the values of another episode cannot be written yet, for a lane or for each of some lanes."""
         return self._values[lanes] >= self._reserved_values[lanes]
 
     def reserve_next(self, lanes: Ints, count: Ints | int) -> None:
@@ -171,17 +174,17 @@ class SegmentWriter:
             self.reserve(lane, self.reserved[lane])
 
     def has_room(self) -> bool:
-        """Tell whether the next two rows of every lane are reserved; in doubt, no."""
+        """Return whether the next two rows of every lane are reserved; if in doubt, False."""
         if self.most_rows + 2 > self._least_reserved:
             self.most_rows = int(self._lane_rows.max())
         return self.most_rows + 2 <= self._least_reserved
 
     def lacks_room(self, lanes: Ints, count: Ints | int) -> NDArray[np.bool_]:
-        """Tell for each of some lanes whether any of its next ``count`` rows is not reserved."""
+        """Return for each of some lanes whether any of its next ``count`` rows is not reserved."""
         return self._lane_rows[lanes] + count > self._reserved[lanes]
 
     def rows_of(self, lanes: Ints | None) -> Ints:
-        """Return the rows of some lanes, None for all."""
+        """Return the number of rows of some lanes; None: all lanes."""
         return self._lane_rows.copy() if lanes is None else self._lane_rows[lanes]
 
     @overload
@@ -191,13 +194,13 @@ class SegmentWriter:
         self, lanes: Ints | None, rows: Ints, fields: Named[str, NDArray[Any]], kernel: Kernel | None = None
     ) -> None: ...
     def write(self, lanes: Any, rows: Any, fields: Named[str, Any], kernel: Kernel | None = None) -> None:
-        """Write rows in several fields; nobody sees them before `publish`.
+        """Write rows in several fields; they are invisible before `publish`. The rows must be reserved.
 
-        Of one lane, successive rows from ``rows`` on, ``(n, *shape)`` in each field, or a row's item: its bytes, or a
-        number or array without axes that fits the dtype. Of an array of lanes, or of all with None, one row each, which
-        is one of the next two of its lane. They are reserved. Of many lanes, ``kernel`` does it where it is given and
-        all fields are mapped: `kernels.copying.write_lanes`. Raises StorageFull where reserved blocks are not kept and
-        there is no room; the call may be repeated.
+        For one lane, the fields have successive rows from ``rows`` on, ``(n, *shape)``; or one row's item: its bytes,
+        or a number or 0-d array that fits the dtype. For an array of lanes, or None for all, they have one row per
+        lane, which is one of the lane's next two. If ``kernel``, which is `kernels.copying.write_lanes`, is given, it
+        writes many lanes whose fields are all mapped. Raises StorageFull if the file system keeps no reservations and
+        has no room; the call may be repeated.
         """
         if isinstance(rows, int):
             for leaf, value in fields.items():
@@ -227,7 +230,7 @@ class SegmentWriter:
             column.write_lanes(places[column.shift], column.items(value))
 
     def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
-        """Return fields as `copying.write_lanes` takes them, and what holds their memory; None: not all is mapped."""
+        """Return a record for `copying.write_lanes`, and the holders of its memory; None if a chunk is not mapped."""
         first, last = int(rows.min()), int(rows.max())
         heads, bases, held = list[int](), list[int](), list[Any]()
         for leaf, value in fields.items():
@@ -246,9 +249,9 @@ class SegmentWriter:
     @overload
     def write_values(self, lanes: Ints, fields: Named[str, NDArray[Any]]) -> None: ...
     def write_values(self, lanes: Any, fields: Named[str, Any]) -> None:
-        """Write the values of an episode that ends in a lane, or in each of some; fields that are not given are zeros.
+        """Write the values of the episode that ends in a lane, or in each of some lanes; a missing field is zeros.
 
-        There is room for them. Items and errors are those of `write`; nobody sees them before `publish`.
+        Their rows must be reserved. Items and errors are those of `write`; the values are invisible before `publish`.
         """
         rows = self._values[lanes]
         for leaf, column in self._value_columns.items():
@@ -260,7 +263,7 @@ class SegmentWriter:
                 column.write_lanes(find_places(lanes, rows, column.shift), items)
 
     def _find_window(self) -> Window:
-        """Return where the mapped fields' next two rows of all lanes are, for fields that have them in one chunk."""
+        """Return the position of the next two rows of all lanes, for mapped fields that have them in one chunk."""
         if self.most_rows + 1 < self._window_stop:
             return self._window
         low, high = int(self._lane_rows.min()), int(self._lane_rows.max())
@@ -268,7 +271,7 @@ class SegmentWriter:
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
-            # Another look where the first of the chunks in here ends, or at the next rows where one is not in here.
+            # Search again where the first included chunk ends, or at the next rows if a chunk is not included.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
@@ -293,19 +296,19 @@ class SegmentWriter:
     def publish(
         self, lanes: Any, rows: Any, added: int, observed: Any = False, valued: Any = None, *, late: bool = False
     ) -> None:
-        """Make the first ``rows`` rows of a lane visible, of each of some lanes, or of all with None: all are written.
+        """Make the first ``rows`` rows of a lane visible, or of each of some lanes, or of all lanes (None).
 
-        ``added`` of them are new, in all: any number in one lane, one or two in each of several. The observation behind
-        them is visible where ``observed`` says so. ``valued`` is the lane of an episode whose values were written with
-        them, or those of several. ``late``: other lanes of the same step are visible already, so this
-        cannot be refused any more. Raises StorageFull where reserved blocks are not kept and there is no room; nothing
-        is visible.
+        These rows are written. ``added`` is the number of new rows in total: any number in one lane, one or two in each
+        of several lanes. ``observed`` tells in which lanes the observation after these rows is visible too. ``valued``
+        has the lane or lanes of episodes whose values were written with them. ``late``: other lanes of the same step
+        are visible already, so this must not be refused. Raises StorageFull if the file system keeps no reservations
+        and has no room; nothing is then visible.
         """
         every, lanes = lanes is None, self.every_lane if lanes is None else lanes
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # By index: numpy stores such items one by one, 8 aligned bytes each, and never as a block of bytes.
+            # By index: numpy stores such items one by one, as 8 aligned bytes, never as a block of bytes.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
@@ -318,21 +321,22 @@ class SegmentWriter:
             grown = 1 if added == len(lanes) else 2
             self.most_rows += grown
             self._growth += grown
-        # Readers load `observed` first: one past `committed` then means the observation after just these rows.
+        # Readers load `observed` first: if it is one more than `committed`, the observation after just these rows is
+        # there.
         if observed is True:
             self.observed[lanes] = rows + 1
         elif observed is not False:
             self.observed[lanes[observed]] = rows[observed] + 1
 
     def note_values(self, lanes: int | Ints) -> None:
-        """Note that the values that were written last for a lane, or for each of some, are published."""
+        """Count the values that were last written for a lane, or for each of some lanes, as published."""
         self._values[lanes] += 1
         self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
     def publish_delayed(self, *, late: bool = False) -> None:
-        """Publish what had to be published late; StorageFull where there is still no room and it may not be later.
+        """Publish what is owed by late calls; StorageFull if there is still no room and ``late`` is False.
 
-        Concurrency: the thread that appends.
+        Concurrency: the appending thread.
         """
         if isinstance(self.committed, CountersByPosition):
             self.committed.store_owed(late=late)
@@ -340,11 +344,11 @@ class SegmentWriter:
             self.observed.store_owed(late=True)
 
     def mark(self) -> None:
-        """Bring everything published to the disk, and say so in the segment's log of marks.
+        """Make all published rows durable, and append a mark of them to the segment's log.
 
-        Concurrency: any thread of the process, also while another one appends. Raises StorageFull where there is no
-        room for the mark: everything that was committed is there, and the call may be repeated. After the system's
-        OSError it is unknown what the disk holds.
+        Concurrency: any thread of the process, also while another one appends. Raises StorageFull if the disk has no
+        room for the mark. All committed rows are durable then, and the call may be repeated. After the system's
+        OSError, it is unknown which rows are durable.
         """
         with self._marking:
             rows = self.committed.copy()
@@ -353,31 +357,31 @@ class SegmentWriter:
 
     @property
     def has_unmarked(self) -> bool:
-        """Whether rows are published that no mark covers. Any thread may ask."""
+        """Whether published rows exist that no mark covers. Any thread may ask."""
         return bool((self.committed.copy() != self._marked).any())
 
     def _log(self) -> DurableRows:
-        """Return what makes marks; the caller keeps it until the mark is made, since `close` may drop it meanwhile."""
+        """Return the maker of marks. The caller holds it until the mark is made, as `close` may drop it meanwhile."""
         if self._is_closed:
-            return DurableRows(self.info, is_left=True)  # which keeps no file open
+            return DurableRows(self.info, is_left=True)  # it keeps no file open
         durable = self._durable = self._durable or DurableRows(self.info, self._bring_in)
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # by another thread meanwhile
             self._durable = None
         return durable
 
     def _bring_in(self, leaf: str) -> None:
-        """Make the pages of the next rows of an array ready to be stored to, which a sync has write-protected.
+        """Touch the pages of the next rows of an array, which a sync has write-protected.
 
-        Otherwise the next step of all lanes is a fault for each of them.
+        Otherwise the next step of all lanes causes a page fault for each lane.
         """
-        with suppress(OSError):  # no room for a page of several lanes: who stores to it finds that out
+        with suppress(OSError):  # no room for a page: the next store to it finds out
             if (column := self.columns.get(leaf)) is not None:
                 column.bring_in(self._lane_rows.copy())
 
     def add_priority(self) -> None:
-        """Add the array of initial priorities; the rows so far have none. Raises as `SegmentInfo.with_priority`.
+        """Add the array of initial priorities; the rows so far have none. Errors as for `SegmentInfo.with_priority`.
 
-        Concurrency: the thread that appends. It waits for a mark that is being made: each mark is of all arrays.
+        Concurrency: the appending thread. It waits for a mark in progress, as each mark covers all arrays.
         """
         with self._marking:
             self.info = self.info.with_priority(int(self._lane_rows.max()))
@@ -389,23 +393,23 @@ class SegmentWriter:
         self._window_stop = 0
 
     def place(self, info: SegmentInfo) -> None:
-        """Take the number and the folder that the segment got, after it was opened as a draft."""
+        """Adopt the number and folder of the segment, which was opened as a draft."""
         self.info, self.number = info, info.number
         for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
         if not self._keeps:
-            self._open_counters()  # by position they are opened by their path
+            self._open_counters()  # counters by position are opened by path
 
     def close(self) -> list[Mapping]:
         """Release every chunk, as `release` does. The lock stays: the sealer needs it."""
         self._is_closed = True
-        with self._reserving:  # from here on nothing is reserved
+        with self._reserving:  # nothing is reserved after this
             return self.release()
 
     def release(self) -> list[Mapping]:
-        """Release every chunk while no thread reserves: `close` waits for it, and a forked child has none.
+        """Release every chunk while no thread reserves: `close` waits for such a thread, and a forked child has none.
 
-        The returned mappings are unmapped with the last reference to them.
+        The returned mappings are unmapped with their last references.
         """
         self._is_closed = True
         self._window, self._window_stop, self._durable = {}, 0, None
@@ -424,10 +428,10 @@ def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: 
 
 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
-    """Mark segments as `SegmentWriter.mark` does, with two syncs of their file system for all of them.
+    """Mark segments as `SegmentWriter.mark` does, with only two syncs of their file system.
 
-    ``sync`` makes everything durable that was written before it. Returns what went wrong with single segments, which
-    are not marked; the others are. Raises what ``sync`` raises: it is unknown what the disk holds.
+    ``sync`` makes all earlier writes durable. Returns the errors of single segments, which are not marked; the others
+    are. Raises the errors of ``sync``: it is then unknown which rows are durable.
 
     Concurrency: one thread at a time.
     """

@@ -1,8 +1,8 @@
-"""Compressed chunks: zarr's codec ``sharding_indexed``, whose inner chunks are some rows each, compressed by zstd.
+"""Compressed chunks: zarr's codec ``sharding_indexed``, whose inner chunks are groups of rows compressed by zstd.
 
-A file has the inner chunks one behind the other, in the order of their rows, each with its CRC-32C behind it; then the
-index, offset and bytes of each inner chunk, and the CRC-32C of that. An inner chunk of zeros is not there, which the
-index says by two numbers of 64 ones.
+A file has the inner chunks in the order of their rows, each followed by its CRC-32C. Then come the index, which has the
+offset and bytes of each inner chunk, and the index's CRC-32C. An inner chunk of zeros is not stored; its index entry is
+two numbers of 64 ones.
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from diskreplay.segments.files.durable import write_at
 from diskreplay.segments.files.mapping import Mapping, map_file
 
 LEAST_ROW_BYTES = 256
-"""Of narrower fields a row costs less as it is."""
+"""The least bytes of a row that is compressed: shorter rows cost less time uncompressed."""
 
-# Bytes of an inner chunk, about, and its most rows: to have one row, all of them are decompressed.
+# Approximate bytes of an inner chunk, and its maximum rows: reading one row decompresses all of them.
 _INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
 CRC_BYTES, _ENTRY_BYTES = 4, 16
 NOTHING = np.uint64((1 << 64) - 1)
 
 
 class Compressed(NamedTuple):
-    """How an array of a pack is compressed: rows of an inner chunk, level of zstd, and bytes of the file."""
+    """The compression of a pack's array: rows of an inner chunk, level of zstd, and bytes of the file."""
 
     rows: int
     level: int
@@ -36,7 +36,7 @@ class Compressed(NamedTuple):
 
     @classmethod
     def read(cls, value: Any) -> "Compressed":
-        """Return what stands in a document, or raise KeyError, TypeError or ValueError."""
+        """Read the entry of a document; KeyError, TypeError or ValueError if it is invalid."""
         found = cls(*(value[name] for name in cls._fields))
         if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
             raise TypeError(f"compressed is {value!r:.80}")
@@ -46,7 +46,7 @@ class Compressed(NamedTuple):
 
 
 def is_wide(row_bytes: int) -> bool:
-    """Whether a field is compressed in packs of a store that compresses."""
+    """Return whether a store that compresses also compresses fields of this width in packs."""
     return row_bytes >= LEAST_ROW_BYTES
 
 
@@ -56,12 +56,12 @@ def inner_rows(row_bytes: int) -> int:
 
 
 def index_bytes(chunk_rows: int, rows: int) -> int:
-    """Return the size of the index of a chunk of so many rows, whose inner chunks have so many."""
+    """Return the size of the index of a chunk of ``chunk_rows`` rows with ``rows`` rows in each inner chunk."""
     return _ENTRY_BYTES * (chunk_rows // rows) + CRC_BYTES
 
 
 def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Return the codecs in the document of such an array, whose rows have this shape."""
+    """Return the codecs in the document of a compressed array, whose rows have this shape."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": level, "checksum": False}}
     configuration = {
@@ -74,14 +74,14 @@ def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]
 
 
 def zstd() -> Any:
-    """Return the module of zstandard; MissingExtra where it is not installed."""
+    """Return the zstandard module; MissingExtra if it is not installed."""
     with MissingExtra.raised_for("a compressed field", "zstd"):
         import zstandard
     return zstandard
 
 
 class ShardWriter:
-    """Writes the file of a compressed array: rows in order, zeros where none are given."""
+    """Writes the file of a compressed array: rows in order, and zeros for omitted rows."""
 
     def __init__(self, fd: int, chunk_rows: int, row_bytes: int, rows: int, level: int) -> None:
         self._fd, self._row_bytes = fd, row_bytes
@@ -90,7 +90,7 @@ class ShardWriter:
         self._inner, self._number, self._end = np.zeros(rows * row_bytes, np.uint8), 0, 0
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Take rows from one on, which is behind those before."""
+        """Add rows from ``row`` on; they come after all earlier rows."""
         at, start = row * self._row_bytes, 0
         while start < len(data):
             number, inside = divmod(at + start, len(self._inner))
@@ -107,7 +107,7 @@ class ShardWriter:
             self._inner[:] = 0
 
     def put(self, number: int, frame: bytes) -> None:
-        """Write an inner chunk that is compressed already."""
+        """Write an inner chunk that is already compressed."""
         data = frame + int(crc32c(frame)).to_bytes(CRC_BYTES, "little")
         self._index[number] = self._end, len(data)
         write_at(self._fd, data, self._end)
@@ -125,7 +125,7 @@ class ShardWriter:
 class Shard:
     """The file of a compressed array, mapped. Any thread may use it.
 
-    ``offsets`` and ``sizes`` are those of the inner chunks, without their checksums; 0 of those that are zeros.
+    ``offsets`` and ``sizes`` describe the inner chunks without their checksums; both are 0 for an inner chunk of zeros.
     """
 
     def __init__(self, path: str, chunk_rows: int, row_bytes: int, compressed: Compressed) -> None:
@@ -140,23 +140,22 @@ class Shard:
         offsets, sizes = index.view("<u8").reshape(count, 2).T
         there = offsets != NOTHING
         if (sizes[there] <= CRC_BYTES).any() or (offsets[there] > start).any() or (sizes[there] > start).any():
-            raise FormatError(f"{path}: its index says what cannot be; run `diskreplay repair`")
+            raise FormatError(f"{path}: its index holds impossible values; run `diskreplay repair`")
         self.offsets: Ints = np.where(there, offsets, 0).astype(np.int64)
         self.sizes: Ints = np.where(there, sizes - np.uint64(CRC_BYTES), 0).astype(np.int64)
         if (self.offsets + self.sizes + CRC_BYTES > start).any() and there.any():
-            raise FormatError(f"{path}: its index says what cannot be; run `diskreplay repair`")
+            raise FormatError(f"{path}: its index holds impossible values; run `diskreplay repair`")
 
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
-        """Decompress inner chunks, none of which is of zeros, one behind the other into memory for as many bytes.
+        """Decompress inner chunks, none of them all zeros, one after another into memory of their size.
 
-        Other threads run meanwhile. Raises FormatError where one does not fit its checksum, or cannot be decompressed:
-        it is damaged.
+        It releases the GIL. Raises FormatError if an inner chunk does not match its checksum or cannot be decompressed.
         """
         starts, view = self.offsets[numbers], self._bytes.data
         stops, found = starts + self.sizes[numbers], list[memoryview]()
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             frame = view[start:stop]
-            # zstd has no checksum of its own here, and most damage of a frame decompresses to other bytes.
+            # The frames have no checksum of zstd's, and most damaged frames decompress to other bytes.
             if int(crc32c(frame)) != int.from_bytes(view[stop : stop + CRC_BYTES], "little"):
                 problem = "an inner chunk does not fit its checksum"
                 raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
@@ -172,7 +171,7 @@ class Shard:
         raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
 
     def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows in pieces, each with the row it begins with; zeros are left out. Errors as of `decompress`."""
+        """Yield rows in pieces, each with its first row number; zeros are left out. Errors as for `decompress`."""
         per_inner = self.inner_bytes // row_bytes
         for number, inside, count in layout.split_range(first, stop, per_inner):
             if self.sizes[number]:

@@ -293,7 +293,7 @@ def test_a_pack_with_values_that_cannot_be_is_refused(store: tuple[Path, Values]
     members, runs = packed.tables(path, number)
     runs[0, column] += value
     packed.change_tables(path, number, members, runs)
-    with pytest.warns(dr.DamagedSegmentWarning, match="say what cannot be"):
+    with pytest.warns(dr.DamagedSegmentWarning, match="hold impossible values"):
         opened = dr.open(path)
     with opened:
         assert len(opened) == 0

@@ -307,7 +307,7 @@ def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monk
     with monkeypatch.context() as patch:
         failed = failing(patch, errno.ENOSPC, "pwrite", once=True)  # a second time would be told to another append
         serials = itertools.count(1)
-        with pytest.raises(dr.StorageFull, match="a loss of power would take it"):
+        with pytest.raises(dr.StorageFull, match="a power loss would take them"):
             append_until_told(writer, serials)
         assert failed.is_set()
     refused = next(serials) - 1

@@ -152,7 +152,7 @@ def test_no_reader_looks_behind_the_chunks_of_a_pack(pack, line, first):
     runs[line, 0] = first
     packed.change_tables(path, number, members, runs)
     assert ("counters", "runs/c.0.0") in found(path)
-    with pytest.warns(dr.DamagedSegmentWarning, match="say what cannot be"):
+    with pytest.warns(dr.DamagedSegmentWarning, match="hold impossible values"):
         store = dr.open(path)
     with store:
         assert len(store) == 0
@@ -164,7 +164,7 @@ def test_a_writer_or_lane_with_a_number_that_cannot_be_is_found_and_refused(pack
     tables[table][0, 2] = 1 << 62
     packed.change_tables(path, number, *tables)
     assert found(path) == {("counters", ["members/c.0.0", "runs/c.0.0"][table])}
-    with pytest.warns(dr.DamagedSegmentWarning, match="say what cannot be"), dr.open(path) as store:
+    with pytest.warns(dr.DamagedSegmentWarning, match="hold impossible values"), dr.open(path) as store:
         assert len(store) == 0
 
 
