@@ -1,4 +1,4 @@
-"""The whole reader of docs/other-languages.md yields the episodes that a store has, and no others."""
+"""The whole reader of docs/format.md yields the episodes that a store has, and no others."""
 
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -17,7 +17,7 @@ from tests.testing import packed
 from tests.testing.support import quiet, serial_schema
 
 pytestmark = pytest.mark.usefixtures("no_patience")
-PAGE = ROOT / "docs/other-languages.md"
+PAGE = ROOT / "docs/format.md"
 
 
 @pytest.fixture

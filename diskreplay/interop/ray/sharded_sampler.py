@@ -82,6 +82,19 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         view, distribution or fields.
     StoreNotFound
         A shard has no store at its path.
+
+    Notes
+    -----
+    The mass of a shard is the number of its ids or, with `Prioritized`, the sum of their priorities. A trainer knows
+    the mass of each shard's last answer, and asks again when that is older than 0.1 s. Each shard reports the
+    probability p of an item and its mass at the draw. The probability of the item is p times the shard's share of the
+    masses that the trainer drew with. Weights are computed from it, so they are exact. Uniform draws have weights of 1;
+    until the next answer, ids of a shard that grew have the probability of its former size.
+
+    New ids begin with the largest priority of their shard. Updates travel with the next request for a batch, or alone
+    after `update_age_s`. `sample` sends nothing while it waits, so no update waits longer than `update_age_s` +
+    `deadline_s`; `stats()["oldest_update_s"]` is the longest wait. `update_priorities` returns how many ids earlier
+    calls skipped.
     """
 
     def __init__(
