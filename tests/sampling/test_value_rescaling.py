@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 
-CONCEPTS = Path(dr.__file__).parents[1] / "docs/concepts.md"
+PAGE = Path(dr.__file__).parents[1] / "docs/recurrent.md"
 
 EPS = (0.0, 1e-3, 1e-2, 1.0)
 
@@ -100,7 +100,7 @@ def test_the_documented_targets_of_r2d2_equal_a_loop_over_episodes(tmp_store: Pa
             "torch": torch, "dr": dr, "batch": batch,
             "online": lambda obs: obs.double() @ online, "target": lambda obs: obs.double() @ target,
         }  # fmt: skip
-        (code,) = re.findall(r"^(with torch.no_grad.*?)```", CONCEPTS.read_text(), re.S | re.M)
+        (code,) = re.findall(r"^online, target = .*\n(with torch.no_grad.*?)```", PAGE.read_text(), re.S | re.M)
         exec(code, names)
         compared = 0
         for i, first in enumerate(batch.index.tolist()):
