@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -36,7 +36,15 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import (
+    ChosenEpisode,
+    ColumnWriter,
+    Exported,
+    ExportOptions,
+    Format,
+    Plan,
+    export_from,
+)
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -145,10 +153,10 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    hdf5_compression: str | None = "gzip",
-    where: Where | None = None,
+    compression: str | None = "gzip",
     progress: Progress | None = None,
     dry_run: bool = False,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a file of D4RL.
 
@@ -160,14 +168,14 @@ def export_dataset(
         The store.
     path : path
         The HDF5 file; nothing is there.
-    hdf5_compression : str or None
+    compression : str or None
         Of its arrays: "gzip", as that of D4RL's own files, "lzf", or None, with which an export is many times faster.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -176,12 +184,14 @@ def export_dataset(
     SchemaError
         There is no such compression.
     """
-    check_option("hdf5_compression", hdf5_compression, _COMPRESSIONS)
-    made = partial(_format, hdf5_compression)
-    return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
+    check_option("compression", compression, _COMPRESSIONS)
+    made = partial(_format, compression)
+    return export_from(store_or_path, path, made, options, progress=progress, dry_run=dry_run)
 
 
-def _format(compression: str | None, schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
+def _format(
+    compression: str | None, schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]
+) -> Format:
     has_next = any(episode.has_final_obs for episode in episodes)
     is_own = noted.get("format") == NAME
     not_held = {path: reason for path in schema.leaves if (reason := _reason(path)) is not None}

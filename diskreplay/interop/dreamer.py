@@ -34,7 +34,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import foreign, read_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -120,10 +120,10 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
     one_hot: bool = True,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a replay folder of DreamerV1 and V2.
 
@@ -136,14 +136,14 @@ def export_dataset(
         The store.
     path : path
         The folder; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
     one_hot : bool
         Write discrete actions as one-hot vectors of float32, as Dreamer takes them.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def export_dataset(
     def make_format(schema: Schema, *_: object) -> Format:
         return Format(_not_held(schema), partial(_write, one_hot))
 
-    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_npz
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -122,9 +122,9 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a folder of NumPy files.
 
@@ -134,12 +134,12 @@ def export_dataset(
         The store.
     path : path
         The folder; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def export_dataset(
         Something is at ``path``.
     """
     made = Format({}, _write, marks_hidden=True)
-    return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, lambda *_: made, options, progress=progress, dry_run=dry_run)
 
 
 def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:

@@ -26,7 +26,7 @@ from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.foreign import foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.exchange.threads import read_ahead, write_behind
@@ -114,10 +114,10 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
-    compression: str = "snappy",
+    compression: str | None = "snappy",
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a folder of Parquet files.
 
@@ -127,14 +127,14 @@ def export_dataset(
         The store.
     path : path
         The folder; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
-    compression : str
-        Of pyarrow's: "snappy", "zstd", "gzip", "brotli", "lz4" or "none".
+    compression : str or None
+        Of pyarrow's: "snappy", "zstd", "gzip", "brotli" or "lz4". None, or "none": the values as they are.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -143,9 +143,9 @@ def export_dataset(
     SchemaError
         There is no such compression.
     """
-    check_option("compression", compression, _COMPRESSIONS)
-    made = Format({}, partial(_write, compression), marks_hidden=True)
-    return export_from(store_or_path, path, lambda *_: made, where=where, progress=progress, dry_run=dry_run)
+    check_option("compression", compression, (*_COMPRESSIONS, None))
+    made = Format({}, partial(_write, compression or "none"), marks_hidden=True)
+    return export_from(store_or_path, path, lambda *_: made, options, progress=progress, dry_run=dry_run)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

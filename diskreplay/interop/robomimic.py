@@ -36,7 +36,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Skipped, Source, import_into
@@ -141,9 +141,9 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a file as robomimic has them, with ``obs``, ``next_obs`` and ``dones``.
 
@@ -155,12 +155,12 @@ def export_dataset(
         The store.
     path : path
         The HDF5 file; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def export_dataset(
                 taken[path] = f"an attribute has at most {_ATTRIBUTE_BYTES} bytes"
         return Format(lost | taken, partial(_write, taken))
 
-    return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, made, options, progress=progress, dry_run=dry_run)
 
 
 def _taken(path: str) -> bool:

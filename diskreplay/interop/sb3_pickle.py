@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Episode, Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -31,7 +31,7 @@ from diskreplay.interop.exchange.episode_data import (
     Json,
     is_obs,
 )
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -142,11 +142,11 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
     n_envs: int | None = None,
     buffer_class: str | None = None,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a file that ``load_replay_buffer`` of Stable-Baselines3 loads.
 
@@ -159,8 +159,6 @@ def export_dataset(
         The store.
     path : path
         The file; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -171,6 +169,8 @@ def export_dataset(
     buffer_class : str, optional
         "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: that of the buffer that the
         store was imported from, else by whether observations are dicts.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -185,13 +185,13 @@ def export_dataset(
         raise SchemaError(f"n_envs must be at least 1, not {n_envs}")
     check_option("buffer_class", buffer_class, (*_BUFFERS, None))
 
-    def make_format(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
+    def make_format(schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]) -> Format:
         not_held = _not_held(schema)
         maker = _maker(schema, episodes, noted, n_envs, buffer_class)
         _empty(maker, schema, maker.lanes)  # raises where there is no such buffer
         return Format(not_held, partial(_write, maker))
 
-    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ class _Maker(NamedTuple):
 
 def _maker(
     schema: Schema,
-    episodes: Sequence[Episode],
+    episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
     n_envs: int | None,
     buffer_class: str | None,

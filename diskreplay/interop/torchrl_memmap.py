@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Episode, Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -32,7 +32,7 @@ from diskreplay.interop.exchange.episode_data import (
     EpisodeData,
     is_obs,
 )
-from diskreplay.interop.exchange.exporting import Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -121,11 +121,11 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
     capacity: int | None = None,
     batch_size: int = 256,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export ended episodes to a folder that TorchRL's ``ReplayBuffer.loads`` reads.
 
@@ -138,8 +138,6 @@ def export_dataset(
         The store.
     path : path
         The folder; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -148,6 +146,8 @@ def export_dataset(
         Rows of the storage; None: as many as there are steps. Rows that are not filled take no space.
     batch_size : int
         How many steps ``sample()`` of the loaded buffer gives.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -157,14 +157,14 @@ def export_dataset(
         Something is at ``path``.
     """
 
-    def make_format(schema: Schema, episodes: Sequence[Episode], _: object) -> Format:
+    def make_format(schema: Schema, episodes: Sequence[ChosenEpisode], _: object) -> Format:
         steps = sum(map(len, episodes))
         rows = steps if capacity is None else capacity
         if rows < max(1, steps):
             raise SchemaError(f"a storage of {rows} rows does not hold {steps} steps; its capacity is at least 1")
         return Format(_not_held(schema), partial(_write, rows, batch_size))
 
-    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Format, Plan, Where, export_from
+from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -121,11 +121,10 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
     zarr_format: Literal[2, 3] = 2,
-    names: Mapping[str, str] | None = None,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a data set of diffusion_policy.
 
@@ -135,31 +134,30 @@ def export_dataset(
         The store.
     path : path
         The data set: a folder, or a file if it ends in ``.zip``; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
     zarr_format : int
         The version of zarr: 2, which diffusion_policy reads, or 3.
-    names : mapping of str to str, optional
-        Names of arrays by the paths of leaves, ``{"obs/image": "img"}``; others have the last part of the path.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`. An array has the name of its leaf
+        below the part: ``rename={"obs/image": "img"}`` makes ``data/img``.
 
     Raises
     ------
     SchemaError
-        Two leaves would have the same name, or a path is not one of the store.
+        Two leaves would have the same name.
     StoreExists
         Something is at ``path``.
     """
     check_option("zarr_format", zarr_format, (2, 3))
 
     def make_format(schema: Schema, *_: object) -> Format:
-        found = _names(schema, names or {})
+        found = _names(schema)
         return Format({NOTES: "zarr arrays have no place for them"}, partial(_write, zarr_format, found))
 
-    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -392,14 +390,12 @@ class _Column:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _names(schema: Schema, given: Mapping[str, str]) -> dict[str, str]:
+def _names(schema: Schema) -> dict[str, str]:
     """Return the names of arrays by the paths of leaves; SchemaError where two have the same."""
-    if unknown := [path for path in given if path not in schema.step_leaves]:
-        raise SchemaError(f"names: the store has no {unknown[0]!r}; it has {', '.join(schema.step_leaves)}")
-    found = {path: given.get(path, path.partition("/")[2].replace("/", ".") or path) for path in schema.step_leaves}
+    found = {path: path.partition("/")[2].replace("/", ".") or path for path in schema.step_leaves}
     for path, name in found.items():
-        if list(found.values()).count(name) > 1 or name == PRIORITY or not name or "/" in name:
-            raise SchemaError(f"{path} cannot have the array data/{name}; give names={{{path!r}: ...}}")
+        if list(found.values()).count(name) > 1 or name == PRIORITY:
+            raise SchemaError(f"{path} cannot have the array data/{name}; rename= gives a leaf another name")
     return found
 
 

@@ -73,7 +73,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Choice:
-    """`Options` as given, with their defaults."""
+    """The options of an import or an export as given, with their defaults."""
 
     obs: Names | None = None
     action: Names | None = None
@@ -84,7 +84,7 @@ class Choice:
     on_error: OnError = "raise"
     compression: str | tuple[str, int] | None = None
     dtype: Mapping[str, Any] | None = None
-    where: "Callable[[SourceEpisode], bool] | None" = None
+    where: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
         """Raise SchemaError where an option has a value of another kind."""
@@ -201,15 +201,17 @@ class Layout:
         The leaf of each feature that is kept, by the path that its reader gives it.
     not_kept : list of str
         Names of features that are in no leaf.
+    unsafe : set of str
+        The leaves whose values may be rounded.
     """
 
     schema: Schema
     paths: Mapping[str, str]
     not_kept: Sequence[str]
-    _unsafe: Collection[str] = field(default=(), repr=False)
+    unsafe: Collection[str] = field(default=(), repr=False)
 
-    def apply(self, number: int, episode: EpisodeData) -> EpisodeData:
-        """Return an episode by the leaves of the store.
+    def apply(self, what: str, episode: EpisodeData) -> EpisodeData:
+        """Return an episode by the leaves of the store; ``what`` names it in messages.
 
         Raises
         ------
@@ -221,16 +223,16 @@ class Layout:
         given = {new: episode.fields[old] for old, new in self.paths.items() if old in episode.fields}
         is_final = all(len(rows) > count for path, rows in steps.items() if is_obs(path))
         made = {
-            path: self._cast(number, path, rows if is_final and is_obs(path) else rows[:count])
+            path: self._cast(what, path, rows if is_final and is_obs(path) else rows[:count])
             for path, rows in steps.items()
         }
         if REWARD not in made:
             made[REWARD] = np.zeros(count, self.schema.reward.dtype)
         made[REWARD] = made[REWARD].reshape(count)
-        fields = {path: self._cast(number, path, value) for path, value in given.items()}
+        fields = {path: self._cast(what, path, value) for path, value in given.items()}
         return replace(episode, steps=made, fields=fields)
 
-    def _cast(self, number: int, path: str, values: Any) -> NDArray[Any]:
+    def _cast(self, what: str, path: str, values: Any) -> NDArray[Any]:
         rows: NDArray[Any] = np.asarray(values)
         wanted = self.schema.leaves[path].dtype
         if rows.dtype == wanted:
@@ -241,9 +243,9 @@ class Layout:
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
-        if path not in self._unsafe and not same.all():
+        if path not in self.unsafe and not same.all():
             raise SchemaError(
-                f"episode {number} has {rows[~same].flat[0]!s} in {path}, which is no {wanted}; choose another dtype, "
+                f"{what} has {rows[~same].flat[0]!s} in {path}, which is no {wanted}; choose another dtype, "
                 f"or {wanted}{_UNSAFE} to round"
             )
         return made

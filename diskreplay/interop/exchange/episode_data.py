@@ -1,6 +1,6 @@
 """One ended episode as arrays by the paths of a schema: what readers of formats make, and writers get."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -55,8 +55,8 @@ class EpisodeData:
     hidden_steps: int = 0
 
     def __len__(self) -> int:
-        """Return the number of steps."""
-        return len(self.steps[REWARD])
+        """Return the number of steps: only observations may have a row more."""
+        return min(map(len, self.steps.values()))
 
     @property
     def cut(self) -> bool:
@@ -69,23 +69,23 @@ class EpisodeData:
         return any(len(rows) > len(self) for _, rows in self._obs())
 
     @classmethod
-    def of(cls, episode: Episode, schema: Schema, notes: Json = None) -> Self:
-        """Read an ended episode of a store.
+    def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
+        """Read an ended episode of a store: all leaves, or those that are wanted.
 
         Raises
         ------
         SegmentGone
             It has left the store since the snapshot.
         """
-        trees = {OBS: episode.obs, ACTION: episode.action, REWARD: episode.reward}
-        trees[EXTRA] = {name: episode[name] for name in schema.extra}
-        given = {name: value for name in schema.episode if (value := episode[name]) is not None}
+        fields = [path for path in schema.leaves if is_part(path, FIELDS) and (wanted is None or path in wanted)]
+        names = dict.fromkeys(path.split("/")[1] for path in fields)
+        given = {name: value for name in names if (value := episode[name]) is not None}
         priority = episode[PRIORITY]
         return cls(
-            {path: rows for part, tree in trees.items() for path, rows in schema.flatten(part, tree)},
+            {path: episode.rows(path) for path in schema.step_leaves if wanted is None or path in wanted},
             episode.terminated,
             episode.truncated and not episode.cut,
-            dict(schema.flatten(FIELDS, given)),
+            {path: value for path, value in schema.flatten(FIELDS, given) if path in fields},
             None if np.isnan(priority).all() else priority,
             notes,
             episode.hidden_steps,

@@ -1,6 +1,7 @@
 """Export: the ended episodes of a store to a data set, which appears when it is complete.
 
-Data that the format cannot hold are named before the first episode is written.
+The options say which leaves of the store are written, by which names and of which dtypes. A format gets the schema and
+the episodes that result. Data that it cannot hold are named before the first episode is written.
 """
 
 import os
@@ -11,12 +12,13 @@ from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
+from diskreplay.interop.exchange.choosing import Choice, Layout, Names, lay_out
 from diskreplay.interop.exchange.episode_data import (
     CUT,
     ENDS,
@@ -27,16 +29,54 @@ from diskreplay.interop.exchange.episode_data import (
     NO_FINAL_OBS,
     NOTES,
     PRIORITY,
+    REWARD,
     SCHEMA,
     EpisodeData,
     Json,
+    is_obs,
     with_hidden,
 )
 from diskreplay.interop.exchange.importing import Announced, Progress, import_notes
 
 Where = Callable[[Episode], bool]
 
+RENAMED = {"names": "rename", "hdf5_compression": "compression"}
+"""Options of earlier releases, and their names now."""
+
 _PREFIX_CHARACTERS = 48
+
+
+class ExportOptions(TypedDict, total=False):
+    """The options that every ``export_dataset`` takes. They are those of an import, with the names of the store.
+
+    A format writes its data set as if the store had these leaves. An import of the data set finds them.
+
+    Attributes
+    ----------
+    obs, action, reward, extra : str, list of str, or dict of str to str
+        The leaves that become this part of a step, by their paths: "extra/latent". A path makes the leaf the part
+        itself. A list, or a dict ``{name in the part: path in the store}``, makes a dict of them. The path of a dict of
+        the schema stands for its leaves. Leaves that no option names keep their part, unless ``extra`` is given.
+    rename : dict of str to str
+        ``{path in the store: new name}``. A name that begins with a part, as "obs/top", moves the leaf there; another
+        one renames it within its part.
+    skip : str or list of str
+        Leaves, or dicts of the schema, that are left out.
+    dtype : dict of str to str
+        ``{path in the store: dtype}``. A value that the dtype cannot hold is refused, unless the dtype ends with
+        ":unsafe", which rounds.
+    where : callable
+        A predicate over `Episode`. The other episodes are left out.
+    """
+
+    obs: Names | None
+    action: Names | None
+    reward: Names | None
+    extra: Names | None
+    rename: Mapping[str, str] | None
+    skip: str | Sequence[str]
+    dtype: Mapping[str, Any] | None
+    where: Where | None
 
 
 class NotHeld(NamedTuple):
@@ -54,7 +94,7 @@ class Plan(NamedTuple):
     path : Path
         Where to write it. The path does not exist, and the folder above is new. Its name is that of the data set.
     schema : Schema
-        The schema of the store, with an extra field for the marks of hidden steps if some are hidden.
+        The schema of the exported leaves, with an extra field for the marks of hidden steps if some are hidden.
     episodes, steps : int
         Their numbers.
     metadata : dict
@@ -92,7 +132,68 @@ class Format:
     marks_hidden: bool = False
 
 
-MakeFormat = Callable[[Schema, Sequence[Episode], Mapping[str, Json]], Format]
+@dataclass(frozen=True)
+class ChosenEpisode:
+    """An ended episode of a store, by the leaves that are exported."""
+
+    _episode: Episode
+    _layout: Layout
+    _note: Json = None
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self._episode)
+
+    terminated = property(lambda self: self._episode.terminated)
+    cut = property(lambda self: self._episode.cut)
+    truncated = property(lambda self: self._episode.truncated and not self._episode.cut)
+    hidden_steps = property(lambda self: self._episode.hidden_steps)
+
+    @property
+    def has_final_obs(self) -> bool:
+        """Whether there is an observation after the last step."""
+        sources = [old for old, new in self._layout.paths.items() if is_obs(new)]
+        return self._episode.has_final_obs and all(map(is_obs, sources))
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether the import that made the store noted something of it."""
+        return self._note is not None
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether a step has an initial priority."""
+        return not np.isnan(self._episode[PRIORITY]).all()
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether a reward is not zero."""
+        source = self._source_of(REWARD)
+        return source is not None and bool(self._episode.rows(source).any())
+
+    def has_field(self, path: str) -> bool:
+        """Tell whether the episode has a value of an episode field."""
+        source = self._source_of(path)
+        return source is not None and self._episode[source.split("/")[1]] is not None
+
+    def _source_of(self, path: str) -> str | None:
+        return next((old for old, new in self._layout.paths.items() if new == path), None)
+
+    def read(self, schema: Schema) -> EpisodeData:
+        """Read the exported leaves; ``schema`` is that of the store.
+
+        Raises
+        ------
+        SchemaError
+            A dtype that was asked for cannot hold a value.
+        SegmentGone
+            The episode has left the store since the snapshot.
+        """
+        data = EpisodeData.of(self._episode, schema, self._note, self._layout.paths)
+        return self._layout.apply(f"the episode {int(self._episode.ids[0])}", data)
+
+
+MakeFormat = Callable[[Schema, Sequence[ChosenEpisode], Mapping[str, Json]], Format]
 """Makes the writer for a schema, the episodes, and the `metadata` of a `Plan`."""
 
 
@@ -112,6 +213,8 @@ class Exported:
         Data of these episodes that the format cannot hold. They are not in the data set.
     lossy : list of NotHeld
         Data that are kept inexactly, as the caller asked.
+    not_kept : list of str
+        Leaves of the store that the options left out.
     """
 
     path: str
@@ -120,14 +223,15 @@ class Exported:
     open_episodes: int
     not_held: list[NotHeld]
     lossy: list[NotHeld] = field(default_factory=list)
+    not_kept: list[str] = field(default_factory=list)
 
 
 def export_from(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     make_format: MakeFormat,
+    options: ExportOptions,
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
 ) -> Exported:
@@ -142,8 +246,8 @@ def export_from(
         that is killed leaves a hidden folder ``.NAME.new-...`` next to the path.
     make_format : callable
         Returns the writer for a schema, the exported episodes, and the note of the import that made the store.
-    where : callable, optional
-        A predicate over `Episode`: only episodes that meet it are exported.
+    options : ExportOptions
+        What is exported, by which names and of which dtypes.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -154,40 +258,65 @@ def export_from(
     StoreExists
         Something is at the path.
     SchemaError
-        The format cannot hold any of the store's episodes.
+        The format cannot hold any of the store's episodes. Or an option does not fit the store; the message says which.
     """
-    target = Path(path).absolute()
+    target, choice = Path(path).absolute(), _choice(options)
     opened = nullcontext(store_or_path) if isinstance(store_or_path, Store) else open_store(store_or_path)
     with opened as store:
-        episodes, left = choose(store.episodes, where)
+        layout = _lay_out(store, choice)
+        found, left = choose(store.episodes, choice.where)
         noted, notes = import_notes(store)
-        plain = make_format(store.schema, episodes, noted)
+        episodes = [ChosenEpisode(each, layout, notes.get(int(each.ids[0]))) for each in found]
+        plain = make_format(layout.schema, episodes, noted)
         _check_free(target)
-        made, hidden = place_hidden(plain, make_format, store.schema, episodes, noted)
-        not_held = find_not_held(store.schema, episodes, notes, noted, made.not_held)
+        made, hidden = place_hidden(plain, make_format, layout.schema, episodes, noted)
+        not_held = find_not_held(layout.schema, episodes, noted, made.not_held)
         steps, lossy = sum(map(len, episodes)), [NotHeld(path, how) for path, how in made.lossy.items()]
-        exported = Exported(str(target), len(episodes), steps, left, not_held, lossy)
+        lossy += [
+            NotHeld(path, f"values that are no {layout.schema.leaves[path].dtype} are rounded")
+            for path in layout.unsafe
+        ]
+        exported = Exported(str(target), len(episodes), steps, left, not_held, lossy, list(layout.not_kept))
         if isinstance(progress, Announced):
             progress.announce(exported)
         if not dry_run:
-            schema = store.schema if hidden is None else with_hidden(store.schema, hidden)
-            read = _read(episodes, store.schema, notes, hidden, made.not_held)
+            schema = layout.schema if hidden is None else with_hidden(layout.schema, hidden)
+            read = _read(episodes, store.schema, hidden, made.not_held)
             with _draft(target) as draft:
                 plan = Plan(draft, schema, len(episodes), steps, noted)
                 made.write(plan, read if progress is None else _counted(read, steps, progress))
     return exported
 
 
+def _choice(options: ExportOptions) -> Choice:
+    """Return the options of an export; TypeError for an unknown one, as of any function."""
+    for name in options:
+        if name in RENAMED:
+            raise SchemaError(f"the option {name} is called {RENAMED[name]} now, as that of other formats")
+        if name not in ExportOptions.__annotations__:
+            raise TypeError(f"export_dataset() got an unexpected keyword argument {name!r}")
+    return Choice(**options)
+
+
+def _lay_out(store: Store, choice: Choice) -> Layout:
+    """Return where the leaves of a store go. Dtypes are given by the paths in the store, also of renamed leaves."""
+    leaves, place = store.schema.leaves, str(store.path)
+    names = {path: path for path in leaves}
+    found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))
+    if not choice.dtype:
+        return found
+    if unknown := [path for path in choice.dtype if path not in found.paths]:
+        raise SchemaError(f"{place}: dtype names {unknown[0]!r}, and the exported leaves are {', '.join(found.paths)}")
+    dtype = {found.paths[path]: wanted for path, wanted in choice.dtype.items()}
+    return lay_out(place, leaves, names, store.schema, replace(choice, dtype=dtype))
+
+
 def _read(
-    episodes: Sequence[Episode],
-    schema: Schema,
-    notes: Mapping[int, Json],
-    hidden: str | None,
-    not_held: Container[str],
+    episodes: Sequence[ChosenEpisode], schema: Schema, hidden: str | None, not_held: Container[str]
 ) -> Iterator[EpisodeData]:
     """Yield the episodes of a store as a format takes them, with the marks of hidden steps at a path."""
     for episode in episodes:
-        data = EpisodeData.of(episode, schema, notes.get(int(episode.ids[0])))
+        data = episode.read(schema)
         if hidden is not None:
             data = data.with_hidden(hidden)
         if NO_FINAL_OBS in not_held:
@@ -228,7 +357,7 @@ def place_hidden(
     plain: Format,
     make_format: MakeFormat,
     schema: Schema,
-    episodes: Sequence[Episode],
+    episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
     """Decide how a data set marks the steps that a capacity or an age hides.
@@ -239,7 +368,7 @@ def place_hidden(
     Parameters
     ----------
     plain : Format
-        The format for the schema of the store.
+        The format for the schema of the exported leaves.
     make_format, schema, episodes, noted
         The maker of formats, and its arguments.
 
@@ -301,11 +430,7 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 
 
 def find_not_held(
-    schema: Schema,
-    episodes: Sequence[Episode],
-    notes: Mapping[int, Json],
-    noted: Mapping[str, Json],
-    lacking: Mapping[str, str],
+    schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
     """Return the data that a format lacks and some episode has.
 
@@ -314,9 +439,9 @@ def find_not_held(
     Parameters
     ----------
     schema, episodes
-        The schema of the store, and the episodes that are exported.
-    notes, noted : mapping
-        The notes of the import that made the store: of episodes by the id of their first step, and of the data set.
+        The schema of the exported leaves, and the exported episodes.
+    noted : mapping
+        The note of the import that made the store, of the data set.
     lacking : mapping of str to str
         The reasons by paths of leaves and by the names above.
 
@@ -332,22 +457,19 @@ def find_not_held(
         if not missing:
             break
         found |= _names_of(episode, schema, missing)
-        if notes.get(int(episode.ids[0])) is not None:
-            found.add(NOTES)
     return [NotHeld(name, reason) for name, reason in lacking.items() if name in found]
 
 
-def _names_of(episode: Episode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names of data that an episode has, except leaves of steps and notes; ``among`` are read."""
-    is_cut = episode.cut
-    is_truncated = episode.truncated and not is_cut
-    fields = (schema.leaves.keys() - schema.step_leaves.keys()) & among
-    found = {path for path in fields if episode[path.split("/")[1]] is not None}
+def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
+    """Return the names of data that an episode has, except leaves of steps; ``among`` are read."""
+    found = {path for path in (schema.leaves.keys() - schema.step_leaves.keys()) & among if episode.has_field(path)}
     found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
-    if episode.terminated == is_truncated:
+    if episode.terminated == episode.truncated:
         found |= {ENDS} if episode.terminated else {ENDS, CUT}
-    if PRIORITY in among and not np.isnan(episode[PRIORITY]).all():
+    if PRIORITY in among and episode.has_priorities:
         found.add(PRIORITY)
+    if episode.has_notes:
+        found.add(NOTES)
     return found
 
 

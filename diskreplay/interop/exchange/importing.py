@@ -379,7 +379,7 @@ class _Selection:
         where, schema = self._choice.where, self._layout.schema
         for position, episode in self._readable(first):
             number = self.source.number_of(position)
-            made = self._layout.apply(number, episode)
+            made = self._layout.apply(f"episode {number}", episode)
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:

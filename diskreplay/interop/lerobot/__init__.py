@@ -12,10 +12,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Unpack
 
-from diskreplay import Episode, Field, MissingExtra, Schema, SchemaError, Store
+from diskreplay import Field, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.choosing import Choice, Options
-from diskreplay.interop.exchange.episode_data import FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
-from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
+from diskreplay.interop.exchange.episode_data import FIELDS, FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
+from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 from diskreplay.interop.lerobot.features import (
@@ -113,9 +113,9 @@ def export_dataset(
     fps: float | None = None,
     task: str = "",
     video: bool = False,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a data set of LeRobot.
 
@@ -131,12 +131,12 @@ def export_dataset(
         What the episodes show, where the store was not imported from a data set with tasks.
     video : bool
         Encode images of three colours as H.264, which loses detail; else they are PNG files in a column, and exact.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -148,15 +148,15 @@ def export_dataset(
     if fps is not None and not fps > 0:
         raise SchemaError(f"fps must be more than 0, not {fps}")
 
-    def made(schema: Schema, episodes: Sequence[Episode], noted: Mapping[str, Json]) -> Format:
+    def made(schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]) -> Format:
         return _format(schema, episodes, noted, fps, task, video)
 
-    return export_from(store_or_path, path, made, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, made, options, progress=progress, dry_run=dry_run)
 
 
 def _format(
     schema: Schema,
-    episodes: Sequence[Episode],
+    episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
     fps: float | None,
     task: str,
@@ -186,30 +186,30 @@ def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
     return found
 
 
-def _has_rewards(episodes: Sequence[Episode], own: Mapping[str, Json]) -> bool:
+def _has_rewards(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json]) -> bool:
     """Tell whether rewards are worth a column: a data set that came without some gets none if they are all zero."""
-    return not own or REWARD in own["keys"] or any(episode.reward.any() for episode in episodes)
+    return not own or REWARD in own["keys"] or any(episode.has_rewards for episode in episodes)
 
 
-def _flags(episodes: Sequence[Episode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
+def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
     """Return the columns that say how episodes end: `next.done`, and two more where some were truncated."""
     if DONE in keys:
         return ()
-    if any(episode.truncated and not episode.cut for episode in episodes):
+    if any(episode.truncated for episode in episodes):
         return FLAGS
     if own and DONE not in own["info"]["features"] and all(episode.cut for episode in episodes):
         return ()
     return (DONE,)
 
 
-def _derived(columns: Sequence[Column], schema: Schema, episodes: Sequence[Episode]) -> Schema | None:
+def _derived(columns: Sequence[Column], schema: Schema, episodes: Sequence[ChosenEpisode]) -> Schema | None:
     """Return the schema that a reader would find; None where that depends on values."""
     if any(column.kind == "text" or column.key in {*COUNTERS, *FLAGS} for column in columns):
         return None
-    given = {name for name in schema.episode if any(episode[name] is not None for episode in episodes)}
     fields = {name: Field(leaf.shape, leaf.dtype) for name, leaf in schema.episode.items() if isinstance(leaf, Field)}
+    given = [name for name in fields if any(episode.has_field(f"{FIELDS}/{name}") for episode in episodes)]
     try:
         found = columns_in({column.key: column.feature() for column in columns}, {})
-        return schema_of(found, {name: fields[name] for name in fields if name in given})
+        return schema_of(found, {name: fields[name] for name in given})
     except SchemaError:
         return None

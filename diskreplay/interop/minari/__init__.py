@@ -18,7 +18,7 @@ from typing import Any, Unpack, get_args
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, EpisodeData, Json
-from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign, read_document
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
@@ -107,10 +107,10 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
     data_format: DataFormat = "hdf5",
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a data set of Minari.
 
@@ -123,14 +123,14 @@ def export_dataset(
     path : str or path
         A name in the local folder of Minari, ``"mine/cartpole-v0"``, or a path: one that begins with a dot or a slash,
         or does not end in a version. Nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
     data_format : {"hdf5", "arrow", "parquet"}
         In which files.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def export_dataset(
     def make_format(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
         return Format(_not_held(schema, data_format, noted), partial(write, data_format, name))
 
-    return export_from(store_or_path, target, make_format, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, target, make_format, options, progress=progress, dry_run=dry_run)
 
 
 def _home() -> Path:

@@ -13,7 +13,7 @@ from typing import Literal, Unpack
 from diskreplay import MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import ENDS, METADATA, NO_FINAL_OBS, NOTES, PRIORITY, SCHEMA
-from diskreplay.interop.exchange.exporting import Exported, Format, Where, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
 
@@ -97,10 +97,10 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    where: Where | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
     name: str = "replay",
+    **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a data set that ``tfds.builder_from_directory`` reads.
 
@@ -112,14 +112,14 @@ def export_dataset(
         The store.
     path : path
         The folder; nothing is there.
-    where : callable, optional
-        A predicate over `Episode`: those that are exported.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
         Write nothing, only return what would be.
     name : str
         What TFDS calls the data set: lower-case letters, digits and underscores.
+    **options
+        What is written, by which names and of which dtypes: see `ExportOptions`.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def export_dataset(
     def make_format(schema: Schema, *_: object) -> Format:
         return Format(_not_held(schema), partial(write, name))
 
-    return export_from(store_or_path, path, make_format, where=where, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
 
 
 def _not_held(schema: Schema) -> dict[str, str]:
