@@ -1,4 +1,4 @@
-"""Arguments that several views share: each function returns the value in its plain form or raises ValueError."""
+"""Checks of arguments that several views share. Each returns the normalized value or raises ValueError."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -13,14 +13,14 @@ from diskreplay.schema.schema import Schema
 
 
 def switch(name: str, value: Any) -> bool:
-    """Return a bool; numbers are refused, since one may belong to the argument before it."""
+    """Return a bool. Numbers are refused: one may belong to the argument before it."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False, not {value!r}")
     return bool(value)
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
-    """Return distinct names; a lone string is refused, since it would be taken letter by letter."""
+    """Return distinct names. A single string is refused: it would be read letter by letter."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
         raise ValueError(f'{name} must be a sequence of field names, such as ("action",), not {value!r}')
     if len(set(value)) != len(value):
@@ -52,7 +52,7 @@ def name_or_none(name: str, value: Any) -> str | None:
 
 
 def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
-    """Put fields of a frozen view in their plain form, each by a function of its name and value."""
+    """Normalize fields of a frozen view, each by a function of its name and value."""
     for name, check in checks.items():
         object.__setattr__(view, name, check(name, getattr(view, name)))
 
@@ -60,7 +60,7 @@ def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return the depth of each observation leaf that is named, of all for an int; the leaves are keyed by path."""
+    """Return the depth of each named observation leaf, or of all for an int, by path."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}
@@ -74,7 +74,7 @@ def frame_stack_depths(
 
 
 def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] = ()) -> str:
-    """Return the leaf of a scalar extra field, or of another field that may be named too."""
+    """Return the leaf of a scalar extra field, or of one of the `others`."""
     path = name if name in others else f"extra/{name}"
     field = schema.leaves.get(path)
     if field is None or field.shape != ():
@@ -87,17 +87,17 @@ def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] 
 
 
 def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
-    """Return path, dtype and weight of each field that is summed."""
+    """Return path, dtype and weight of each summed field."""
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():
         path = scalar_leaf(schema, "reward", name, ("reward",))
-        # A numpy scalar: beside a Python float, numpy would multiply in the field's own precision.
+        # A numpy scalar: with a Python float, numpy would multiply in the field's own precision.
         found.append((path, schema.leaves[path].dtype, np.float64(weight)))
     return found
 
 
 def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> Floats:
-    """Return the rewards that columns of fields make up, each times its weight."""
+    """Return the weighted sum of columns: the rewards."""
     total = np.zeros(columns[0].shape)
     for column, weight in zip(columns, weights, strict=True):
         total += column.astype(np.float64) * weight
@@ -105,7 +105,7 @@ def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> F
 
 
 def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]] | None:
-    """Return path and dtype of the field that holds the environment's discounts, None where none is named."""
+    """Return path and dtype of the field with the environment's discounts; None without a name."""
     if name is None:
         return None
     path = scalar_leaf(schema, "discount", name)
@@ -113,12 +113,12 @@ def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]]
 
 
 def described(view: Any, always: Sequence[str]) -> str:
-    """Return a view as it would be written: the arguments named in `always`, and those that are not the default."""
+    """Return the source text of a view: the arguments in `always`, and all that differ from the default."""
     values = {field.name: getattr(view, field.name) for field in fields(view)}
     shown = [field.name for field in fields(view) if field.name in always or values[field.name] != field.default]
     return f"{type(view).__name__}({', '.join(f'{name}={_written(values[name])}' for name in shown)})"
 
 
 def _written(value: Any) -> str:
-    """Return a value in a few words: a function by its name, where a method's own text holds its whole object's."""
+    """Return a short text of a value: a function by name, since a method's repr contains its whole object."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)

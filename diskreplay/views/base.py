@@ -1,4 +1,4 @@
-"""What every view has: where its samples start, a reader that gathers them, and threads that copy with it."""
+"""The base of views: starts of samples, readers that gather them, and threads that copy."""
 
 import os
 from abc import abstractmethod
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
-ALIGNMENT = 64  # a cache line, and what a copy to a device likes
+ALIGNMENT = 64  # a cache line; copies to a device are faster, too
 
 EPISODE_KNOWN = "episode_known"
-"""The field that says of which items the values of their episodes were given."""
+"""The field that is True for items whose episode has values of episode fields."""
 
 # Advice of `madvise`.
 WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
-POPULATE_READ = 22  # wait until they are there, and map them; Linux 5.14
+POPULATE_READ = 22  # read and map the pages before returning; Linux 5.14
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Leaf:
 
 
 class Block:
-    """The arrays of one batch of `size` items, laid out one after the other in `memory`.
+    """The arrays of one batch of `size` items, one after the other in `memory`.
 
-    `arrays[i]` is (size, *shape) of leaf i, at `addresses[i]`; behind these addresses is a 0.
+    `arrays[i]` is the array of leaf i, (size, *shape), at `addresses[i]`. The last address is followed by a 0.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -72,7 +72,7 @@ class Block:
 
 
 def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
-    """Return where each leaf of a batch starts in its memory, and the bytes of the whole."""
+    """Return the offset of each leaf in the memory of a batch, and the bytes of the whole."""
     found, end = [], 0
     for leaf in leaves:
         found.append(end)
@@ -81,9 +81,9 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
 
 
 class Pages(NamedTuple):
-    """Ranges of whole pages, in order and apart from each other: addresses and bytes.
+    """Disjoint ranges of whole pages, in order: addresses and bytes.
 
-    The addresses are good while ``held`` is referenced.
+    The addresses are valid while `held` is referenced.
     """
 
     starts: Ints
@@ -91,11 +91,11 @@ class Pages(NamedTuple):
     held: tuple[Any, ...] = ()
 
     def ask(self) -> None:
-        """Have them read from disk while the caller goes on."""
+        """Start reading the pages from disk."""
         chosen("advise")(self.starts, self.sizes, WILL_NEED)
 
     def wait(self) -> None:
-        """Return when they are in memory; where the system cannot say, whoever reads them waits."""
+        """Return when the pages are in memory. On an older kernel, the first access waits instead."""
         chosen("advise")(self.starts, self.sizes, POPULATE_READ)
 
 
@@ -103,20 +103,20 @@ NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 PART = 512 << 10
-"""Bytes from which on a part is worth it: another thread takes a tenth of a millisecond to wake up."""
+"""Least bytes of a part for another thread, which takes a tenth of a millisecond to wake up."""
 
 MOST_THREADS = 4
-"""Threads that copy one batch, at the most: as many as most memory has bandwidth for.
+"""Most threads that copy one batch: more would exceed the bandwidth of most memory.
 
 On a server with 16 processors, one copies 8 GB/s, two 13, four 18 and eight 21.
 """
 
 
 class CopyThreads:
-    """So many threads, beside the one that asks, for parts of what it copies. They start when they are needed.
+    """`count` threads that copy parts of a batch next to the calling thread. They start when they are needed.
 
-    ``least`` is the number of bytes from which on they are worth it; ``jobs`` is empty unless an interrupt came while
-    they copied. One thread asks.
+    They are used from `least` bytes on. `jobs` is empty unless an interrupt came while they copied. Only one thread may
+    call.
     """
 
     def __init__(self, count: int) -> None:
@@ -125,15 +125,15 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return in how many parts it is worth it to copy so many bytes: 1 below ``least``."""
+        """Return into how many parts to divide a copy of `nbytes`: 1 below `least`."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:
-        """Do the items 0 to below `size` in so many parts, all but the first in other threads where these have time.
+        """Process items 0 to `size` - 1 in `count` parts, the first one here and the others in free threads.
 
-        ``work(first, stop)`` returns the first item that it could not do, or -1; so does this. When it returns, nobody
-        works any more. After an interrupt somebody may: `settle` before anything that `work` uses is changed. Of what
-        it uses, `work` holds references.
+        `work(first, stop)` returns the first item that it could not process, or -1; so does this method. No thread
+        works after it returns. After an interrupt a thread may still work: call `settle` before changing anything that
+        `work` uses. `work` holds references to all of that.
         """
         self.settle()
         bounds = [part * size // count for part in range(count + 1)]
@@ -150,7 +150,7 @@ class CopyThreads:
         return next((bad for bad in every if bad >= 0), -1)
 
     def settle(self) -> None:
-        """Return when nobody works any more: an interrupt may have kept `copy` from waiting for that."""
+        """Wait until no thread works, after an interrupt of `copy`."""
         for job in self.jobs:
             job.withdraw()
         self.jobs = []
@@ -161,9 +161,9 @@ class CopyThreads:
 
 
 def copying(held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> Callable[[int, int], int]:
-    """Return the work of threads: a kernel that is called with these arguments, the first item and the last but one.
+    """Return the work for `CopyThreads.copy`: a call of a kernel with these arguments, the first item and the end.
 
-    A thread that an interrupt leaves copying keeps `held` alive: all that the kernel has addresses of.
+    It keeps `held` alive, the memory whose addresses the kernel has: a thread may still copy after an interrupt.
     """
     return partial(_call, held, kernel, *arguments)
 
@@ -172,33 +172,33 @@ def _call(_held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> int:
     return int(kernel(*arguments))
 
 
-def copy_threads(beside: int) -> CopyThreads | None:
-    """Return threads that copy; None where the process may use no other processor than the one that asks.
+def copy_threads(reserved: int) -> CopyThreads | None:
+    """Return threads that copy, or None if the process has no processor left for them.
 
-    So many processors are left to what goes on beside the copying.
+    `reserved` processors are left to other work.
     """
-    count = min(MOST_THREADS, len(os.sched_getaffinity(0)) - beside) - 1
+    count = min(MOST_THREADS, len(os.sched_getaffinity(0)) - reserved) - 1
     return CopyThreads(count) if count > 0 else None
 
 
 class Reader:
     """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
 
-    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. Where batches show the leaves in another
-    form it defines `present`, where they are as long as their ids say `leaves_for`.
+    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. It defines `present` if batches show the
+    leaves in another form, and `leaves_for` if their length depends on the ids.
     """
 
-    leaves: Sequence[Leaf]  # what is gathered; where that depends on the ids of a batch, for one of one-step items
+    leaves: Sequence[Leaf]  # the gathered arrays; if they depend on the ids, for items of one step
     paths: Sequence[Path]  # the fields of a batch, in order
-    shows_leaves = True  # whether the fields are the leaves as they are; if not, `present` makes them
-    depends_on_ids = False  # whether `leaves_for` must be asked for the leaves of each batch
-    fill_checks = False  # whether `fill` refuses what `check` does, but for episodes that were evicted by hand
-    threads: CopyThreads | None = None  # which do parts of what is large
-    # What the view calls with observations, nested arrays (n, ...), to get their values, (n,) or (n, 1).
+    shows_leaves = True  # whether the fields are the leaves; else `present` makes them
+    depends_on_ids = False  # whether `leaves_for` must be called for each batch
+    fill_checks = False  # whether `fill` refuses the same ids as `check`, except evicted ones
+    threads: CopyThreads | None = None  # copy parts of large batches
+    # Returns the values, (n,) or (n, 1), of observations, nested arrays (n, ...).
     evaluate: Callable[[Any], Any] | None = None
 
     def for_device(self) -> "Reader":
-        """Return what gathers batches that are copied to a device: itself, or what has less to copy."""
+        """Return the reader for batches that are copied to a device: itself, or one with less to copy."""
         return self
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
@@ -206,16 +206,16 @@ class Reader:
         return self.leaves
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Return how many steps of the environment the items of these ids count for; of views without `item_steps`."""
+        """Return the number of environment steps in the items of these ids, for views without `item_steps`."""
         raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
     def seed(self, entropy: int | None) -> None:
-        """Say what the next `fill`, and no later one, draws from, where the view draws something itself."""
+        """Seed the random draws of the next `fill`, and only of that one."""
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex where no item can begin at an id; whether one of the view's does is left to `check`.
+        Raises InvalidIndex if no item can begin at an id. `check` finds the other ids that the view does not offer.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")
 
@@ -224,65 +224,65 @@ class Reader:
         return tensors
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of these ids lie; what is not mapped yet is mapped."""
+        """Return the pages of the wide rows of these ids, and map them."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
+        """Raise InvalidIndex, with the id and the reason, if the view does not offer an id."""
         raise NotImplementedError(f"{type(self).__name__} must define check")
 
 
 @runtime_checkable
 class View(Protocol):
-    """What an id means. Immutable; any thread may use it.
+    """A view decides what one item of a batch is: a transition, a window or an episode. Immutable and thread-safe.
 
-    `CONTRIBUTING.md` says how to write one. What is abstract here must be defined, the rest is the default of most.
+    `CONTRIBUTING.md` says how to write one. Abstract members must be defined; the others have defaults.
     """
 
     @property
     @abstractmethod
     def kind(self) -> tuple[Any, ...]:
-        """What its ids are ids of: views of one kind share one table of priorities."""
+        """The kind of its ids: views of the same kind share one table of priorities."""
 
     @property
     @abstractmethod
     def item_steps(self) -> int | None:
-        """Steps of the environment that an item of a batch counts for; None: that depends on the item."""
+        """The number of environment steps in an item of a batch; None: it depends on the item."""
 
     @property
     @abstractmethod
     def starts(self) -> Starts:
-        """At which steps of episodes its samples start: the ids that can be drawn."""
+        """The rule for the steps of an episode that start samples: the ids that can be drawn."""
 
     @property
     def prefetchable(self) -> bool:
-        """Whether batches may be made some batches before they are delivered."""
+        """Whether batches may be made before they are delivered."""
         return True
 
     @property
     def random(self) -> bool:
-        """Whether batches depend on more than their ids, on random numbers: then its reader is given a seed."""
+        """Whether batches also depend on random numbers: then its reader gets a seed."""
         return False
 
     def own_distribution(self, episode_filter: "EpisodeFilter") -> "Distribution | None":
-        """Return a new distribution of the view's own, which alone fits its ids; None: any distribution does.
+        """Return a new distribution of the view's own, the only one that fits its ids; None: any distribution fits.
 
-        `episode_filter` tells which episodes count.
+        `episode_filter` admits episodes.
         """
         return None
 
     def crossing(self) -> "Crossing | None":
-        """Return what tells at which steps samples start that run across episodes' ends; None: they stay in one."""
+        """Return the finder of samples that cross the ends of episodes; None: samples stay in one episode."""
         return None
 
     @abstractmethod
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all.
+        """Bind the view to a schema; `fields` names the fields of a batch, None: all.
 
         Raises
         ------
         ValueError
-            The view or `fields` names something that the schema has not, or the view needs what it has not.
+            The schema lacks a field that the view needs, or that the view or `fields` names.
         """
 
 
@@ -292,10 +292,10 @@ def select(
     always: Sequence[str] = ("index", "weight"),
     on_request: Sequence[Leaf] = (),
 ) -> list[Leaf]:
-    """Keep the leaves that `fields` names: "obs" with all below it, or "obs/image" alone; None and "...": all.
+    """Keep the leaves that `fields` names: "obs" with all leaves below it, or "obs/image" alone.
 
-    Those of `on_request` are there only where they are named, and `EPISODE_KNOWN` where any of an episode's values is.
-    Raises ValueError where a name is not one of the batch's.
+    None: the default leaves. `"..."` stands for them when names of `on_request` are added. `EPISODE_KNOWN` is added
+    with any episode field. ValueError if a batch does not have a name.
     """
     if fields is None:
         return leaves
@@ -315,7 +315,7 @@ def select(
 
 
 def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
-    """Return the schema's trees of those of a batch's fields that have a tuple somewhere."""
+    """Return the schema's trees of the batch fields that contain a tuple."""
     parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
     trees = {name: parts.get(name.removeprefix("next_")) for name in names}
     return {name: tree for name, tree in trees.items() if _has_tuple(tree)}
@@ -326,7 +326,7 @@ def _has_tuple(tree: Tree) -> bool:
 
 
 def nested(paths: Sequence[Path], values: Sequence[Any], tuples: Mapping[str, Tree]) -> dict[str, Any]:
-    """Return the values of a batch's fields as nested dicts by path, and as `TupleRecord` where `tuple_fields` say."""
+    """Return the fields of a batch as nested dicts by path, and as `TupleRecord` for tuples in `tuple_fields`."""
     tree: dict[str, Any] = {}
     for path, value in zip(paths, values, strict=True):
         below = tree

@@ -1,4 +1,4 @@
-"""n-step transitions: the view, and how they are gathered. Also n-step experiences one by one, from steps anywhere."""
+"""n-step transitions: the view and its readers. Also n-step experiences from any steps, one by one."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,40 +48,39 @@ SCALARS = {"reward": FLOAT32, "discount": FLOAT32, "terminated": BOOL, "truncate
 
 @dataclass(frozen=True, repr=False)
 class Transitions(View):
-    """n-step transitions: an id is that of the step they start at.
+    """n-step transitions: an id names the first step.
 
     Immutable: any thread may use it, and several samplers may share it.
 
     Parameters
     ----------
     n_step : int, (int, int) or None
-        Steps of the return. Fewer are summed where the episode ends first. None sums to the episode's end (the
+        Number of steps in the return; fewer if the episode ends first. None: all steps to the end of the episode (the
         Monte-Carlo return); then only ended episodes are sampled. A pair, such as (1, 5), is the least and the most:
-        one number from these is drawn for each item of each batch, all with the same probability, and the batch's
-        `n_steps` says what was summed. Which steps can be sampled, and what `Sampler.gather` returns, goes by the most.
+        each item draws a number between them, all with the same probability, and `n_steps` of the batch holds it. The
+        most decides which steps can be sampled, and `Sampler.gather` uses it.
     gamma : float
-        Discount a step, 0 to 1.
+        Discount per step, 0 to 1.
     frame_stack : int or dict
-        Frames of each observation, oldest first, (batch, frame_stack, *shape); before the episode's start its first
-        frame repeats. If the episode continues one that was cut for its length, stacks show frames of that one as long
-        as its segment is there. An int stacks every observation leaf, a dict names leaves ("image", "camera/left");
+        Number of frames in each observation, oldest first, (batch, frame_stack, *shape). Before the episode's start its
+        first frame repeats. If the episode continues one that was cut for its length, stacks show that episode's frames
+        while its segment exists. An int stacks every observation leaf; a dict names leaves ("image", "camera/left").
         1 adds no axis.
     reward : dict or None
-        What is summed: weights by name, over "reward" and scalar extra fields. None is {"reward": 1.0}.
+        Weights of a sum, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     next_fields : sequence of str
-        Step fields of which a batch also holds the value n steps later, as next_<name>: ("action",) for SARSA. Where a
-        window ends with its episode there is no such step: they are zeros, and `next_mask`, (batch,) bool, is False.
+        Step fields that a batch also holds n steps later, as next_<name>: ("action",) for SARSA. A window that ends
+        with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
     relabel : Hindsight or None
-        Replaces goals by ones that were reached; then only ended episodes are sampled, since the goals that an episode
-        will reach are not known before. `Sampler.gather` returns what is stored, whatever this is.
+        Replaces goals by reached ones. Then only ended episodes are sampled, since the later goals of an open episode
+        are not known. `Sampler.gather` ignores it and returns stored values.
     next_missing : {"mask", "drop"}
-        What becomes of windows that end with an episode which did not terminate: their discount is not 0, but they have
-        no next fields to bootstrap from. "mask": they are sampled, and `next_mask` tells. "drop": they are not sampled.
+        Treatment of windows that end with an episode that did not terminate: their discount is not 0, but they have no
+        next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they are not sampled.
     discount : str or None
-        A scalar extra field that holds the discount which the environment gave with each step, such as that of a
-        dm_env.TimeStep. `gamma` is multiplied by it, step by step: a batch's `reward` is the sum over i < k of
-        r_{t+i} times the product over j < i of gamma d_{t+j}, its `discount` the product over j < k, 0 where the
-        episode terminated.
+        A scalar extra field with the environment's discount d of each step, such as `dm_env.TimeStep.discount`. It
+        multiplies `gamma` step by step: the `reward` of a batch is the sum over i < k of r_{t+i} times the product over
+        j < i of gamma d_{t+j}. Its `discount` is the product over j < k, and 0 if the episode terminated.
 
     Raises
     ------
@@ -115,27 +114,27 @@ class Transitions(View):
 
     @property
     def drops(self) -> bool:
-        """Whether windows without next fields are not sampled, unless they end with a terminated episode."""
+        """Whether windows without next fields are left out, unless they end with a terminated episode."""
         return self.next_missing == "drop"
 
     @property
     def most_steps(self) -> int | None:
-        """The most steps of a return; None: as many as the episode has."""
+        """The most steps of a return; None: all steps to the episode's end."""
         return self.n_step[1] if isinstance(self.n_step, tuple) else self.n_step
 
     @property
     def kind(self) -> tuple[str]:
-        """All transitions share one table of priorities, whatever n and gamma."""
+        """All transitions share one table of priorities, for every n and gamma."""
         return ("transitions",)
 
     @property
     def item_steps(self) -> int:
-        """One: the step that a transition starts at."""
+        """One: the first step of a transition."""
         return 1
 
     @property
     def starts(self) -> Starts:
-        """Every step whose window is known."""
+        """Every step whose window is complete."""
         n = LONGEST if self.most_steps is None else self.most_steps
         followed = n if self.drops else 0
         if self.most_steps is None or self.relabel is not None:
@@ -148,7 +147,7 @@ class Transitions(View):
         return self.relabel is not None or isinstance(self.n_step, tuple)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; with `relabel`, one of goal-conditioned observations."""
+        """Bind the view to a schema; `relabel` needs goal-conditioned observations."""
         reader = TransitionsReader(self, schema, fields)
         return reader if self.relabel is None else HindsightReader(self.relabel, reader, schema)
 
@@ -175,7 +174,7 @@ class TransitionsReader(ReturnsReader):
         self.plan()
 
     def plan(self, more: Sequence[Copy] = ()) -> None:
-        """Plan what `fill` copies, and more than that into arrays of a block behind those of `leaves`."""
+        """Plan the copies of `fill`, and `more` copies into arrays after the `leaves`."""
         view, copies = self.view, [*self.copies, *more]
         stack = max((1 - copy.offset for copy in copies), default=1)
         n = TO_THE_END if view.most_steps is None else view.most_steps
@@ -184,7 +183,7 @@ class TransitionsReader(ReturnsReader):
         self._plan = make(copies, view, self._bounds, self._summands, view.gamma, self.discount, self._computed)
 
     def for_device(self) -> Reader:
-        """Return what gathers frames once that several stacks show, if there are such."""
+        """Return a reader that gathers each frame once if stacks share frames, else itself."""
         stacks = _shared(self)
         return DeviceFrameStack(self, stacks) if stacks else self
 
@@ -194,7 +193,7 @@ class TransitionsReader(ReturnsReader):
         return self._plan.windows
 
     def seed(self, entropy: int | None) -> None:
-        """Say what the next `fill`, and no later one, draws numbers of steps from, if any."""
+        """Seed the numbers of steps of the next `fill`, if it draws any."""
         if isinstance(self._plan, RandomSteps):
             self._plan.seed(entropy)
 
@@ -207,11 +206,11 @@ class TransitionsReader(ReturnsReader):
             self._requested.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask."""
+        """Return the pages of the wide rows of these ids, and map them. Any thread may call it."""
         return self._plan.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
+        """Raise InvalidIndex, with the id and the reason, if an id cannot be sampled."""
         windows = windows_of(snapshot, ids, self._bounds, self.view)
         refuse_evicted(snapshot, ids)
         missing = (windows.step_stop == 0) & (windows.ends & TERMINATED == 0)
@@ -223,18 +222,18 @@ class TransitionsReader(ReturnsReader):
 
 
 def _steps_argument(name: str, value: Any) -> int | tuple[int, int] | None:
-    """Return a number of steps, None, or the least and the most; one number where these are the same."""
+    """Return a number of steps, None, or the least and the most; a pair of equal numbers becomes one."""
     if not isinstance(value, tuple | list):
         return int_or_none(name, value, none="the return to the end, or (least, most)")
     if len(value) != 2:
-        raise ValueError(f"{name} must be (least, most) where it is a pair, not {value!r}")
+        raise ValueError(f"{name} as a pair must be (least, most), not {value!r}")
     least = int_argument(f"{name}[0]", value[0])
     most = int_argument(f"{name}[1]", value[1], least=least)
     return most if least == most else (least, most)
 
 
 def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
-    """Return what is copied for each leaf, and all leaves of a batch in order."""
+    """Return the copy of each leaf, and all leaves of a batch in order."""
     fields = step_fields(schema, view.frame_stack)
     unknown = [name for name in view.next_fields if name not in fields]
     if unknown:
@@ -278,18 +277,18 @@ class _Stacks(NamedTuple):
 
 
 class DeviceFrameStack(Reader):
-    """Gathers what `reader` does; stacks of frames are made where a batch ends up. Not thread-safe.
+    """Gathers single frames for `reader`; the device makes stacks of them. Not thread-safe.
 
-    The stacks of obs and next_obs, n steps apart, share frames where n is less than their depth: together they show n +
-    depth different ones, not two times depth. The frames of an item are gathered as one run, so that each is there once
-    on the way to a device, and both stacks are picked out of it.
+    The stacks of obs and next_obs, n steps apart, share frames if n is less than their depth: together they show n +
+    depth different frames instead of 2 · depth. The frames of an item are gathered as one run. So each is copied to the
+    device once, and both stacks are selected from it there.
     """
 
     shows_leaves = False
 
     def __init__(self, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
         view, self._reader, self._stacks = reader.view, reader, stacks
-        assert view.most_steps is not None  # else no stacks share frames
+        assert view.most_steps is not None  # Monte-Carlo stacks share no frames
         self._steps = view.most_steps
         self.paths = reader.paths
         later = {path for s in stacks for path in (s.obs, s.next_obs)}
@@ -308,11 +307,11 @@ class DeviceFrameStack(Reader):
         self._rest.plan([Copy(*run) for run in runs])
 
     def _run(self, stack: Leaf) -> tuple[int, ...]:
-        """Return the shape of the frames of a stack and of the steps behind it."""
+        """Return the shape of a stack with the frames of the following steps."""
         return stack.shape[0] + self._steps, *stack.shape[1:]
 
     def seed(self, entropy: int | None) -> None:
-        """Say what the next `fill`, and no later one, draws numbers of steps from, if any."""
+        """Seed the numbers of steps of the next `fill`, if it draws any."""
         self._rest.seed(entropy)
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
@@ -326,7 +325,7 @@ class DeviceFrameStack(Reader):
             block.arrays[number][:] = first[:, None] + np.arange(stacks.depth)
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the fields of a batch, in the order of `paths`, wherever these tensors of the leaves are."""
+        """Return the fields of a batch, in the order of `paths`, on the device of the tensors."""
         at, count = self._at, len(self._stacks)
         shown = dict(zip((leaf.path for leaf in self._rest.leaves), tensors, strict=False))
         known = tensors[at]
@@ -334,22 +333,22 @@ class DeviceFrameStack(Reader):
             places, frames = tensors[number], tensors[number + count]
             shown[stacks.obs] = frames[:, : stacks.depth].contiguous()
             picked = frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
-            # There is no observation behind the last step of some episodes.
+            # Some episodes have no final observation.
             each = known.view(-1, *[1] * (picked.dim() - 1))
             shown[stacks.next_obs] = picked.where(each, picked.new_zeros(()))
         return [shown[path] for path in self.paths]
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of these ids lie; see `TransitionsReader.pages`."""
+        """Return the pages of the wide rows of these ids; see `TransitionsReader.pages`."""
         return self._reader.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where an id is not sampleable."""
+        """Raise InvalidIndex, with the id and the reason, if an id cannot be sampled."""
         self._reader.check(snapshot, ids)
 
 
 def _shared(reader: TransitionsReader) -> list[_Stacks]:
-    """Return the stacks of which a batch shows both, with frames in common."""
+    """Return the pairs of stacks of a batch that share frames."""
     n = reader.view.most_steps
     if n is None:
         return []
@@ -372,20 +371,20 @@ class _Values(NamedTuple):
 
 
 class NStepExperience(_Values):
-    """What began with one step: a tuple of obs, action, ret, done and steps, with `next_obs` beside it.
+    """An n-step experience: a tuple of obs, action, ret, done and steps, with the attribute `next_obs`.
 
     Attributes
     ----------
     obs, action
-        Of the first step, as they were given.
+        Observation and action of the first step, as they were given.
     ret : float
         The discounted sum of the rewards of `steps` steps.
     done : bool
-        Whether the last of them ended its episode.
+        Whether the last step ended its episode.
     steps : int
-        How many: n_step, or fewer at an episode's end.
+        Number of steps: n_step, or fewer at the end of an episode.
     next_obs
-        The observation behind the last of them; None where none is known.
+        The observation after the last step; None if it is not known.
     """
 
     next_obs: Any
@@ -402,21 +401,21 @@ class _Step(NamedTuple):
 def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> Iterator[NStepExperience]:
     """Turn steps into n-step experiences, in order, one for each step of an ended episode.
 
-    ``ret = r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}``, k = n_step, or fewer where the episode ends first
-    (Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1). The windows at an episode's end, which are shorter and
-    shorter, are flushed there. Steps whose window is not full when the stream stops without `done`, or in an episode
-    that is still open, give nothing. Sums are in float64, as those of `Transitions`, which rounds them to float32.
+    ``ret = r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}``, where k is n_step, or less if the episode ends first
+    (Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1). The end of an episode flushes its shorter and shorter last
+    windows. If the stream stops without `done`, or the episode is open, steps with an incomplete window give nothing.
+    Sums are in float64; `Transitions` rounds the same sums to float32.
 
     Parameters
     ----------
     episode_or_iterable : Episode or iterable
         An episode of a store, or steps (obs, action, reward, done) or (obs, action, reward, done, next_obs) of any
-        number of episodes, taken one by one as they are needed. Without `next_obs`, an experience waits for the step
-        behind its window, whose obs is its `next_obs`.
+        number of episodes. An iterable is consumed step by step. Without `next_obs`, an experience waits for the step
+        after its window, and takes that obs as its `next_obs`.
     n_step : int
-        Steps of the return.
+        Number of steps in the return.
     gamma : float
-        Discount a step, 0 to 1.
+        Discount per step, 0 to 1.
 
     Returns
     -------
@@ -425,7 +424,7 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
     Raises
     ------
     ValueError
-        `n_step` or `gamma` is out of range, a step has not four or five values, or `done` is no truth value.
+        `n_step` or `gamma` is out of range, a step does not have four or five values, or `done` is not a truth value.
     """
     n_step, gamma = int_argument("n_step", n_step), fraction("gamma", gamma)
     steps = _of_episode(episode_or_iterable) if isinstance(episode_or_iterable, Episode) else episode_or_iterable
@@ -435,7 +434,7 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
 def _windows(steps: Iterator[_Step], n: int, gamma: float) -> Iterator[NStepExperience]:
     window: deque[_Step] = deque()
     for step in steps:
-        if len(window) == n:  # it has waited for this step's obs
+        if len(window) == n:  # it waited for this step's obs
             yield _experience(window, gamma, step.obs)
             window.popleft()
         window.append(step)
@@ -466,7 +465,7 @@ def _checked(steps: Iterable[Any]) -> Iterator[_Step]:
         values = tuple(step)
         if len(values) not in (4, 5):
             raise ValueError(
-                f"a step is (obs, action, reward, done) or these and next_obs; one of {len(values)} values came"
+                f"a step is (obs, action, reward, done) or has next_obs, too; this one has {len(values)} values"
             )
         obs, action, reward, done = values[:4]
         ends = as_flag(done, "done", reward, floats=True)
@@ -474,7 +473,7 @@ def _checked(steps: Iterable[Any]) -> Iterator[_Step]:
 
 
 def _of_episode(episode: Episode) -> Iterator[tuple[Any, ...]]:
-    """Yield the steps of an episode; of an open one only those whose next observation is there."""
+    """Yield the steps of an episode; of an open one, only steps with a next observation."""
     obs, action, reward = episode.obs, episode.action, episode.reward
     steps, is_open = len(episode), episode.ended == "open"
     frames = _rows(obs)

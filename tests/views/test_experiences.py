@@ -179,7 +179,7 @@ def test_bad_arguments_are_refused_at_once(arguments: Any, message: str) -> None
 
 
 def test_a_step_of_other_values_is_refused() -> None:
-    message = "a step is (obs, action, reward, done) or these and next_obs; one of 3 values came"
+    message = "a step is (obs, action, reward, done) or has next_obs, too; this one has 3 values"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         list(dr.nstep_experiences([(0, 0, 0.0)], 1, 1.0))
 

@@ -192,7 +192,7 @@ def test_a_sampler_draws_them_reproducibly_and_gathers_the_largest(tmp_store: Pa
 @pytest.mark.parametrize(
     ("n_step", "message"),
     [
-        ((1, 2, 3), "n_step must be (least, most) where it is a pair, not (1, 2, 3)"),
+        ((1, 2, 3), "n_step as a pair must be (least, most), not (1, 2, 3)"),
         ((0, 3), "n_step[0] must be an int of at least 1, not 0"),
         ((4, 3), "n_step[1] must be an int of at least 4, not 3"),
         ((1, 2.5), "n_step[1] must be an int of at least 1, not 2.5"),
