@@ -94,13 +94,13 @@ class Makers:
     ) -> None:
         arguments = view, schema, fields, destination
         self._pipeline = Pipeline([(one, one.bind(schema, view)) for one in transforms])
-        self.gatherer = Gatherer(*arguments, threads=copy_threads(beside=0), pipeline=self._pipeline)
+        self.gatherer = Gatherer(*arguments, threads=copy_threads(reserved=0), pipeline=self._pipeline)
         self.prefetcher: Prefetcher | None = None
         self.view, self.item_steps = view, view.item_steps
         self.planned = 1
         if prefetch and view.prefetchable and _is_large(self.gatherer, size):
             # Beside the trainer, which has use for a processor.
-            ahead = Gatherer(*arguments, threads=copy_threads(beside=1), pipeline=self._pipeline)
+            ahead = Gatherer(*arguments, threads=copy_threads(reserved=1), pipeline=self._pipeline)
             self.prefetcher, self.planned = Prefetcher(ahead), 1 + prefetch
 
     def batch_of(self, ids: NDArray[np.int64], store: Store, planner: Planner) -> Batch:
