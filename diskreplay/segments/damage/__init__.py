@@ -1,1 +1,1 @@
-"""What is damaged in a segment, rows without proof, and the quarantine."""
+"""Damage of segments, unproven rows, and the quarantine."""

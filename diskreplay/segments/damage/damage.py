@@ -1,9 +1,9 @@
-"""What is damaged in a sealed segment: parts of its chunk files, and the rows and episodes that are lost with them.
+"""The damage of a sealed segment: bad parts of its chunk files, and the rows and episodes that are lost with them.
 
-A block that does not fit its checksum, in any field, damages the rows that it holds part of; the episodes that have
-these rows are lost. Of a compressed array, inner chunks that do not fit their own checksums are damaged. With initial
-priorities no step is lost: zeros say that none were given. Where flags are damaged, nobody knows which episodes there
-were: all is lost from the start of the episode that reaches there up to the next first step behind.
+A block of any field that does not match its checksum damages all rows that overlap it, and the episodes of these rows
+are lost. In a compressed array, inner chunks that do not match their own checksums are damaged. Damaged initial
+priorities cost no step: they become zeros, which mean that none were given. Damaged flags hide where episodes begin.
+All rows are then lost from the start of the episode that reaches the damage up to the next known start after it.
 """
 
 import os
@@ -34,15 +34,14 @@ _ENDED = layout.TERMINATED | layout.TRUNCATED
 
 @dataclass
 class Damage:
-    """What is damaged in a segment, and what is left of it.
+    """The damage of a segment, and the rest of it. A range is a first item and the one after the last.
 
-    ``parts`` are the bytes of each chunk file that are damaged, first and the one after the last; None for a whole
-    file. ``lost`` are by lane the rows that are lost, first and the one after the last, those lost before included;
-    ``more`` those of them that were not lost before. ``lost_values`` are by lane the places of the values of episodes
-    in each of its lost ranges, first and the one after the last. ``flags`` are new flags of rows, by lane and row;
-    beside these, those of lost rows are 0. ``steps_kept`` and ``steps_lost`` are of the steps that the segment ever
-    had; what was evicted by hand is kept, as evicted. ``episodes`` are lost now: where flags are damaged, at least so
-    many. ``flags_damaged``: some flags are unknown. ``resized``: a chunk file is longer than it has to be.
+    ``parts`` has the damaged byte ranges of each chunk file, by name. ``lost`` has the lost rows by lane, including
+    those that were lost before; ``more`` has only the new ones. ``lost_values`` has, by lane, the positions of the
+    values of episodes in each lost range. ``flags`` has new flags by lane and row; all other lost rows get 0.
+    ``steps_kept`` and ``steps_lost`` divide the steps that the segment ever had; steps evicted by hand count as kept.
+    ``episodes`` counts the newly lost episodes; with damaged flags it is a lower bound. ``flags_damaged``: some flags
+    are unknown. ``resized``: a chunk file is too long.
     """
 
     parts: dict[str, list[Range]]
@@ -63,13 +62,14 @@ def find_damage(
     evicted: Sequence[tuple[int, int]],
     marked: NDArray[np.int64] | None = None,
 ) -> Damage:
-    """Return what is damaged in a sealed segment with so many rows in each lane; nothing is changed.
+    """Return the damage of a sealed segment with these rows in each lane; nothing is changed.
 
-    ``evicted`` are position and steps of its episodes that were evicted by hand; in a pack, its rows are the positions.
-    ``marked`` is given of a copy that has to prove its rows: the first rows of each lane that marks prove. They are
-    whole, whatever block they are in. Other rows without their priorities are lost too: the priorities may not have
-    been copied yet.
-    Raises FormatError where a chunk that its rows need has no checksum, or the tables of a pack are damaged.
+    ``evicted`` has position and steps of the episodes that were evicted by hand; in a pack, positions are its rows.
+    ``marked`` is given for a copy that has to prove its rows, and has the rows of each lane that marks prove. These are
+    intact, even inside a bad block. Other rows with damaged priorities are then lost too: the priorities may not have
+    been copied.
+
+    Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
     """
     return _Search(info, rows, marked).find(evicted)
 
@@ -111,7 +111,7 @@ class _Search:
                 continue
             starts = self._starts(lane, count, holes)
             edges = [0, *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
-            if self._tables is not None:  # each lane of each segment begins with an episode
+            if self._tables is not None:  # in a pack, each lane begins with an episode
                 edges += self._tables.first_rows.tolist()
             known = np.union1d(starts, np.array(edges, np.int64))
             lost = layout.merge_ranges([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])
@@ -163,7 +163,7 @@ class _Search:
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
 
     def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
-        """Yield the parts of some rows of a pack that are in one lane of one segment each, or between two of these."""
+        """Yield the parts of some rows of a pack, each inside one lane of a segment or between two lanes."""
         edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
         inside = edges[(edges > first) & (edges < stop)].tolist()
         yield from pairwise([first, *inside, stop])
@@ -171,7 +171,7 @@ class _Search:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _parts(self, chunk: Chunk) -> list[Range]:
-        """Return which bytes of a chunk file are damaged: whole blocks, but for rows that marks prove."""
+        """Return the damaged bytes of a chunk file: whole blocks, without rows that marks prove."""
         parts = self._bad_blocks(chunk)
         return layout.subtract_ranges(parts, list(self._marked_bytes(chunk))) if parts else parts
 
@@ -194,7 +194,7 @@ class _Search:
         return layout.merge_ranges([(i * block, min((i + 1) * block, chunk.nbytes)) for i in bad])
 
     def _found(self, chunk: Chunk, block: int) -> NDArray[np.int64]:
-        """Return the checksums of a chunk file's blocks as it is; -1 where one cannot be read."""
+        """Return the actual checksums of a chunk file's blocks; -1 for a block that cannot be read."""
         found = np.full(-(-chunk.nbytes // block), -1, np.int64)
         try:
             opening = opened(f"{self._info.path}/{chunk.name}", None)
@@ -213,7 +213,7 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield lane and rows that parts of a chunk file hold; of an episode field, places of values."""
+        """Yield lane and rows that overlap parts of a chunk file; for an episode field, positions of values."""
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
                 if first < self._rows[0]:
@@ -230,7 +230,7 @@ class _Search:
     # --- flags -------------------------------------------------------------------------------------------------------
 
     def _pieces(self, lane: int, count: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield the first row and the flags of pieces of a lane; zeros where nothing can be read."""
+        """Yield the first row and the flags of pieces of a lane; zeros for unreadable ones."""
         for chunk, inside, width in layout.split_range(0, count, self._per_chunk, _PIECE):
             data = self._read(chunk, lane * self._per_chunk + inside, width)
             yield chunk * self._per_chunk + inside, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
@@ -247,7 +247,7 @@ class _Search:
         return data[0] if data else 0
 
     def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
-        """Return the rows with a first step, as far as flags are known."""
+        """Return the rows with a known flag of a first step."""
         parts = [np.flatnonzero(flags & layout.FIRST) + row for row, flags in self._pieces(lane, count)]
         starts = np.concatenate([np.zeros(0, np.int64), *parts])
         for first, stop in unknown:
@@ -255,7 +255,7 @@ class _Search:
         return starts
 
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
-        """Yield the rows of discarded episodes with known flags: lost, these would show the parts before them again."""
+        """Yield the rows of discarded episodes with known flags: if lost, these would show earlier parts again."""
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
                 first = int(starts[np.searchsorted(starts, stop, "right") - 1]) if len(starts) else stop
@@ -263,7 +263,7 @@ class _Search:
                     yield first, stop
 
     def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
-        """Return which rows of a lane have values, as far as flags are known."""
+        """Return the rows of a lane that have values, as far as flags are known."""
         parts = [
             np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
         ]
@@ -287,20 +287,21 @@ class _Search:
         return steps
 
     def _proven(self, lane: int, unknown: list[Range]) -> Iterator[int]:
-        """Yield where flags are unknown from a row on that surely begins an episode: the one before it is whole."""
+        """Yield the first rows of unknown flags that certainly begin an episode: the episode before is complete."""
         for first, _ in unknown:
             if first == 0:
                 continue
             before = self._flag(lane, first - 1)
-            # Only an episode that ended in a step, without its values, may have one more row: its final observation.
+            # Only an episode that ended in a step, and without values there, may have one more row: its final
+            # observation.
             is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
             if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
                 yield first
 
     def _likely(self, lane: int, row: int) -> int | None:
-        """Return what a damaged flag was if one byte of its block was changed; None where that is unknown.
+        """Return the original value of a damaged flag if just one byte of its block was changed, else None.
 
-        It decides whether the episode before it, each of whose rows is whole, ended there. It is never shown.
+        It decides whether the episode before it, whose rows are all intact, ended there. It is never shown.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -317,9 +318,9 @@ class _Search:
     def _spare(
         self, damage: Damage, lane: int, lost: list[Range], episode: Range, unknown: list[Range]
     ) -> tuple[list[Range], list[Range]]:
-        """Leave an evicted or discarded episode out of the lost rows: no reader shows it, and it stays an episode.
+        """Take an evicted or discarded episode out of the lost rows: no reader shows it, and it stays an episode.
 
-        Return what is lost then, and its rows where their flags are replaced.
+        Return the remaining lost rows, and the episode's rows if their flags are replaced.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -335,10 +336,10 @@ class _Search:
 
 
 class _Values:
-    """Which rows of a lane have values of episodes: ``rows`` are known, ``gone`` first rows and values of lost ranges.
+    """The rows of a lane with values of episodes: known ``rows``, and (first row, values) of ranges ``gone`` before.
 
-    Of ``total`` values the others are in rows whose flags are damaged, the ``holes``. Where there are several of these,
-    nobody knows whose values lie between them.
+    The rest of the ``total`` values is in rows with damaged flags, the ``holes``. Between several holes, it is unknown
+    which row a value belongs to.
     """
 
     def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:
@@ -346,7 +347,7 @@ class _Values:
         self._unknown = max(0, total - len(rows) - sum(count for _, count in gone)) if holes else 0
 
     def damaged_rows(self, places: Sequence[Range]) -> list[Range]:
-        """Return the known rows whose values are damaged, or unknown: ``places`` of values are damaged."""
+        """Return the known rows whose values are damaged or unknown; ``places`` has the ranges of damaged values."""
         found = self._places(self._rows)
         bad = np.zeros(len(found), np.bool_)
         for first, stop in places:
@@ -356,7 +357,7 @@ class _Values:
         return [(row, row + 1) for row in self._rows[bad].tolist()]
 
     def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many values come before some rows."""
+        """Return the number of values before each of some rows."""
         found = np.searchsorted(self._rows, rows)
         for first, count in self._gone:
             found[rows > first] += count
@@ -365,10 +366,10 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the places of the values of each lost range, and the ends of episodes that get a flag of values.
+        """Return the positions of the values of each lost range, and the ends of episodes that get a flag of values.
 
-        Values that nobody knows of are in a lost range with damaged flags; or in episodes, which nobody shows, whose
-        flags are ``rewritten``. The latter also keep the flags that are known.
+        Values without a known row belong to a lost range with damaged flags, or to hidden episodes whose flags are
+        ``rewritten``. The latter also keep their known flags.
         """
         known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
         counts = [
@@ -383,7 +384,7 @@ class _Values:
             counts[holds.index(True)] += self._unknown
         elif self._unknown:
             more = [stop for stop in stops if stop not in flagged][: self._unknown]
-        # Every value before a lost range is one of a row that is not lost, or of a range before it.
+        # Every value before a lost range belongs to a row that is not lost, or to an earlier range.
         kept = np.setdiff1d(self._rows, np.concatenate([self._rows[:0], *known]))
         found, before = list[Range](), 0
         for (first, _), count in zip(lost, counts, strict=True):
@@ -394,7 +395,7 @@ class _Values:
 
 
 def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:
-    """Sort positions, each with a number of rows, by lane: the first row, and the one after the last."""
+    """Group positions, each with a number of rows, by lane, as ranges of rows."""
     found: dict[int, list[Range]] = {}
     for position, rows in sorted(entries):
         row, lane = divmod(position, lanes)
@@ -411,7 +412,7 @@ def _sum_at(fd: int, at: int, nbytes: int) -> int:
 
 
 def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
-    """Return the rows of the episodes that some rows belong to; the first row is a start."""
+    """Return the rows of the episodes that contain some rows; ``starts`` includes row 0."""
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
     return first, int(starts[behind]) if behind < len(starts) else count
@@ -422,14 +423,14 @@ def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
 
 @cache
 def _byte_changes() -> NDArray[np.uint32]:
-    """Return how the checksum changes with the exclusive-or that the last byte of a string is changed by."""
+    """Return the change of a checksum for each XOR of the last byte of a string."""
     return np.array([crc32c(bytes([i])) ^ crc32c(b"\0") for i in range(256)], np.uint32)
 
 
 def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
-    """Return the place of the one byte whose change makes ``data`` fit a checksum, and what it becomes, or None.
+    """Return (position, new value) of the one byte whose change makes ``data`` match a checksum, or None.
 
-    None also where several would do. For 512 bytes that are damaged otherwise, one is found by chance in 30,000 times.
+    None also if several bytes would. For 512 bytes with other damage, a byte is found by chance once in 30,000 times.
     """
     table = _byte_changes()
     wanted = np.uint32(crc32c(data) ^ crc)

@@ -1,8 +1,8 @@
-"""Quarantine: what is not used and not deleted, with a record beside each entry of what it is and why.
+"""Quarantine: files and folders that are neither used nor deleted, each with a record of its origin and the reason.
 
-`counters/quarantine/` has the tree of the store, so that the way back of an entry is its own path. It lies inside the
-folder of an array, where no zarr reader looks. A record is written durably before its entry is moved; where one is
-missing or damaged, its content is derived from the entry.
+`counters/quarantine/` has the tree of the store, so that an entry's path tells where it came from. It is inside the
+folder of an array, where no zarr reader looks. A record is durable before its entry is moved. A missing or damaged
+record is derived from the entry.
 """
 
 import json
@@ -29,35 +29,35 @@ from diskreplay.segments.files.mapping import read_regular
 from diskreplay.segments.sealing import count_flags
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
-RECORD = ".record.json"  # what the name of a record adds to that of its entry
+RECORD = ".record.json"  # the suffix of a record's name, after the name of its entry
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
-_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # by which a segment without a record is known
+_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # these identify a segment without a record
 _TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.EVICTIONS)
-_DEEPEST = 8  # levels of a store's tree in which something may have been set aside
+_DEEPEST = 8  # the maximum depth of entries in a store's tree
 _MOST_BYTES = 1 << 16  # of a record
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Something that was set aside, as `Store.quarantine` lists it.
+    """An entry of the quarantine, as `Store.quarantine` lists it.
 
     Attributes
     ----------
     segment : int or None
-        The number of the segment; None: it is not a segment.
+        The number of the segment; None: it is no segment.
     steps : int or None
         The steps in it that are nowhere else in the store; None: unknown.
     reason : str
         Why it was set aside.
     since : float
-        When, in seconds since 1970.
+        The time when it was set aside, in seconds since 1970.
     where : str
-        Where it is now, relative to the store.
+        Its present path, relative to the store.
     path : str
-        Where it was.
+        Its original path, relative to the store.
     rebuilt : bool
-        Whether what is whole in it is back in its place: its steps were inserted there, and not here.
+        Whether a rebuilt segment with its intact rows is in its place: its steps count as inserted there, not here.
     """
 
     segment: int | None
@@ -80,12 +80,12 @@ class Quarantined:
 def move_aside(
     root: Path, where: str, reason: str = "was in the way", *, steps: int | None = None, rebuilt: bool = False
 ) -> str:
-    """Move a file or folder of a store into quarantine; return where it is now. The caller holds the store lock.
+    """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
-    ``steps`` are those in it that are nowhere else in the store; None: for a segment they are counted. ``rebuilt`` says
-    that what is whole in it takes its place.
+    ``steps`` counts its steps that are nowhere else in the store; None: a segment's steps are counted. ``rebuilt``: a
+    rebuilt segment with its intact rows takes its place.
     """
-    if where == QUARANTINE:  # a link or a file in its place
+    if where == QUARANTINE:  # a link or a file is in place of the folder
         there = _free((root / where).with_name(".quarantine"))
         os.rename(root / where, there)
         return str(there.relative_to(root))
@@ -95,9 +95,9 @@ def move_aside(
 
 
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
-    """Copy a segment as it is into quarantine, unless that was done before; return where its copy is.
+    """Copy a segment unchanged into quarantine, unless a copy is there; return the path of the copy.
 
-    ``steps`` are those in it that are about to leave its place; None: unknown. The caller holds the store lock.
+    ``steps`` counts its steps that are about to leave its place; None: unknown. The caller holds the store lock.
     """
     for entry in read_quarantine(root):
         if entry.path == where and entry.reason == reason and entry.segment is not None:
@@ -110,12 +110,12 @@ def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
 
 
 def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | None, rebuilt: bool) -> str:
-    """Move what is, or was, at a place of the store into quarantine, with its record; return where it is now."""
+    """Move a file or folder from its place in the store into quarantine, with its record; return its new path."""
     segment, target = _segment_of(where), _free_place(root, where)
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
     record |= {"rebuilt": True} if rebuilt else {}
-    with suppress(StorageFull):  # without its record the entry still says most of it
+    with suppress(StorageFull):  # without its record, the entry still tells most of it
         write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
         sync_folder(target.parent)
     move(source, target)
@@ -126,7 +126,7 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
 
 def note_change(root: Path) -> None:
     """Tell readers that segments were set aside, brought back or replaced. The caller holds the store lock."""
-    with suppress(FormatError, OSError):  # nobody can read a store whose counters are damaged
+    with suppress(FormatError, OSError):  # a store with damaged counters has no readers
         _counters(root).count(layout.CHANGES)
 
 
@@ -135,7 +135,7 @@ def _counters(root: Path) -> StoreCounters:
 
 
 def _free_place(root: Path, where: str) -> Path:
-    """Make the folders above an entry in quarantine, never through a link, and return a path that is free."""
+    """Make the folders above an entry in quarantine, never through a link, and return a free path."""
     top = root / QUARANTINE
     if os.path.lexists(top) and not is_folder(top):
         move_aside(root, QUARANTINE)
@@ -145,7 +145,7 @@ def _free_place(root: Path, where: str) -> Path:
     *above, name = where.split("/")
     for part in above:
         folder = folder / part
-        if not is_folder(folder) or os.path.lexists(_record_path(folder)):  # an entry itself: nothing goes into it
+        if not is_folder(folder) or os.path.lexists(_record_path(folder)):  # an entry: other entries stay out of it
             folder = _free(folder)
             _make_folder(folder)
     return _free(folder / name)
@@ -177,7 +177,7 @@ def _segment_of(where: str) -> int | None:
 
 
 def read_quarantine(root: Path) -> list[Quarantined]:
-    """Return what is in quarantine, by path; links are not followed, and a damaged record is derived again."""
+    """Return the entries of the quarantine, by path; links are not followed, and a damaged record is derived again."""
     return _entries(root, "", _DEEPEST)[0]
 
 
@@ -236,7 +236,7 @@ def _entry(root: Path, where: str) -> Quarantined:
 
 
 def _is_segment(path: Path) -> bool:
-    """Whether a folder was a segment, and does not only hold files that were set aside from one."""
+    """Return whether a folder was a segment, and does not only contain files that were set aside from one."""
     if not is_folder(path):
         return False
     names = set(os.listdir(path))
@@ -246,7 +246,7 @@ def _is_segment(path: Path) -> bool:
 def remove_stale_records(root: Path) -> dict[int, int]:
     """Remove the records of segments that are not in quarantine any more; return their numbers and steps.
 
-    Somebody moved them back by hand, or deleted them, or a process died that restored one. The caller holds the store
+    A user moved these back or deleted them by hand, or a process died that restored one. The caller holds the store
     lock.
     """
     folder, gone = root / QUARANTINE / layout.SEGMENTS, dict[int, int]()
@@ -262,7 +262,7 @@ def remove_stale_records(root: Path) -> dict[int, int]:
 
 
 def quarantined_numbers(root: Path) -> list[int]:
-    """Return the numbers of the segments in quarantine, by the names of their folders: they are never given again."""
+    """Return the numbers of the segments in quarantine, by their folder names: these are never used again."""
     found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in _segment_names(root))
     return sorted({number for number in found if number is not None})
 
@@ -277,12 +277,12 @@ def _segment_names(root: Path) -> list[str]:
 
 
 def bring_back(root: Path, entry: Quarantined, members: Sequence[int]) -> None:
-    """Move a segment back to its place, which is free. The caller holds the store lock, and has verified it.
+    """Move a segment back to its place, which is free. The caller holds the store lock, and has verified the segment.
 
-    ``members`` are the numbers of those that are in a pack.
+    ``members`` has the numbers of the segments in it if it is a pack.
 
-    A process that dies in between leaves a record without an entry, which the next one that opens the store takes for
-    a segment that was moved back by hand.
+    A process that dies in between leaves a record without an entry. The next process that opens the store then treats
+    the segment as one that was moved back by hand.
     """
     if entry.segment is None:
         raise ValueError(f"{entry.where} is not a segment")
@@ -303,7 +303,7 @@ def forget(root: Path, entry: Quarantined) -> None:
 
 
 def include_number(counters: StoreCounters, number: int) -> None:
-    """Let the counters reach over a segment that is there again. The caller holds the store lock."""
+    """Make the counters include a segment that is there again. The caller holds the store lock."""
     words = counters.read()
     if number < words[layout.FIRST_LIVE]:
         counters.lower(layout.FIRST_LIVE, number)
@@ -312,19 +312,19 @@ def include_number(counters: StoreCounters, number: int) -> None:
 
 
 def take_out(root: Path, entry: Quarantined) -> str:
-    """Take a segment out of quarantine for good; return where it is now.
+    """Take a segment out of quarantine for good; return its new path.
 
-    The caller holds the store lock, and deletes the folder when it is free.
+    The caller holds the store lock, and deletes the folder after its release.
 
-    Its steps count as evicted from then on: what limiters count does not shrink. As with an eviction, the name of the
-    folder that is being deleted tells the count.
+    Its steps count as evicted then: the counts of limiters never decrease. As with an eviction, the name of the folder
+    to be deleted contains the count.
     """
     path = root / entry.where
     counters = _counters(root)
     evicted = counters.evicted_after(entry.inserted)
     gone = removed_path(root / layout.COUNTERS, entry.segment or 0, evicted)
     shutil.rmtree(gone, ignore_errors=True)
-    _record_path(path).unlink(missing_ok=True)  # first: one without an entry would be counted again
+    _record_path(path).unlink(missing_ok=True)  # first: a record without an entry would be counted again
     os.rename(path, gone)
     sync_folder(path.parent)
     counters.set(layout.STEPS_EVICTED, evicted)
@@ -338,7 +338,7 @@ def take_out(root: Path, entry: Quarantined) -> str:
 def claimed_steps(segment: Path) -> int | None:
     """Count the steps that a segment's counters claim, whatever its own document says; None: they cannot be counted.
 
-    No more than there are flags for, so that a damaged counter claims no steps that were never there.
+    At most one step is counted per existing flag, so that a damaged counter claims no steps that never existed.
     """
     try:
         rows, chunks = _claimed_rows(segment), 1
@@ -356,7 +356,7 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # A byte more than there may be: then what is read of a longer file is not a multiple of 8.
+            # One byte more than the maximum: the length read from a longer file is then no multiple of 8.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason

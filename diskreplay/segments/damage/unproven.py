@@ -1,6 +1,6 @@
-"""Rows that no mark proves: what the counters of a segment had claimed when its machine went down, or it was copied.
+"""Unproven rows: rows that a segment's counters had claimed at a power loss or a copy, but that no mark proves.
 
-They may be whole, torn or missing. They do not count, and are not deleted: the sealed segment keeps them behind its
+They may be intact, torn or missing. They do not count, and are not deleted: the sealed segment keeps them after its
 rows, and their number in its attributes.
 """
 
@@ -26,11 +26,11 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Fate(Enum):
-    """What becomes of the segment of a dead writer; the values are the kinds of repair's actions."""
+    """The treatment of the segment of a dead writer; the values are the kinds of repair's actions."""
 
     SEALED = "sealed"
-    SET_ASIDE = "quarantined"  # it has data, but files are missing, and no row of it is proven
-    COPIED = "copied"  # files are missing, but some rows are proven: all of it is kept in quarantine as well
+    SET_ASIDE = "quarantined"  # it has data, but lacks files, and no row of it is proven
+    COPIED = "copied"  # it lacks files, but some rows are proven: a full copy is also kept in quarantine
     REMOVED = "removed"  # nothing was ever written to it
 
 
@@ -42,7 +42,7 @@ WHY = {
 
 
 def fate_of(info: SegmentInfo) -> Fate:
-    """Return what becomes of an unsealed segment whose lock is free."""
+    """Return the fate of an unsealed segment whose lock is free."""
     if shows_live_rows(info):
         return Fate.SEALED
     if not has_no_mark(str(info.path)):
@@ -55,7 +55,7 @@ def fate_of(info: SegmentInfo) -> Fate:
 
 
 def _lacks_marked_files(info: SegmentInfo) -> bool:
-    """Whether files of marked rows are missing, or short: no loss of power takes those, but a copy may lack them."""
+    """Return whether files of marked rows are missing or short: no power loss takes those, but a copy may lack them."""
     marks = read_marks(str(info.path), len(info.lanes))
     return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
 
@@ -65,21 +65,21 @@ def _has_folders(info: SegmentInfo) -> bool:
 
 
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
-    """Make the counters of a segment say what is proven; return these rows, and those that it had claimed.
+    """Set the counters of a segment to its proven rows; return these, and the rows that it had claimed.
 
-    ``salvaged`` are the rows to take in place of the proven ones. May be repeated after a crash at any point.
+    ``salvaged`` rows are kept in place of the proven ones. The call may be repeated after a crash at any point.
     """
     proven = proven_rows(info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)
     claimed = np.maximum(rows, claimed_rows(info, rows))
     folder = f"{info.path}/{layout.DURABLE}"
     if (claimed > rows).any():
-        # The counters are about to forget it.
+        # The counters are about to be overwritten.
         write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        write_unsealed(info)  # once its chunks are protected, this alone tells it from a whole copy
+        write_unsealed(info)  # once its chunks are protected, only this document tells it from a whole copy
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
         _restore_counter(f"{info.path}/{name}", rows)
@@ -87,7 +87,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
 
 
 def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
-    """Remove the note of what a segment had claimed, where there is one and nothing of that is left."""
+    """Remove the note of the rows that a segment had claimed, unless rows of these are kept."""
     if not are_kept and not shows_live_rows(info):
         (info.path / layout.DURABLE / _CLAIMED).unlink(missing_ok=True)
 
@@ -95,15 +95,16 @@ def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
 def _restore_counter(folder: str, rows: Ints) -> None:
     try:
         write_lane_counter(folder, rows)
-    except (FileNotFoundError, FormatError):  # missing or short since the power went
+    except (FileNotFoundError, FormatError):  # a power loss left it missing or short
         write_file(f"{folder}/c.0", rows.tobytes())
     sync_file(f"{folder}/c.0")
 
 
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
-    """Return how many rows of each lane may hold steps, as far as there are files for them: at least ``least``.
+    """Return the rows of each lane that may hold steps, as far as they have files: at least ``least``.
 
-    The counters tell, and every flag behind them: a page of a counter may be older than the rows it counts.
+    They follow from the counters, and from flags beyond these: a page of a counter may be older than the rows it
+    counts.
     """
     lanes, folder = len(info.lanes), str(info.path)
     present = rows_with_files(info)
@@ -126,7 +127,7 @@ def _read(path: str, lanes: int) -> Ints:
 
 
 def rows_with_files(info: SegmentInfo) -> int:
-    """Return for how many rows every array has its files."""
+    """Return the number of rows for which every array has its files."""
     rows, values = list[int](), list[int]()
     for leaf, array in info.arrays.items():
         nbytes, chunk = info.chunk_nbytes(leaf), 0
@@ -135,12 +136,12 @@ def rows_with_files(info: SegmentInfo) -> int:
                 chunk += 1
         (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
     least = min(rows)
-    # There are no more values than rows, so that flags are seldom read.
+    # There are at most as many values as rows, so flags are seldom read.
     return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
 
 
 def holds_data(info: SegmentInfo) -> bool:
-    """Whether any byte of any array with rows was written."""
+    """Return whether any byte of any array with rows was written."""
     for leaf in info.arrays:
         folder = f"{info.path}/{leaf}"
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -159,7 +160,7 @@ def _is_written(path: str) -> bool:
 
 
 def _flagged_rows(info: SegmentInfo, most: int) -> Ints:
-    """Return the row behind the last one of each lane that has a flag."""
+    """Return the row after the last one of each lane that has a flag."""
     per_chunk, found = info.chunk_rows[layout.DONE], np.zeros(len(info.lanes), np.int64)
     for chunk in range(-(-most // per_chunk)):
         flags = info.map_numbers(layout.DONE, chunk) != 0

@@ -1,1 +1,1 @@
-"""The documents of a store: its root, metadata of arrays and segments, notes, limiters, states, evictions."""
+"""The documents of a store: root, metadata of arrays and segments, notes, limiters, saved states, evictions."""

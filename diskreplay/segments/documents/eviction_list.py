@@ -1,15 +1,14 @@
-"""Episodes that were evicted by hand: an array of entries, appended and never changed, that a counter publishes.
+"""Episodes that were evicted by hand: an append-only array of entries, which a counter publishes.
 
-An entry is the id of an episode's first step and its number of steps. It is durable before the store's counter
-shows it, so that a process or a machine that dies leaves the episode whole or hides it whole.
+An entry is the id of an episode's first step and its number of steps. It is durable before the store's counter shows
+it. So a process or machine that dies leaves the episode either visible or hidden, never in part.
 
-Evictions by hand may be meant to free a full disk. So there always is room for the next entries, in chunks that were
-written before, as zeros.
+Evictions by hand may be meant to free a full disk. So chunks for the next entries are always written ahead, as zeros.
 
-Segments that retention evicts are moved beside the counters, so that nobody sees one half deleted. The folder is
-renamed first, and the counter of evicted steps set next. What the counter has to be is part of the new name: the next
-opener sets it if the process dies in between, and other processes that count steps read the name. All this is done
-under the store lock. The files are deleted when it is free again.
+Segments that retention evicts are moved next to the counters, so that no process sees one half deleted. The folder is
+renamed first, and the counter of evicted steps is set next. The new name contains the new value of the counter. If the
+process dies in between, the next opener sets the counter from it; other processes that count steps read the name. All
+this is done under the store lock. The files are deleted after its release.
 """
 
 import os
@@ -47,7 +46,7 @@ class EvictionEntries:
     def new(self, count: int) -> NDArray[np.int64]:
         """Return the entries up to number ``count`` that were not returned before, ``(n, 2)`` int64.
 
-        Raises FormatError where a file of them is missing or damaged.
+        Raises FormatError if one of their files is missing or damaged.
         """
         parts = [np.zeros((0, 2), np.int64)]
         for chunk, inside, rows in layout.split_range(self.count, count, ROWS):
@@ -56,7 +55,7 @@ class EvictionEntries:
         return np.concatenate(parts)
 
     def steps_by_segment(self, count: int) -> dict[int, int]:
-        """Return how many steps of each segment the new entries evict; segments may be gone. See `new`."""
+        """Return the number of steps of each segment that the new entries evict; segments may be gone. See `new`."""
         steps: dict[int, int] = {}
         for first, evicted in self.new(count).tolist():
             number = first >> layout.POSITION_BITS
@@ -75,7 +74,7 @@ class EvictionEntries:
 
 
 def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
-    """Return position and steps of the episodes of a segment that were evicted by hand. See `EvictionEntries.new`."""
+    """Return (position, steps) of each episode of a segment that was evicted by hand. See `EvictionEntries.new`."""
     entries = EvictionEntries(root).new(int(root.counters().read()[layout.EVICTION_ENTRIES]))
     own = entries[entries[:, 0] >> layout.POSITION_BITS == number]
     return [(first & layout.POSITION_MASK, steps) for first, steps in own.tolist()]
@@ -84,9 +83,9 @@ def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
 def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
     """Append entries and publish them together. The caller holds the store lock.
 
-    The counters are writable; each of the episodes is the id of its first step and its number of steps. Steps that were
-    published before the time ``hidden_before`` are hidden already, by the capacity, and stay so, though fewer are left
-    to count. Raises StorageFull where there is no room; nothing is hidden.
+    ``counters`` are writable. Each episode is the id of its first step and its number of steps. Steps published before
+    the time ``hidden_before`` are already hidden by the capacity. They stay hidden, although the capacity then has
+    fewer steps to count. Raises StorageFull if the disk has no room; nothing is hidden then.
     """
     start = int(counters.read()[layout.EVICTION_ENTRIES])
     stop = start + len(episodes)
@@ -100,32 +99,32 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # First: it hides nothing that is not hidden anyway, and without it the entries would bring steps back.
+    # First: it hides only steps that are hidden anyway, and without it the entries would bring steps back.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
-    with suppress(ReplayError, OSError):  # what was asked for is done; the next who opens the store tries again
+    with suppress(ReplayError, OSError):  # the eviction is done; the next process that opens the store tries again
         reserve(root, stop)
 
 
 def keep_hidden(counters: StoreCounters, before: int) -> None:
-    """Keep hidden what a capacity hides, all steps before a time, also when fewer are left to count; durably."""
+    """Keep all steps before a time hidden, durably: a capacity hides them, and would not with fewer steps to count."""
     if before > counters.peek(layout.FRONTIER):
         counters.set(layout.FRONTIER, min(before, layout.MOST_COUNTED))
         counters.sync()
 
 
 def has_reserve(root: Root, entries: int) -> bool:
-    """Tell whether there is room for the entries that may follow so many."""
+    """Return whether there is room for the next entries after ``entries``."""
     count = entries + ROWS
     return _rows(root)[0] >= count and os.path.exists(root.folder / layout.EVICTIONS / f"c.{-(-count // ROWS) - 1}.0")
 
 
 def reserve(root: Root, entries: int) -> None:
-    """Make room for those that may follow so many: at least a chunk of them. The caller holds the store lock.
+    """Make room for at least a chunk of entries after ``entries``. The caller holds the store lock.
 
-    Raises StorageFull where there is none, FormatError where the chunk of the last of these entries is missing: the
-    count is damaged, or the file is lost.
+    Raises StorageFull if the disk has no room. Raises FormatError if the chunk of the last existing entry is missing:
+    the count is damaged, or the file is lost.
     """
     folder = str(root.folder / layout.EVICTIONS)
     with storage_errors(folder):
@@ -146,7 +145,7 @@ def _rows(root: Root) -> tuple[int, dict[str, Any]]:
 
 
 def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
-    """See that there are chunks for ``count`` entries, of which some are there, and a shape that covers them."""
+    """Make chunks for ``count`` entries, some of which may exist, and a shape that covers them."""
     if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
         # A damaged count must not fill the disk with chunks.
         raise FormatError(f"{last} is missing where {entries} entries are counted; run diskreplay repair on the store")
@@ -154,9 +153,9 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     chunks = -(-count // ROWS)
     rows, document = _rows(root)
     if rows < count:
-        # As with rows of segments the shape reaches over every chunk; the counter says what is data.
+        # As with rows of segments, the shape covers every chunk; the counter tells which entries count.
         write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
-    # The last chunks are those that may be missing.
+    # Only the last chunks can be missing.
     for chunk in range(chunks - 1, -1, -1):
         name = f"{folder}/c.{chunk}.0"
         if os.path.exists(name):
@@ -164,7 +163,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
         temporary = f"{folder}/.new-{chunk}"
         try:
             write_file(temporary, bytes(_NBYTES))
-            sync_file(temporary)  # an empty file after a loss of power would keep all others from being hidden
+            sync_file(temporary)  # a power loss could leave an empty file, after which no eviction would succeed
             os.rename(temporary, name)
         except BaseException:
             with suppress(OSError):
@@ -172,7 +171,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
             raise
 
 
-# --- folders on their way out -----------------------------------------------------------------------------------------
+# --- folders to be deleted --------------------------------------------------------------------------------------------
 
 
 PREFIX = "old-"
@@ -180,20 +179,20 @@ _NAME = re.compile(PREFIX + r"[0-9]{8,9}-([0-9]{1,19})")
 
 
 def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
-    """Return where a segment goes with which the counter of evicted steps has to be ``evicted``."""
+    """Return the new path of a removed segment; ``evicted`` is the new value of the counter of evicted steps."""
     return f"{counters_folder}/{PREFIX}{layout.segment_name(number)}-{evicted}"
 
 
 def discarded_path(path: str) -> str:
-    """Return the new path of a folder, in the same one, whose steps count nowhere."""
+    """Return the new path of a folder whose steps count nowhere, in the same parent folder."""
     folder, name = os.path.split(path)
     return f"{folder}/{PREFIX}{name}-{os.getpid()}-{time.monotonic_ns()}"
 
 
 def evicted_by_removals(root: Root) -> int:
-    """Return what the counter of evicted steps has to be by the names of the segments that are being deleted.
+    """Return the value that the counter of evicted steps must have, by the names of segments that are being deleted.
 
-    0 where there are none, or the store was deleted.
+    It is 0 if there are no such names, or the store was deleted.
     """
     try:
         names = os.listdir(root.counters_folder)
@@ -207,8 +206,8 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
     """Delete folders, without the store lock. Several processes may delete the same folder."""
     if not gone:
         return
-    # After a loss of power a segment must not be back in its place without some of its files. A disk that refuses to
-    # sync needs the room all the more.
+    # After a power loss, a segment must not be back in its place without some of its files. A disk that refuses to sync
+    # needs the room even more.
     with suppress(OSError):
         sync_folder(root.segments_folder)
     for path in gone:

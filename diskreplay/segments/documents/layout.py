@@ -1,6 +1,6 @@
-"""Format version 1: names, flags, ids and chunk geometry. The one file to read before writing another reader.
+"""Format version 1: names, flags, ids and chunk geometry. Read this file before writing another reader.
 
-The whole layout in words is in docs/format.md; this module is where its numbers live.
+docs/format.md describes the whole layout in words; this module defines its numbers.
 """
 
 import sys
@@ -33,42 +33,42 @@ LIMITERS = "limiters"
 SEGMENTS = "segments"
 SAMPLERS = "samplers"
 DONE = "done"
-TIME = "time"  # when each row was published: nanoseconds by the clock of the boot
-PRIORITY = "priority"  # the initial one of each step, 0 where none was given; in segments of writers that give them
+TIME = "time"  # the time at which each row was published: nanoseconds by the clock of the boot
+PRIORITY = "priority"  # each step's initial priority; 0: none was given. In segments of writers that give priorities
 COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"
 LANE_COUNTERS = (COMMITTED, OBSERVED, DURABLE)
 BLOCKS = f"{DURABLE}/blocks"  # checksums of the blocks of a sealed segment's chunks
 DOCUMENT_COPY = f"{DURABLE}/document"  # a copy of a sealed segment's own zarr.json
-ROOT_COPY = f"{EVICTIONS}/document"  # and of the root's
+ROOT_COPY = f"{EVICTIONS}/document"  # a copy of the root's zarr.json
 METADATA = "zarr.json"
-MARKS = f"{DURABLE}/marks"  # the log beside the counter of durable rows
+MARKS = f"{DURABLE}/marks"  # the log of marks, next to the counter of durable rows
 LOCK = "lock"
-# The two tables of a pack, arrays of int64, and their columns: of each segment in it, and of each lane of these.
+# The two tables of a pack, int64 arrays, and their columns: one for its segments, one for the lanes of these.
 PACK_TABLES = MEMBERS, RUNS = "members", "runs"
-# Behind the rows of a pack its chunks have room for a word, which readers of flags may look at.
+# The chunks of a pack have room for this many more rows: readers of flags read whole words.
 ROWS_BEHIND = 8
-TABLES_COPY = f"{DURABLE}/tables"  # a copy of both, one behind the other
-INDEXES_COPY = f"{DURABLE}/indexes"  # one of the indexes of compressed arrays
+TABLES_COPY = f"{DURABLE}/tables"  # a copy of both tables, concatenated
+INDEXES_COPY = f"{DURABLE}/indexes"  # a copy of the indexes of compressed arrays, concatenated
 MEMBER_COLUMNS = ("segment", "lanes", "writer", "steps")
 RUN_COLUMNS = ("first_row", "rows", "lane", "first_value", "values")
 PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
-# The table of the episodes of a sealed segment: a group of arrays, by name with their dtypes.
+# The table of the episodes of a sealed segment: a group of arrays, with their dtypes by name.
 EPISODES = "episodes"
 EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
-# A segment with fewer rows is as quick to read as its table would be, whose files would take a large part of its bytes.
+# A smaller segment has no table: its rows are read as fast, and the table's files would be a large part of its bytes.
 LEAST_TABLE_ROWS = 1 << 14
-# One with more could be holes: to derive its table would take memory and time without bound.
+# A larger segment has none either: it could be mostly holes, and deriving its table would be unbounded.
 MOST_TABLE_ROWS = 1 << 25
 EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
-COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments by themselves
+COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments in the background
 ZSTD_LEVELS = 1, 22
-VALUES = "episode"  # the group of the episode fields: their arrays have a row for each row with EPISODE_VALUES
+VALUES = "episode"  # the group of the episode fields: their arrays have one row for each row with EPISODE_VALUES
 PACKS, ZSTD = "packs", "zstd"  # names of features, in `requires` of segments
 EPISODE_TABLES = "episode-tables"  # a feature that the root requires
-DISCARDS = "discards"  # one that it required before the format was released
-# Says why a root without it is refused, after its path.
+DISCARDS = "discards"  # a feature that roots required before the format was released
+# Explains, after the root's path, why a root that does not require EPISODE_TABLES is refused.
 BEFORE_RELEASE = (
     "was written before the format was released, and this release does not read it; the one that wrote it does: "
     "export it there, and import it here"
@@ -76,22 +76,22 @@ BEFORE_RELEASE = (
 NOTES = f"{COUNTERS}/notes"  # JSON documents that a store keeps for its users, NAME.json
 NOTE_SUFFIX = ".json"
 
-# --- the store's counters: words of counters/, each with its complement 16 words on ----------------------------------
+# --- the store's counters: words of counters/; the complement of each comes 16 words later ---------------------------
 NEXT_SEGMENT = 0
 FIRST_LIVE = 1
 HORIZON = 2
 STEPS_EVICTED = 3
 EVICTION_ENTRIES = 4
 FRONTIER = 5  # steps that were published before this time, in nanoseconds since the epoch, are hidden
-RESERVED = 6  # segment numbers below it may have been used, also where the counter of the next one was lost to power
-CHANGES = 7  # how often a segment was set aside, brought back or replaced: readers then read all of them again
-BOOT = 8  # which boot and which disk the next number belongs to; 0: none yet
-SEALED = 9  # how often segments were sealed, or got priorities: readers then check those that they follow
+RESERVED = 6  # segment numbers below it may have been used, even if a power loss took the counter of the next one
+CHANGES = 7  # how often a segment was set aside, brought back or replaced: readers then read all segments again
+BOOT = 8  # the boot and disk of the next number; 0: none yet
+SEALED = 9  # how often segments were sealed, or got priorities: readers then check the segments that they follow
 COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
 
-# The number of rows in the document of an array has spaces before it up to this width: it is changed in its place.
+# In an array's document, spaces before the number of rows fill this width, so that it can be overwritten in place.
 ROWS_WIDTH = 12
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -101,28 +101,28 @@ SEGMENT_BYTES = 4 << 30
 MIN_CHUNK_BYTES = 64
 VALUE_CHUNK_BYTES = 256 << 10  # of episode fields
 MAX_CHUNK_BYTES = 1 << 31
-# To begin, seal and delete a segment takes as long as to write so much.
+# To begin, seal and delete a segment takes as long as writing this many bytes.
 SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
-EVICTION_ROWS = 4096  # entries a chunk of evictions/
+EVICTION_ROWS = 4096  # entries per chunk of evictions/
 LIMITER_SLOTS = 64
-# One step of more lanes than these stores to another page for each lane, in every field. With few rows a chunk, lanes
-# share pages.
+# With more lanes than this, one step of all lanes stores to another page for each lane, in every field. With few rows
+# per chunk, lanes share pages.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
-# Rows this wide are written by position (a first touch through a mapping costs three times as much) and read in
-# random order; narrower ones go through mappings.
+# Rows of at least this width are written by position, as their first touch through a mapping costs three times as much,
+# and read in random order. Narrower rows go through mappings.
 WIDE_ROW_BYTES = 4096
 
-# In place of an initial priority below it, such as 0: in the array 0 says that none was given.
+# Replaces smaller initial priorities, such as 0: in the array, 0 means that none was given.
 LEAST_PRIORITY = sys.float_info.min
 
-# A block with a checksum of its own: a power of two of rows, so that blocks and lanes nest.
+# A block with its own checksum: a power of two of rows, so that blocks and lanes nest.
 BLOCK_BYTES = 64 << 10
 BLOCK_ROWS = 512
 
 
 def chunk_key(chunk: int, ndim: int) -> str:
-    """Return the file name of chunk ``chunk`` along the row axis of an array with ``ndim`` dimensions after it."""
+    """Return the file name of a chunk along the row axis of an array with ``ndim`` dimensions after it."""
     return f"c.0.{chunk}" + ".0" * ndim
 
 
@@ -142,11 +142,11 @@ def segment_folder(number: int) -> str:
 
 
 def floor_power_of_two(n: int) -> int:
-    """Return the largest power of two that is at most ``n`` (1 for anything smaller)."""
+    """Return the largest power of two that is at most ``n``; 1 for any smaller ``n``."""
     return 1 << (max(1, n).bit_length() - 1)
 
 
-# What a store refuses beside values that do not fit its schema; see `writing.casting`.
+# The values that a store may refuse although they fit its schema; see `writing.casting`.
 VALIDATIONS = ("finite", "space")
 
 
@@ -156,13 +156,13 @@ def ceil_power_of_two(n: int) -> int:
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges, the first and the one after the last, in order, with those that touch or overlap as one."""
+    """Return ranges, as (first, stop), in order; ranges that touch or overlap are joined."""
     ordered = np.array(sorted(ranges), np.int64).reshape(-1, 2)
     return join_ranges(ordered[:, 0], np.maximum.accumulate(ordered[:, 1]))
 
 
 def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
-    """Return the same of arrays of ranges whose beginnings and ends are in order: thousands of lanes in one call."""
+    """Join ranges whose firsts and stops are each in order, given as arrays: thousands of lanes in one call."""
     is_some = firsts < stops
     firsts, stops = firsts[is_some], stops[is_some]
     if not len(firsts):
@@ -180,9 +180,9 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 
 
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
-    """Split a range by blocks of a length: the rows of a lane by chunks, or those of a chunk by lanes.
+    """Split a range by blocks of a length: the rows of a lane by chunks, or the rows of a chunk by lanes.
 
-    Yields the number of each block, where in it the part begins, and the length of that, ``most`` at most.
+    Yields parts as (number of the block, start within the block, length); the length is at most ``most``.
     """
     while first < stop:
         block, inside = divmod(first, length)
@@ -192,9 +192,9 @@ def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES)
 
 
 def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, least_bytes: int) -> int:
-    """Return how many rows of each lane one chunk file of a field holds: a power of two near the byte target.
+    """Return the rows of each lane in one chunk file of a field: a power of two near the byte target.
 
-    They are at most ``most_rows``, or those of ``least_bytes`` if that is more.
+    They are at most ``most_rows``, or the rows that fit ``least_bytes`` if these are more.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     of_least_bytes = floor_power_of_two(least_bytes // row_of_lanes)
@@ -202,9 +202,9 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, lea
 
 
 def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:
-    """Return the same of an episode field: few episodes must not take much more than their values.
+    """Return the rows of each lane in one chunk file of an episode field, so that few episodes take little room.
 
-    Lanes end as many episodes as they like: with several, those that end few leave their parts of a chunk empty.
+    Lanes end different numbers of episodes: lanes that end few leave their parts of a chunk empty.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     rows = min(floor_power_of_two(min(chunk_bytes, VALUE_CHUNK_BYTES) // row_of_lanes), max(1, most_rows))
@@ -214,14 +214,14 @@ def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: in
 
 
 def is_of_episodes(leaf: str) -> bool:
-    """Whether an array is that of an episode field."""
+    """Return whether an array belongs to an episode field."""
     return leaf.startswith(f"{VALUES}/")
 
 
 def target_rows(
     lanes: int, step_bytes: int, capacity: int | None, capacity_bytes: int | None, segment_steps: int | str | None
 ) -> int:
-    """Return the rows, of all lanes together, at which a segment is full and its writer moves on."""
+    """Return the rows of all lanes together at which a segment is full, and its writer begins the next one."""
     most = most_lane_rows(lanes) * lanes
     if isinstance(segment_steps, int):
         return min(segment_steps, most)
@@ -234,8 +234,8 @@ def target_rows(
 
 
 def most_lane_rows(lanes: int) -> int:
-    """Return the rows of one lane at which a segment is full, however few the others have.
+    """Return the rows of one lane at which a segment is full, however few rows the other lanes have.
 
-    A position must fit its bits even when a lane makes many times that.
+    A position must fit its bits even if a lane gets many times that.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

@@ -1,4 +1,4 @@
-"""What rate limiters share through a store: steps drawn, in an array of slots, and steps inserted, in its segments."""
+"""The shared data of rate limiters: steps drawn, in an array of slots, and steps inserted, by the store's segments."""
 
 import os
 import re
@@ -31,22 +31,22 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# How often, and after how many seconds, a count is taken again that has gone back, or beside which a segment left.
+# A count is repeated this often, and after this pause, if it has decreased or a segment left meanwhile.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
 
 
 def is_name(name: object) -> bool:
-    """Tell whether a limiter, or the state of a sampler, may be called so: it becomes the name of a folder."""
+    """Return whether a limiter, or a sampler's state, may have this name: it becomes the name of a folder."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None and name != layout.METADATA
 
 
 def open_slots(root: Root, name: str) -> Counters:
-    """Open a limiter's slots, (64,) int64, for writing; they are made, as zeros, where they are missing.
+    """Open a limiter's slots, (64,) int64, for writing; missing slots are created as zeros.
 
-    Any process adds to a slot under the lock `slots_lock`; nobody ever takes away. Raises StorageFull where there is no
-    room for them, FormatError where what is there is not a limiter's.
+    Any process adds to a slot under the lock `slots_lock`; none ever subtracts. Raises StorageFull if the disk has no
+    room for them, FormatError if the folder is not a limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
     if folder.is_symlink():
@@ -60,35 +60,35 @@ def open_slots(root: Root, name: str) -> Counters:
 
 
 def limiter_names(root: Root) -> list[str]:
-    """Return the names of the limiters that have counted in a store, in order."""
+    """Return the names of the limiters that have counted in a store, sorted."""
     return named_folders(root.folder / layout.LIMITERS)
 
 
 def named_folders(folder: Path) -> list[str]:
-    """Return the names of limiters, or states, that have a folder in this one, in order."""
+    """Return the names of the limiters, or states, that have a folder in this one, sorted."""
     if not is_folder(folder):
         return []
     return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
 
 
 def steps_drawn(root: Root, name: str) -> int:
-    """Return how many steps were drawn under a limiter; nothing is written.
+    """Return the number of steps drawn under a limiter; nothing is written.
 
-    Raises FileNotFoundError where it is gone, FormatError where what is there is not a limiter's.
+    Raises FileNotFoundError if the limiter is gone, FormatError if the folder is not a limiter's.
     """
     return int(read_lane_counter(str(root.folder / layout.LIMITERS / name), SLOTS).sum())
 
 
 def slots_lock(root: Root, name: str) -> str:
-    """Return the path of the lock under which steps of a limiter are inserted and drawn."""
+    """Return the path of the lock for inserting and drawing steps of a limiter."""
     return str(root.folder / layout.LIMITERS / name / layout.LOCK)
 
 
 def _create(root: Root, name: str) -> None:
-    """Make a limiter's array; it appears whole."""
+    """Make a limiter's array; it appears complete."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
-    with held_lock(root.lock_path):  # under which leftovers are removed
+    with held_lock(root.lock_path):  # the lock under which leftovers are removed
         if target.exists():
             return
         with drafted(building):
@@ -96,23 +96,23 @@ def _create(root: Root, name: str) -> None:
             (building / layout.METADATA).write_bytes(dump(document))
             (building / "c.0").write_bytes(bytes(SLOTS * 8))
             make_lock(building / layout.LOCK)
-            # Once a limiter: after a loss of power an empty file would be damage.
+            # Synced, once per limiter: after a power loss an empty file would be damage.
             sync_tree(building)
             os.rename(building, target)
             sync_folder(target.parent)
 
 
 class Inserted(NamedTuple):
-    """Steps committed to a store ever, and those of them that are there: not evicted by hand, not lost to damage."""
+    """The steps ever committed to a store, and the ones still held: not evicted by hand, not lost to damage."""
 
     ever: int
     held: int
 
 
 class SegmentCount(NamedTuple):
-    """The steps committed to a segment, or a pack, and how many of these were evicted by hand or lost to damage.
+    """The steps committed to a segment or pack, and how many of them were evicted by hand or lost to damage.
 
-    ``members`` are the numbers of the segments in a pack, or the segment's own.
+    ``members`` has the numbers of the segments in a pack, or the segment's own number.
     """
 
     inserted: int
@@ -122,7 +122,7 @@ class SegmentCount(NamedTuple):
 
 
 RowsOf = Callable[[int], NDArray[np.int64] | None]
-"""Returns how many rows of each lane of a segment count, or None: all that are committed."""
+"""Returns the rows of each lane of a segment that count, or None: all committed rows."""
 
 
 def _all_rows(number: int) -> None:
@@ -130,10 +130,10 @@ def _all_rows(number: int) -> None:
 
 
 class StepCounter:
-    """Counts the steps of a store, each row once: a call costs as much as what is new. Not thread-safe.
+    """Counts the steps of a store, each row once: the cost of a call depends on the new rows. Not thread-safe.
 
-    Steps count when they are committed, those that a capacity or an eviction by hand hides or that were lost to damage
-    too; those of a segment that was deleted are in the store's own counter, and those of one that was set aside in its
+    Steps count when they are committed, even if they are hidden by a capacity, evicted by hand or lost to damage. The
+    steps of a deleted segment are in the store's own counter. The steps of a segment that was set aside are in its
     record.
     """
 
@@ -142,10 +142,10 @@ class StepCounter:
         self._raw = b""
         self._ever = self._evicted = self._aside = 0
         self._rows_of: RowsOf = _all_rows
-        self._changes = -1  # so that the first call begins
+        self._changes = -1  # the first call then counts all segments
 
     def _begin(self) -> None:
-        """Count from nothing: segments were set aside, brought back or replaced."""
+        """Start counting from zero: segments were set aside, brought back or replaced."""
         self._next = -1
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
@@ -153,28 +153,28 @@ class StepCounter:
         self._entries = EvictionEntries(self._root)
         self._by_hand: dict[int, int] = {}
         self._lost: dict[int, int] = {}
-        self._packs: dict[int, dict[int, int]] = {}  # the steps of each segment that is in a pack
+        self._packs: dict[int, dict[int, int]] = {}  # by pack: the steps of each segment in it
         self._writers: dict[int, int] = {}
 
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
         """Count the new steps, and return the totals.
 
-        ``look`` tells which rows count. It is called again if segments came or left meanwhile: a snapshot from before
-        a merge lacks the rows of the pack, and the merged segments are gone.
+        ``look`` returns a function that tells which rows count. It is called again if segments came or left meanwhile:
+        a snapshot from before a merge lacks the rows of the pack, and the merged segments are gone.
         """
         for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
             rows_of = self._rows_of = look()
             words = self._counters.read()
             if raw != self._raw:
-                # First, as a segment that is moved away from here on may still be among those that are read.
+                # First: a segment that is moved away after this may still be among the segments that are read.
                 counted = int(words[layout.STEPS_EVICTED])
                 self._evicted = max(counted, evicted_by_removals(self._root))
                 is_rearranged = bool(words[layout.CHANGES] != self._changes)
                 if is_rearranged:
                     self._changes = int(words[layout.CHANGES])
                     self._begin()
-                if is_rearranged or self._evicted > counted:  # one that was set aside may be moved away, too
+                if is_rearranged or self._evicted > counted:  # a segment that was set aside may also be moved away
                     self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
                 self._read_segments(int(words[layout.NEXT_SEGMENT]))
                 self._read_evictions(int(words[layout.EVICTION_ENTRIES]))
@@ -192,7 +192,7 @@ class StepCounter:
         return Inserted(self._ever, max(0, held - sum(self._by_hand.values()) - sum(self._lost.values())))
 
     def by_segment(self) -> dict[int, int]:
-        """Return the steps ever committed to each segment that is there, in packs too, as `read` counted them last."""
+        """Return the steps ever committed to each existing segment, also in packs, as `read` last counted them."""
         steps = {**self._sealed, **{number: segment.steps for number, segment in self._growing.items()}}
         for pack, members in self._packs.items():
             steps.pop(pack, None)
@@ -201,12 +201,12 @@ class StepCounter:
 
     @property
     def deleted(self) -> int:
-        """The steps of segments that were deleted, as `read` counted them last."""
+        """The steps of deleted segments, as `read` last counted them."""
         return self._evicted
 
     @property
     def aside(self) -> int:
-        """The steps in quarantine that no other part of the store counts, as `read` counted them last."""
+        """The steps in quarantine that no other part of the store counts, as `read` last counted them."""
         return self._aside
 
     def segments(self) -> dict[int, SegmentCount]:
@@ -222,15 +222,15 @@ class StepCounter:
         return found
 
     def writers(self) -> dict[int, int]:
-        """Return the writer of each segment that `by_segment` counts, without those whose documents are damaged."""
+        """Return the writer of each segment that `by_segment` counts, except damaged ones."""
         return dict(self._writers)
 
     def growing(self) -> list[SegmentInfo]:
-        """Return the segments that were not sealed when `read` saw them last."""
+        """Return the segments that were unsealed when `read` last saw them."""
         return [segment.info for segment in self._growing.values()]
 
     def _read_segments(self, end: int) -> None:
-        """Take in new segments, and release those that were sealed or deleted."""
+        """Add new segments, and release sealed and deleted ones."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
         new = segment_numbers(self._root, max(0, self._next), end)
@@ -251,7 +251,7 @@ class StepCounter:
                     self._growing[number] = _Growing(info)
             except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._growing.pop(number, None)
-                if self._root.segment_path(number).exists():  # damaged: what it held was inserted
+                if self._root.segment_path(number).exists():  # damaged: its steps were inserted
                     self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
         self._forget_merged()
         there = {*self._sealed, *self._growing}
@@ -261,7 +261,7 @@ class StepCounter:
         self._next = end
 
     def _forget_merged(self) -> None:
-        """Release the segments, and the packs, whose rows are in a pack that came later."""
+        """Release the segments and packs whose rows are in a later pack."""
         self._packs = {number: members for number, members in self._packs.items() if number in self._sealed}
         for number in merged_into(self._packs):
             self._packs.pop(number, None)
@@ -277,7 +277,7 @@ class StepCounter:
 
 
 class _Growing:
-    """A segment that is not sealed, and how far its flags were read."""
+    """An unsealed segment, and how far its flags were read."""
 
     def __init__(self, info: SegmentInfo) -> None:
         self.info = info
@@ -288,16 +288,16 @@ class _Growing:
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self, rows: NDArray[np.int64] | None) -> int:
-        """Return its steps, after reading the flags of new rows. Where a file of it is gone, no more are counted.
+        """Return its steps, after reading the flags of new rows; if a file of it is gone, no more are counted.
 
-        ``rows`` are at most how many of each lane count; None: all.
+        ``rows`` are the maximum rows of each lane that count; None: all.
         """
         with suppress(FormatError, OSError):
             self._read_new(rows)
         return self.steps
 
     def evicted(self) -> int:
-        """Return how many of these steps were evicted by hand: it is a copy of a segment that was sealed."""
+        """Return how many of these steps were evicted by hand. It is then a copy of a sealed segment."""
         lanes = len(self._rows)
         entries = [
             (*divmod(position, lanes), steps) for position, steps in evicted_in(self.info.root, self.info.number)
@@ -315,6 +315,6 @@ class _Growing:
 
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:
-            self._flags.clear()  # lanes are near each other: another chunk's turn comes once
+            self._flags.clear()  # lanes progress together, so a chunk is not needed again soon
             self._flags[chunk] = self.info.map_numbers(layout.DONE, chunk)
         return self._flags[chunk]

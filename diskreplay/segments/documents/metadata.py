@@ -1,8 +1,8 @@
 """The zarr metadata of stores and segments.
 
-zarr-python makes the documents of one segment once a schema, when a store is created; they are kept in the root's
-attributes. A segment's own are copies with its shapes filled in: 15 times faster than asking zarr-python again, and a
-collector process never imports it.
+zarr-python makes the documents of one segment per schema, when a store is created; the root's attributes keep them. A
+segment's own documents are copies with its shapes filled in. That is 15 times as fast as asking zarr-python again, and
+a collecting process never imports it.
 """
 
 import json
@@ -26,14 +26,14 @@ from diskreplay.segments.files.mapping import opened
 from diskreplay.workers import computed_once
 
 Document = dict[str, Any]
-Identity = tuple[int, int, int]  # inode, time of change and size of a file
+Identity = tuple[int, int, int]  # inode, modification time and size of a file
 
 MAX_BYTES = 64 << 20
 _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# Arrays with rows that are no fields of the schema, one number a row; the first two are in each segment.
+# Arrays with rows that are not in the schema, one number per row; every segment has the first two.
 _OWN_ARRAYS = {layout.DONE: Field((), "uint8"), layout.TIME: Field((), "int64")}
 _PRIORITY = {layout.PRIORITY: Field((), "float64")}
 
@@ -44,8 +44,8 @@ def array_leaves(schema: Schema) -> dict[str, Field]:
 
 
 def make_templates(schema: Schema) -> dict[str, Document]:
-    """Return zarr-python's own metadata of every group and array of one segment, with shapes of one row."""
-    import zarr  # heavy, and needed only where a store is created
+    """Return zarr-python's metadata of every group and array of one segment, with shapes of one row."""
+    import zarr  # heavy, and only needed to create a store
     from zarr.storage import MemoryStore
 
     stored: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def _create_array(group: Any, path: str, shape: tuple[int, ...], dtype: str, nam
         shape=shape,
         chunks=shape,
         dtype=dtype,
-        # No codec but the plain bytes: an uncompressed chunk is a raw block that can be mapped.
+        # Only the codec of plain bytes: an uncompressed chunk is a raw block that can be mapped.
         compressors=None,
         filters=None,
         fill_value=0,
@@ -98,9 +98,9 @@ def _documents(stored: dict[str, Any]) -> dict[str, Document]:
 
 @dataclass(frozen=True)
 class RowArray:
-    """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time``, ``priority``.
+    """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time`` or ``priority``.
 
-    ``is_of_episodes``: that of an episode field, whose rows are those of the rows with `EPISODE_VALUES`.
+    ``is_of_episodes``: it belongs to an episode field, and has one row for each row with `EPISODE_VALUES`.
     """
 
     path: str
@@ -115,29 +115,30 @@ class RowArray:
         return layout.chunk_key(chunk, len(self.shape))
 
     def chunk_number(self, name: str) -> int | None:
-        """Return the number of the chunk whose file has this name; None: it is not that of a chunk."""
+        """Return the number of the chunk with this file name; None if it is not a chunk's name."""
         found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
         return None if found is None else int(found[1])
 
     @computed_once
     def _text(self) -> str:
-        """Its zarr.json with blanks, which only who writes one needs."""
+        """Its zarr.json with placeholders for the shapes; only processes that write one need it."""
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
         """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
-        # The number of rows is as long whatever it is, so that it can be written in its place.
+        # The number of rows always has the same width, so that it can be overwritten in place.
         return _filled(
             self._text, (lanes, f"{rows:{layout.ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape)
         )
 
 
 class Blueprint:
-    """What all segments of a store have in common: their groups and arrays, with blanks for the shapes.
+    """The groups and arrays that all segments of a store share, with placeholders for the shapes.
 
-    Immutable; made once a store, as a store may have a segment for each episode. ``arrays`` are the arrays with rows,
-    by path, ``values`` those of episode fields; ``counters`` the paths of the arrays of one number a lane; ``paths``
-    everything below a segment, parents first. Segments with initial priorities have those of `with_priority`.
+    Immutable, and made once per store, as a store may have a segment for each episode. ``arrays`` has the arrays with
+    rows, by path; ``values`` the paths of episode fields; ``counters`` the paths of arrays of one number per lane;
+    ``paths`` all folders below a segment, parents first. Segments with initial priorities use the blueprint
+    `with_priority`.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Blueprint:
 
     @computed_once
     def _texts(self) -> dict[str, str]:
-        """The zarr.json, with blanks, of what has no rows."""
+        """The zarr.json, with placeholders, of folders without rows."""
         documents = {path: self._templates[path] for path in self.paths if path not in self.arrays}
         blank = {
             path: shaped(document, _SHAPE, _CHUNK_SHAPE) for path, document in documents.items() if _is_array(document)
@@ -167,9 +168,9 @@ class Blueprint:
 
     @computed_once
     def with_priority(self) -> "Blueprint":
-        """The same with an array of initial priorities.
+        """The same blueprint with an array of initial priorities.
 
-        Derived, and not kept in the root: so the stores of earlier releases have it too.
+        It is derived instead of stored in the root, so that the stores of earlier releases have it too.
         """
         document = {**self._templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
@@ -179,7 +180,7 @@ class Blueprint:
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
-        """Return the same with the two tables of a pack, which have so many lines, and other codecs of some arrays."""
+        """Return the blueprint with the two tables of a pack, of so many lines, and other codecs of some arrays."""
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
         for path, lines, names in zip(layout.PACK_TABLES, (members, runs), layout.PACK_COLUMNS, strict=True):
@@ -190,9 +191,9 @@ class Blueprint:
     def documents(
         self, lanes: int, chunk_rows: dict[str, int], rows: int | None, values: int = 1
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield path and zarr.json of everything below a segment, parents first, with ``rows`` or one chunk of rows.
+        """Yield path and zarr.json of every folder below a segment, parents first, with ``rows`` or one chunk of rows.
 
-        Arrays of episode fields have as many ``values`` then.
+        With ``rows``, arrays of episode fields have ``values`` rows.
         """
         for path in self.paths:
             array = self.arrays.get(path)
@@ -205,7 +206,7 @@ class Blueprint:
                 yield path, array.document(lanes, known, most)
 
     def episode_documents(self, count: int) -> Iterator[tuple[str, bytes]]:
-        """Yield path and zarr.json of everything in the table of ``count`` episodes of a sealed segment."""
+        """Yield path and zarr.json of every folder of the table of ``count`` episodes of a sealed segment."""
         yield layout.EPISODES, dump(self._root)
         counter = {**self._templates[layout.COMMITTED], "dimension_names": ["episode"]}
         documents = {
@@ -223,7 +224,7 @@ class Blueprint:
         return seal_document(self._root, attributes)
 
 
-# Placeholders of the two shapes in the text of a document; no name that zarr-python writes into one begins like this.
+# Placeholders of the two shapes in the text of a document; zarr-python writes no name with this beginning.
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
@@ -239,7 +240,7 @@ def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...
 def read_blueprint(templates: object, schema: Schema) -> Blueprint:
     """Return the blueprint of a store's segments from its root's ``segment_metadata``.
 
-    Raises FormatError where that has no zarr v3 metadata for an array of the schema, or cannot be written again.
+    Raises FormatError if that has no zarr v3 metadata for an array of the schema, or cannot be written again.
     """
     if not isinstance(templates, dict) or not isinstance(templates.get(""), dict):
         raise FormatError("the root's segment_metadata is not a JSON object of groups and arrays")
@@ -249,7 +250,7 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
     usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
     try:
-        dump(usable)  # or only the next writer would find out
+        dump(usable)  # else only the next writer would find out
         return Blueprint(usable, array_leaves(schema))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None
@@ -259,7 +260,7 @@ def _is_safe(path: object) -> bool:
     return isinstance(path, str) and {".", ".."}.isdisjoint(path.split("/")) and not path.startswith("/")
 
 
-# --- documents with a checksum of themselves ------------------------------------------------------------------------
+# --- documents with their own checksum ------------------------------------------------------------------------------
 
 
 def dump(document: Document) -> bytes:
@@ -268,9 +269,9 @@ def dump(document: Document) -> bytes:
 
 
 def seal_document(document: Document, attributes: Document) -> bytes:
-    """Return a group's document with these attributes and, last of them, a checksum of the whole file.
+    """Return a group's document with these attributes and, as the last of them, a checksum of the whole file.
 
-    The checksum is the CRC-32C of the file with the eight hexadecimal digits of the checksum as zeros: other tools can
+    The checksum is the CRC-32C of the file with zeros for the checksum's eight hexadecimal digits. So other tools can
     check it without a canonical form of JSON.
     """
     data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
@@ -279,15 +280,15 @@ def seal_document(document: Document, attributes: Document) -> bytes:
 
 
 def read_document(path: Path | str) -> bytes:
-    """Return the bytes of a document, never through a link or from anything but a file of a sensible size.
+    """Return the bytes of a document; a link, or a file of an absurd size, is never read.
 
-    Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
+    Raises FormatError if it is not a document, or the system's OSError: FileNotFoundError if it is missing.
     """
     return read_identified(str(path), BY_PATH)[0]
 
 
 def identify(path: Path | str, lookup: Lookup | None = None) -> Identity:
-    """Return the identity of a file or folder: any other in its place has another one. Zeros where it is missing."""
+    """Return the identity of a file or folder, which a replacement does not share; zeros if it is missing."""
     try:
         return _identity(os.lstat(path) if lookup is None else lookup.status(str(path)))
     except OSError:
@@ -301,7 +302,7 @@ def _identity(status: os.stat_result) -> Identity:
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
     """Return the bytes of a document, and its identity as by `identify`.
 
-    Raises FormatError where it is not a document, or the system's OSError: FileNotFoundError where it is missing.
+    Raises FormatError if it is not a document, or the system's OSError: FileNotFoundError if it is missing.
     """
     with opened(path, None, lookup=lookup) as fd:
         status = os.fstat(fd)
@@ -313,7 +314,7 @@ def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
 def parse_document(data: bytes, path: Path | str) -> Document:
     """Parse the bytes of a JSON object.
 
-    Raises FormatError where they are not JSON, not an object, or absurdly large.
+    Raises FormatError if they are not JSON, not an object, or absurdly large.
     """
     try:
         if len(data) > MAX_BYTES:
@@ -332,7 +333,7 @@ def read_object(path: Path | str) -> Document:
 
 
 def read_verified(path: Path | str) -> Document:
-    """Return the attributes of a group that fits its checksum of itself; errors as for `verify_document`, too."""
+    """Return the attributes of a group that matches its own checksum; errors also as for `verify_document`."""
     data = read_document(path)
     verify_document(data, path)
     attributes = parse_document(data, path).get("attributes")
@@ -340,15 +341,15 @@ def read_verified(path: Path | str) -> Document:
 
 
 def shaped(document: Document, shape: object, chunks: object) -> Document:
-    """Return the document of an array with another shape, and chunks of another."""
+    """Return the document of an array with another shape and chunk shape."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     return {**document, "shape": shape, "chunk_grid": grid}
 
 
 def verify_document(data: bytes, path: Path | str) -> None:
-    """Check a document's checksum of itself.
+    """Check a document's own checksum.
 
-    Raises FormatError where it has none, or it does not fit.
+    Raises FormatError if it is missing or does not match.
     """
     found = _CHECKSUM.search(data)
     if found is None or _CHECKSUM.search(data, found.end()):
@@ -361,18 +362,18 @@ def verify_document(data: bytes, path: Path | str) -> None:
 # --- attributes of documents, by tables ------------------------------------------------------------------------------
 
 Check = Callable[[Any], bool]
-"""Tells whether a value from JSON can be that of an attribute."""
+"""Returns whether a value from JSON is valid for an attribute."""
 
 REQUIRED: Any = object()
-"""The default of an attribute that no document lacks."""
+"""The default of an attribute that every document must have."""
 
 
 class Attribute(NamedTuple):
-    """An attribute of a document: a line of the table by which the document is written and read.
+    """An attribute of a document: a line of the table that defines how the document is written and read.
 
-    ``check`` is the type of its values, or tells whether a value from JSON can be one.
-    ``make`` returns what `field`, or else the name, stands for in memory, if that is another value; ``write`` is its
-    inverse. A missing attribute stands for its ``default``, and one that ``may_lack`` is not written if it does.
+    ``check`` is the type of valid values, or returns whether a value from JSON is valid. ``make`` converts a value to
+    the one that `field`, or else the name, has in memory; ``write`` is its inverse. A missing attribute has its
+    ``default``. With ``may_lack``, a default value is not written.
     """
 
     name: str
@@ -385,7 +386,7 @@ class Attribute(NamedTuple):
 
 
 def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a document, by field. Raises KeyError for one that is missing, else ValueError."""
+    """Return the attributes of a document by field; KeyError for a missing one, ValueError for an invalid one."""
     found = {}
     for name, check, default, stored, make, _, _ in table:
         if name in attributes:
@@ -401,7 +402,7 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
-    """Return the attributes of a document, in order; ``read`` returns what a field is."""
+    """Return the attributes of a document, in order; ``read`` returns the value of a field."""
     found = {}
     for name, _, default, stored, _, write, may_lack in table:
         value = read(stored or name)
@@ -411,7 +412,7 @@ def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document
 
 
 def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuard[int]:
-    """Whether a value from JSON is a whole number between these."""
+    """Return whether a value from JSON is a whole number from ``least`` to ``most``."""
     return type(value) is int and value >= least and (most is None or value <= most)
 
 
@@ -426,7 +427,7 @@ def wholes(count: int | None = None, most: int | None = None) -> Check:
     def check(value: Any) -> bool:
         if type(value) is not list or (count is not None and len(value) != count):
             return False
-        # Without a call for each: there may be thousands of lanes.
+        # Without a call per item: there may be thousands of lanes.
         if not value:
             return True
         return {*map(type, value)} == {int} and min(value) >= 0 and (most is None or max(value) <= most)
@@ -435,7 +436,7 @@ def wholes(count: int | None = None, most: int | None = None) -> Check:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value from JSON is a number; NaN is one."""
+    """Return whether a value from JSON is a number; NaN is one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -445,27 +446,27 @@ def one_of(*values: object) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """Return a check that null passes, too."""
+    """Return a check that null passes too."""
     return lambda value: value is None or check(value)
 
 
 def is_uuid(value: object) -> TypeGuard[str]:
-    """Whether a value from JSON is the identity of a store or segment, as text."""
+    """Return whether a value from JSON is the identity of a store or segment, as text."""
     return isinstance(value, str) and _UUID.fullmatch(value) is not None
 
 
 # --- features --------------------------------------------------------------------------------------------------------
 
 FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
-"""What this release knows of what ``requires`` may name."""
+"""The features in ``requires`` that this release knows."""
 
 
 class UnknownFeature(FormatError):
-    """A later release wrote this: it is not damage, and the rest must not be used without it."""
+    """A later release wrote this. It is not damaged, but must not be used without the feature."""
 
 
 def check_requires(attributes: Document, path: Path | str) -> None:
-    """Refuse what needs a feature that this release does not know, raising UnknownFeature."""
+    """Raise UnknownFeature if a document needs a feature that this release does not know."""
     given = attributes.get("requires") or []
     unknown = [name for name in given if name not in FEATURES] if isinstance(given, list) else given
     if unknown:
@@ -473,6 +474,6 @@ def check_requires(attributes: Document, path: Path | str) -> None:
 
 
 def check_release(attributes: Document, path: Path | str) -> None:
-    """Refuse the root of a store from before the format was released, raising UnknownFeature."""
+    """Raise UnknownFeature for the root of a store from before the format was released."""
     if attributes.get("requires") in (None, [], [layout.DISCARDS]):
         raise UnknownFeature(f"{path} {layout.BEFORE_RELEASE}")

@@ -1,4 +1,4 @@
-"""The root of a store: what was chosen when it was created."""
+"""The root of a store: its identity, its schema and the choices made when it was created."""
 
 import os
 import re
@@ -33,7 +33,7 @@ from diskreplay.segments.files.machine import check_platform
 
 Error = TypeVar("Error", bound=BaseException)
 
-# A name of one letter is no scheme: it may be a folder's.
+# A scheme has at least two letters: a single one may be a folder.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
@@ -72,12 +72,12 @@ _ROOT = (
     Attribute("created", str, ""),
     Attribute("segment_metadata", dict),
 )
-"""What the root's document says. That of a segment has its tables in `segments.segment`."""
+"""The attributes of the root's document. The tables of a segment's document are in `segments.segment`."""
 
 
 @dataclass
 class Limits:
-    """What a store keeps at most: of the arguments of `create`, those that `Store.resize` changes."""
+    """The limits of a store: the arguments of `create` that `Store.resize` can change."""
 
     capacity: int | None
     capacity_bytes: int | None
@@ -91,12 +91,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Root:
-    """What every process needs to know of a store before it reads a segment.
+    """The facts about a store that every process needs before it reads a segment.
 
-    `path` is what the user gave, for people. All files are opened below `folder`, which is the same folder as long as
-    anything refers to `home`, whatever becomes of the path: a store that takes this one's place is never touched.
+    `path` is the path that the user gave, for messages. All files are opened below `folder`. It stays the same folder
+    as long as `home` is referenced, whatever happens at the path: a store that takes this one's place is never touched.
 
-    All of it stays as it is but `limits`, which are those that `follow_limits` found last.
+    Everything is constant except `limits`, which `follow_limits` updates.
     """
 
     path: Path
@@ -109,8 +109,8 @@ class Root:
     chunk_bytes: int
     segment_steps: int | str | None
     validate: str | None
-    compression: int | None  # the level of zstd, of wide fields in packs
-    compacts: bool  # by itself, in processes that write
+    compression: int | None  # the level of zstd for wide fields in packs
+    compacts: bool  # whether processes that write merge segments in the background
     created: str
     blueprint: metadata.Blueprint
 
@@ -120,9 +120,10 @@ class Root:
         return self.home.path
 
     def follow_limits(self) -> None:
-        """Read the limits again, which another process may have changed: it has counted a change.
+        """Read the limits again after another process has counted a change: it may have changed them.
 
-        They stay as they are where the document is damaged since: who opens the store is told.
+        If the document was damaged since, the limits stay as they are: the next process that opens the store raises an
+        error.
         """
         with suppress(FormatError, OSError):
             attributes = metadata.read_verified(self.folder / layout.METADATA)
@@ -131,20 +132,20 @@ class Root:
     def write_limits(self, limits: Limits) -> None:
         """Change the limits, durably. The caller holds the store lock, and counts a change.
 
-        Raises StorageFull where there is no room; nothing is changed.
+        Raises StorageFull if the disk has no room; nothing is changed then.
         """
         path = self.folder / layout.METADATA
         attributes = metadata.read_verified(path) | vars(limits)
         data = metadata.seal_document(metadata.read_object(path), attributes)
         write_atomic(path, data, synced=True)
         sync_folder(self.folder)
-        # A process that dies here leaves a copy that differs, which verify tells and repair makes anew.
+        # A process that dies here leaves an outdated copy, which verify reports and repair renews.
         write_atomic(self.folder / layout.ROOT_COPY, data, synced=True)
         self.follow_limits()
 
     @property
     def counters_folder(self) -> Path:
-        """The array of the store's counters; also where segments are built and taken apart."""
+        """The array of the store's counters; segments are also built and taken apart in its folder."""
         return self.home.path / layout.COUNTERS
 
     @property
@@ -154,7 +155,7 @@ class Root:
 
     @property
     def lock_path(self) -> str:
-        """The store's lock."""
+        """The path of the store's lock."""
         return str(self.counters_folder / layout.LOCK)
 
     def segment_path(self, number: int) -> Path:
@@ -162,10 +163,10 @@ class Root:
         return self.segments_folder / layout.segment_name(number)
 
     def check_still_there(self) -> None:
-        """Check that the store was not deleted or replaced since it was opened; a few microseconds.
+        """Check, in a few microseconds, that the store was not deleted or replaced since it was opened.
 
-        A store whose folder was renamed, on the same file system, is still there. Raises StoreNotFound where it was
-        deleted, moved to another file system, or another store is at its path.
+        A store whose folder was renamed, on the same file system, is still there. Raises StoreNotFound if the store was
+        deleted or moved to another file system, or another store is at its path.
         """
         gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
         if self.home.is_deleted():
@@ -175,7 +176,7 @@ class Root:
             raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
         if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
             return
-        # Where inodes are made up for each call, only the identity decides.
+        # If inodes change with each call, only the identity decides.
         if found != self.uuid or has_stable_inodes(self.file_system):
             raise StoreNotFound(
                 f"another store ({found}) is at {self.path} now; the one that was opened there ({self.uuid}) is "
@@ -183,14 +184,14 @@ class Root:
             )
 
     def check_owns(self, path: Path, store: str) -> None:
-        """Check that a segment of the store with this identity is one of this store. Raises FormatError."""
+        """Raise FormatError if a segment, of the store with the identity ``store``, does not belong to this store."""
         if store != self.uuid:
             owner = f"another store ({store!r:.80})"
             raise FormatError(f"{path} is a segment of {owner} and not of this one ({self.uuid}); move it away")
 
     @contextmanager
     def still_there(self) -> Iterator[None]:
-        """Check that the store is still there, before a block and where the block fails.
+        """Check that the store is still there, before a block and after an error in it.
 
         Raises StoreNotFound as `check_still_there` does.
         """
@@ -202,16 +203,16 @@ class Root:
             raise
 
     def explain(self, error: BaseException) -> None:
-        """Make an error name the paths that people know; where the store is gone, raise that in its place.
+        """Make an error name the paths that users know; if the store is gone, raise StoreNotFound instead.
 
-        Raises StoreNotFound where the error is one of the system or of this package, and has this reason.
+        That is raised only for errors of the system and of this package.
         """
         show_paths(error)
         if isinstance(error, OSError | ReplayError) and not isinstance(error, StoreNotFound):
             self.check_still_there()
 
     def reason(self, error: Error) -> Error | StoreNotFound:
-        """Return what to raise for an error: where the store is gone, that this is so."""
+        """Return the error to raise for an error: StoreNotFound if the store is gone, else the error itself."""
         try:
             self.explain(error)
         except StoreNotFound as gone:
@@ -220,13 +221,13 @@ class Root:
         return error
 
     def array_document(self) -> metadata.Document:
-        """Read the document of one of the store's arrays, after which those of other arrays are made."""
+        """Read the document of one of the store's arrays, the template of other arrays."""
         return metadata.read_object(self.counters_folder / layout.METADATA)
 
     def counters(self, *, writable: bool = False) -> StoreCounters:
         """Map the store's counters.
 
-        Raises FormatError where they are not there.
+        Raises FormatError if they are missing.
         """
         path = self.counters_folder / "c.0"
         try:
@@ -236,7 +237,7 @@ class Root:
 
     @property
     def has_horizon(self) -> bool:
-        """Whether what lies below the retention horizon is hidden: with a capacity, in steps or bytes."""
+        """Whether steps below the retention horizon are hidden: with a capacity, in steps or bytes."""
         return self.limits.capacity is not None or self.limits.capacity_bytes is not None
 
     @property
@@ -261,9 +262,9 @@ def create_root(
     compression: int | None = None,
     compaction: str = layout.MANUAL,
 ) -> None:
-    """Make an empty store at ``path``, complete at the moment its folder appears there.
+    """Make an empty store at ``path``, complete when its folder appears there.
 
-    Raises StoreExists where something is there already.
+    Raises StoreExists if something is already there.
     """
     check_local(path)
     check_platform()
@@ -296,12 +297,12 @@ def create_root(
             if not name:
                 own = data
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
-        # The room for the first evictions by hand: see `eviction_list`.
+        # Room for the first evictions by hand: see `eviction_list`.
         (building / layout.EVICTIONS / "c.0.0").write_bytes(bytes(layout.EVICTION_ROWS * 16))
         make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)
-        # An empty folder may be there (mkdtemp); rename replaces that and nothing else.
+        # An empty folder may be there (mkdtemp): rename replaces that, and nothing else.
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
@@ -313,10 +314,10 @@ def create_root(
 
 
 def check_local(path: os.PathLike[str] | str) -> None:
-    """Raise FormatError where a path is an address such as s3://bucket/x, which would be a folder `s3:` here."""
-    # A Path has one slash where the address had two, and may have been made absolute.
+    """Raise FormatError if a path is a URL such as s3://bucket/x, which would be a folder `s3:` here."""
+    # A Path has one slash where the URL had two, and may have been made absolute.
     text, here = os.fspath(path), ""
-    with suppress(OSError):  # it was deleted
+    with suppress(OSError):  # the working directory was deleted
         here = f"{os.getcwd()}/"
     found = _ADDRESS.match(text.removeprefix(here))
     if found is not None:
@@ -327,7 +328,7 @@ def check_local(path: os.PathLike[str] | str) -> None:
 
 
 def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
-    """Open the folder of a store, unless it is open; StoreNotFound where there is none, as of `check_local`."""
+    """Open the folder of a store, unless it is open; StoreNotFound if there is none; errors also of `check_local`."""
     if not isinstance(place, OpenFolder):
         check_local(place)
     try:
@@ -342,7 +343,7 @@ def _not_found(path: Path) -> StoreNotFound:
 
 
 def _advice(path: Path) -> str:
-    """Say what helps where there is no store: one that has lost its document has a copy."""
+    """Return advice for a path without a store: a store that has lost its document has a copy."""
     if (path / layout.ROOT_COPY).is_file():
         return f"it has a copy of a store's: `diskreplay repair {path} --dry-run` tells what can be restored"
     return "diskreplay.create makes a store"
@@ -352,14 +353,14 @@ def _advice(path: Path) -> str:
 def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     """Read and check the root of the store at ``path``, or in the folder ``home`` that was opened there.
 
-    Raises StoreNotFound where there is nothing, or something else; FormatError where it is damaged, hostile, or of a
-    version that this release does not know.
+    Raises StoreNotFound if nothing, or something else, is there. Raises FormatError if the root is damaged, hostile, or
+    of a version that this release does not know.
     """
     check_platform()
     home = open_home(path) if home is None else home
     try:
         document_path = home.path / layout.METADATA
-        identity = metadata.identify(document_path)  # before it is read: one that replaces it meanwhile is another
+        identity = metadata.identify(document_path)  # before reading: a document that replaces it later differs
         data = metadata.read_document(document_path)
     except OSError as error:
         raise _not_found(path) from error
@@ -382,7 +383,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
 
 
 def _uuid_at(folder: Path) -> str | None:
-    """Return the identity of the store in a folder, or None where there is none that can be read."""
+    """Return the identity of the store in a folder, or None if no readable store is there."""
     try:
         attributes = metadata.read_object(folder / layout.METADATA).get("attributes")
     except (OSError, FormatError):

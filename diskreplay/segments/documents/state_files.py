@@ -1,8 +1,8 @@
-"""Saved states of samplers: trees of numbers, texts and arrays, each in the store under a name and replaced as a whole.
+"""Saved states of samplers: trees of numbers, texts and arrays, each saved under a name and replaced as a whole.
 
-A state is a folder of its own that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree,
-and an array for each array in it. `samplers/<name>/zarr.json` says which number counts; replacing that file is the
-moment at which a new state takes the place of the old one.
+A state is a folder that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree, and an
+array for each array in it. `samplers/<name>/zarr.json` names the current number. Replacing that file replaces the
+state.
 
 Notes are JSON documents that a store keeps for its users: `counters/notes/<name>.json`, where no zarr reader looks.
 """
@@ -52,19 +52,19 @@ _T = TypeVar("_T")
 Tree = Any  # None, bool, int, float, str, an array, a list of trees or a dict of trees
 
 ARRAY, CRC = "@array", "crc32c"
-"""What an array is in the tree: {"@array": its name, "crc32c": that of its zarr.json}."""
+"""The keys that stand for an array in the tree: {"@array": its name, "crc32c": the checksum of its zarr.json}."""
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4
 _MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array in any NumPy
-_DIGITS = 18  # of the number of a state
-_LONGEST = 100  # characters of an array's name, before what makes it different from others
+_DIGITS = 18  # the maximum digits of a state's number
+_LONGEST = 100  # characters of an array's name, without the suffix that makes it unique
 
 DRAFT = "state-"
-"""How the folders beside the counters begin in which states are written; the writer holds the lock in it."""
+"""The beginning of the names of folders, next to the counters, in which states are written; their lock is held."""
 _STATE, _GROUP = "state", "group"
 
-# Keys that mean something else in a document.
+# Keys with another meaning in a document.
 _RESERVED = {ARRAY, "diskreplay_crc32c"}
 
 
@@ -72,11 +72,11 @@ _Arrays = dict[str, tuple[bytes, NDArray[Any]]]  # by name: the document of an a
 
 
 def write_state(root: Root, name: str, tree: Tree) -> None:
-    """Save a state under a name; a reader meanwhile, or after a crash, gets the old one or this one, whole.
+    """Save a state under a name; concurrent readers, and readers after a crash, get the whole old or the whole new one.
 
-    It is durable when this returns. Raises ValueError where the name is invalid or the tree holds something else,
-    StorageFull where there is no room, with the old state untouched, StoreNotFound where the store was deleted or
-    replaced since it was opened.
+    The state is durable when this returns. Raises ValueError if the name is invalid or the tree holds another type.
+    Raises StorageFull if the disk has no room; the old state is untouched. Raises StoreNotFound if the store was
+    deleted or replaced since it was opened.
     """
     _check_name(name)
     arrays: _Arrays = {}
@@ -112,13 +112,13 @@ def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
 
 
 def delete_state(root: Root, name: str) -> None:
-    """Delete what is saved under a name; it is gone for every reader at once, and after a loss of power.
+    """Delete the state saved under a name, for every reader at once, and durably.
 
-    Raises StoreNotFound where nothing is, or the store was deleted or replaced since it was opened.
+    Raises StoreNotFound if nothing is saved, or the store was deleted or replaced since it was opened.
     """
     with root.still_there():
         _check_saved(root, name)
-        # The next opener deletes what is left of it if this process dies.
+        # If this process dies, the next opener deletes the rest.
         gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}")
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
@@ -136,7 +136,7 @@ def _check_saved(root: Root, name: str) -> None:
 
 
 def _place(root: Root, building: Path, target: Path) -> None:
-    """Make the state in `building` the one that counts, and take away the others; the caller holds the store lock."""
+    """Make the state in `building` the current one, and remove the others; the caller holds the store lock."""
     if target.is_symlink():
         raise FormatError(f"{target} is a symbolic link; a store has none, restore the folder itself")
     old = _numbers(target)
@@ -158,13 +158,13 @@ def _place(root: Root, building: Path, target: Path) -> None:
     os.replace(pointer, target / layout.METADATA)
     sync_folder(target)
     for other in old:
-        os.rename(target / str(other), building / str(other))  # gone at once for every reader
+        os.rename(target / str(other), building / str(other))  # removed for every reader at once
 
 
 def take_stale(root: Root) -> list[str]:
-    """Take out states that do not count, left by a process that died; return where they are now.
+    """Take out states that are not current, left by a process that died; return their new paths.
 
-    The caller holds the store lock, and deletes them when it is free.
+    The caller holds the store lock, and deletes them after its release.
     """
     taken: list[str] = []
     for name in state_names(root):
@@ -174,10 +174,10 @@ def take_stale(root: Root) -> list[str]:
             for number in _numbers(folder):
                 if number != current:
                     gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}-{number}")
-                    os.rename(folder / str(number), gone)  # gone at once for every reader
+                    os.rename(folder / str(number), gone)  # removed for every reader at once
                     taken.append(gone)
         except (OSError, FormatError):
-            continue  # which one counts is not known: `read_state` raises for the caller
+            continue  # the current state is unknown: `read_state` raises for the caller
     return taken
 
 
@@ -186,7 +186,7 @@ def _group(root: Root) -> Document:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Return the numbers of the states that a name has, finished or not."""
+    """Return the numbers of all states under a name, finished or not."""
     try:
         return [int(name) for name in os.listdir(folder) if len(name) <= _DIGITS and re.fullmatch("[1-9][0-9]*", name)]
     except FileNotFoundError:
@@ -194,7 +194,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
-    """Return a tree with names in place of arrays, and put these under their names."""
+    """Return a tree with references in place of arrays, and add these to ``arrays`` by name."""
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):
         if tree.dtype.name not in _DTYPES:
@@ -217,7 +217,7 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
 
 
 def _array_name(path: tuple[str, ...], arrays: _Arrays) -> str:
-    """Return a file name that no other array has, made of where the array stands in the tree."""
+    """Return a file name that no other array has, made of the array's path in the tree."""
     name = re.sub("[^a-z0-9_.]+", "_", ".".join(path).lower()).strip("._")[:_LONGEST] or "state"
     if name in arrays or name == layout.METADATA:
         name += f"_{len(arrays)}"
@@ -234,7 +234,7 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: _Arrays) -> None
         if array.size:
             data = array.astype(_DTYPES[array.dtype.name], copy=False).tobytes()
             crc = crc32c(data).to_bytes(_CRC_BYTES, "little")
-            with open(folder / name / _chunk_name(array.shape), "wb") as file:  # which writes all of it or raises
+            with open(folder / name / _chunk_name(array.shape), "wb") as file:  # it writes all data, or raises
                 file.write(data)
                 file.write(crc)
     write_file(str(folder / layout.METADATA), seal_document(_group(root), {"store": root.uuid, "state": plain}))
@@ -257,39 +257,39 @@ def _chunk_name(shape: Sequence[int]) -> str:
 
 
 def state_names(root: Root) -> list[str]:
-    """Return the names under which states are saved, in order."""
+    """Return the names under which states are saved, sorted."""
     return named_folders(root.folder / layout.SAMPLERS)
 
 
 class Saved(NamedTuple):
-    """When a state was saved, in seconds since 1970, and its tree without arrays: {"@array": ...} in place of each."""
+    """The time of a save, in seconds since 1970, and its tree with {"@array": ...} in place of each array."""
 
     time: float
     plain: Tree
 
 
 def read_plain(root: Root, name: str) -> Saved:
-    """Return what was saved last under a name, but for its arrays; raises as `read_state` does."""
+    """Return the state that was last saved under a name, without its arrays; errors as for `read_state`."""
     return _read(root, name, lambda tree, folder: Saved((folder / layout.METADATA).stat().st_mtime, tree))
 
 
 def read_state(root: Root, name: str) -> Tree:
-    """Return the state that was saved last under a name.
+    """Return the state that was last saved under a name.
 
-    Raises StoreNotFound where there is none, FormatError where it is damaged.
+    Raises StoreNotFound if there is none, FormatError if it is damaged.
     """
     return _read(root, name, _with_arrays)
 
 
 def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
-    """Return what is made of the tree and the folder of the state that was saved last under a name."""
+    """Return ``complete(tree, folder)`` for the state that was last saved under a name."""
     _check_saved(root, name)
     folder = root.folder / layout.SAMPLERS / name
     while True:
         try:
             number = _current(folder)
         except FormatError:
-            _check_saved(root, name)  # it may have been deleted meanwhile
+            _check_saved(root, name)  # the state may have been deleted meanwhile
             raise
         try:
             attributes = read_verified(folder / str(number) / layout.METADATA)
@@ -299,7 +299,7 @@ def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
                 )
             return complete(attributes.get("state"), folder / str(number))
         except FileNotFoundError as error:
-            # Replaced while it was read, or damaged.
+            # The state was replaced while it was read, or is damaged.
             if os.path.lexists(folder) and _current(folder) == number:
                 raise FormatError(f"{error.filename} is missing; delete {folder} and save again") from None
         except RecursionError:
@@ -307,13 +307,13 @@ def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
 
 
 def _current(folder: Path) -> int:
-    """Return the number of the state that counts."""
+    """Return the number of the current state."""
     try:
         number = read_verified(folder / layout.METADATA).get("current")
     except FileNotFoundError:
         number = None
     if type(number) is not int or not 0 < number < 10**_DIGITS:
-        raise FormatError(f"{folder} does not say which state counts; delete the folder and save again")
+        raise FormatError(f"{folder} does not name its current state; delete the folder and save again")
     return number
 
 
@@ -360,7 +360,7 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Whether NumPy can have an array of this shape; it counts an empty axis as one row."""
+    """Return whether NumPy can have an array of this shape; it counts an empty axis as one row."""
     return (
         isinstance(shape, list)
         and len(shape) <= _MOST_AXES
@@ -376,11 +376,11 @@ _NOTE = "note"
 
 
 def write_note(root: Root, name: str, value: Any) -> None:
-    """Save a JSON value under a name; a reader meanwhile, or after a crash, gets the old one or this one, whole.
+    """Save a JSON value under a name; concurrent readers, and readers after a crash, get the whole old or new value.
 
-    It is durable when this returns. Raises ValueError where the name is invalid or the value is not JSON, StorageFull
-    where there is no room, with the old note untouched, StoreNotFound where the store was deleted or replaced since it
-    was opened.
+    The note is durable when this returns. Raises ValueError if the name is invalid or the value is not JSON. Raises
+    StorageFull if the disk has no room; the old note is untouched. Raises StoreNotFound if the store was deleted or
+    replaced since it was opened.
     """
     _check_name(name)
     try:
@@ -400,9 +400,9 @@ def write_note(root: Root, name: str, value: Any) -> None:
 
 
 def read_note(root: Root, name: str) -> Any:
-    """Return the value that was saved last under a name; None where there is none.
+    """Return the value that was last saved under a name, or None.
 
-    Raises FormatError where it is damaged.
+    Raises FormatError if the note is damaged.
     """
     if not is_name(name):
         return None
@@ -416,7 +416,7 @@ def read_note(root: Root, name: str) -> Any:
 
 
 def note_names(root: Root) -> list[str]:
-    """Return the names under which notes are saved, in order."""
+    """Return the names under which notes are saved, sorted."""
     try:
         files = os.listdir(root.folder / layout.NOTES)
     except (FileNotFoundError, NotADirectoryError):

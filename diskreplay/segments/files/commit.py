@@ -1,8 +1,9 @@
-"""The counters that publish data: the store's words, and three numbers a lane in every segment.
+"""The counters that publish data: the store's words, and three numbers per lane in every segment.
 
-Data first, commit second: a row is written in full before the counter that shows it is stored. One aligned 8-byte
-store is atomic, and x86-64 keeps the order of stores, so a reader that sees the counter sees the row. It goes through
-mapped memory, or where a file system does not keep reserved blocks by position, into the same page of the page cache.
+Data first, commit second: a row is written in full before the counter that shows it is stored. One aligned 8-byte store
+is atomic, and x86-64 keeps the order of stores, so a reader that sees the counter sees the row. The counter is stored
+through mapped memory. On a file system that does not keep reserved blocks, it is written by position, into the same
+page of the page cache.
 """
 
 import os
@@ -24,11 +25,11 @@ _RETRIES = 200
 class CountersByPosition:
     """Counters that are read through a mapping and stored by position; otherwise like an array, ``(count,)`` int64.
 
-    A store finds the disk full as a whole, or for so many counters that they are in several pages after some of them:
-    then the others are stored with the next ones, as the rows that they publish are written. Those that are ``late``
-    may always wait for that.
+    A store may find the disk full. If the counters span several pages, it may fail after some of them. The others are
+    then owed: they are stored with the next ones, as the rows that they publish are written. ``late`` counters may
+    always be owed.
 
-    Concurrency: one process stores; the file is opened for each store, so nothing has to be closed.
+    Concurrency: one process stores. The file is opened for each store, so nothing has to be closed.
     """
 
     def __init__(self, path: str, count: int, *, late: bool = False) -> None:
@@ -39,29 +40,29 @@ class CountersByPosition:
 
     @property
     def data(self) -> Self:
-        """Itself: as the data of an array it stores number by number."""
+        """Itself: like the data of an array, it stores number by number."""
         return self
 
     def copy(self) -> NDArray[np.int64]:
-        """Return what the counters show."""
+        """Return the stored counters."""
         return self._shown.copy()
 
     def tobytes(self) -> bytes:
-        """Return what the counters show, as bytes."""
+        """Return the stored counters as bytes."""
         return self._shown.tobytes()
 
     def __getitem__(self, key: Any) -> Any:
-        """Return what some show."""
+        """Return some of the stored counters."""
         return self._shown[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Store some; see `store`."""
+        """Store some counters; see `store`."""
         self.store(key, value, late=self._late)
 
     def store(self, key: Any, value: Any, *, late: bool) -> None:
-        """Store some counters, and those that are still owed.
+        """Store some counters, and any that are owed.
 
-        Raises StorageFull where there is no room and they may not be late; nothing was stored.
+        Raises StorageFull if the disk has no room and the counters must not be late; then nothing was stored.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -83,7 +84,7 @@ class CountersByPosition:
             self._owed = None
 
     def store_owed(self, *, late: bool) -> None:
-        """Store what is owed, if anything is; errors as for `store`. A forked child's copy owes nothing."""
+        """Store owed counters, if there are any; errors as for `store`. A forked child's copy owes nothing."""
         if self._owed is not None and os.getpid() == self._pid:
             self.store([], [], late=late)
 
@@ -92,7 +93,7 @@ Counters = NDArray[np.int64] | CountersByPosition
 
 
 def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
-    """Open counters to store to them: mapped where a store cannot find the disk full, else by position."""
+    """Open counters for storing: mapped if a store cannot find the disk full, else by position."""
     if keeps_reservations(path):
         mapped: NDArray[np.int64] = map_file(path, count * 8, writable=True).array("<i8", (count,))
         return mapped
@@ -100,9 +101,9 @@ def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
 
 
 class StoreCounters:
-    """The words of ``counters/``, each beside its complement.
+    """The words of ``counters/``, each stored with its complement.
 
-    Concurrency: any process reads; only who holds the store lock writes.
+    Concurrency: any process reads; only a holder of the store lock writes.
     """
 
     nbytes = 2 * layout.COUNTER_WORDS * 8
@@ -116,29 +117,29 @@ class StoreCounters:
             self._words = map_file(path, self.nbytes).array("<i8", (2 * layout.COUNTER_WORDS,))
 
     def sync(self) -> None:
-        """Make what they show durable."""
+        """Make the words durable."""
         sync_file(self._file)
 
     @staticmethod
     def fresh() -> bytes:
-        """Return the file of a store with no segment yet."""
+        """Return the content of the file for a store without segments."""
         zeros = np.zeros(layout.COUNTER_WORDS, "<i8")
         return np.concatenate([zeros, ~zeros]).tobytes()
 
     def read(self) -> NDArray[np.int64]:
         """Return the words, ``(COUNTER_WORDS,)`` int64.
 
-        Raises FormatError where words and their complements disagree in a way that no process leaves, not even one that
-        dies.
+        Raises FormatError if words and their complements disagree in a way that no process leaves, not even a dying
+        one.
         """
         for attempt in range(_RETRIES):
             words = self._words.copy()
             values, before = words[: layout.COUNTER_WORDS], ~words[layout.COUNTER_WORDS :]
-            # Which of these two is newer does not matter: another boot only costs numbers.
+            # It does not matter which of these two is newer: another boot only costs numbers.
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
-            # A process is between the two stores of one word, or died there: the word is what counts. The older first
-            # segment is as good, and no flipped bit can hide segments in it.
+            # A process is between the two stores of one word, or died there: the word counts. The older first segment
+            # is as good, and no flipped bit can hide segments in it.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
@@ -155,21 +156,21 @@ class StoreCounters:
         return words
 
     def raw(self) -> bytes:
-        """Return the bytes of the file: the cheapest way to see that nothing changed."""
+        """Return the bytes of the file: the cheapest way to detect changes."""
         return self._words.tobytes()
 
     def peek(self, word: int) -> int:
-        """Return one word without the check against its complement; good for a hint."""
+        """Return one word without checking its complement; good enough for a hint."""
         return int(self._words[word])
 
     def evicted_after(self, steps: int) -> int:
-        """Return how many steps are evicted when so many more are; where the word ends, it counts no further."""
+        """Return the number of evicted steps after ``steps`` more; it stops at the word's maximum."""
         return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
-        """Store a word and its complement. The caller holds the store lock; a word never goes back.
+        """Store a word and its complement. The caller holds the store lock; a word never decreases.
 
-        Raises StorageFull where the file system copies on write and there is no room; nothing was stored.
+        Raises StorageFull if the file system copies on write and has no room; then nothing was stored.
         """
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
@@ -184,15 +185,15 @@ class StoreCounters:
         self.set(word, min(int(self.read()[word]) + 1, layout.MOST_COUNTED))
 
     def set_boot(self, value: int) -> None:
-        """Store which boot, and which file, numbers are given in. The caller holds the store lock."""
+        """Store the boot, and the file, in which numbers are given. The caller holds the store lock."""
         self._words[layout.BOOT] = value
         self._words[layout.COUNTER_WORDS + layout.BOOT] = ~value
 
     def lower(self, word: int, value: int) -> None:
-        """Let the first segment that may exist go back; no other word ever does. The caller holds the store lock.
+        """Decrease the number of the first segment, the only word that may decrease. The caller holds the store lock.
 
-        The complement is stored first: a reader in between, or after this process died there, finds the older
-        first segment, as after any other death between the two stores.
+        The complement is stored first: a reader in between, or after this process died there, finds the older first
+        segment, as after any other death between the two stores.
         """
         if word != layout.FIRST_LIVE:
             raise ValueError(f"counter {word} never goes back")
@@ -200,13 +201,13 @@ class StoreCounters:
         self._words[word] = value
 
     def close(self) -> None:
-        """Unmap the file; the words stay as they were read last."""
+        """Unmap the file; the words keep their last values."""
         self._words = self._words.copy()
 
     def restore_complements(self) -> None:
         """Make complements agree again after a writer died between the two stores. The caller holds the store lock.
 
-        Raises FormatError where they disagree for another reason.
+        Raises FormatError if they disagree for another reason.
         """
         values = self.read()
         self._words[: layout.COUNTER_WORDS] = values
@@ -214,23 +215,23 @@ class StoreCounters:
 
 
 def map_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
-    """Map one of a segment's arrays of a number a lane for reading, ``(lanes,)`` int64."""
+    """Map one of a segment's arrays of one number per lane for reading, ``(lanes,)`` int64."""
     array: NDArray[np.int64] = map_file(os.path.join(folder, "c.0"), lanes * 8).array("<i8", (lanes,))
     return array
 
 
 def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counters:
-    """Open one of a segment's arrays of a number a lane to store to it, ``(lanes,)`` int64."""
+    """Open one of a segment's arrays of one number per lane for storing, ``(lanes,)`` int64."""
     return open_counters(os.path.join(folder, "c.0"), lanes, late=late)
 
 
 def read_lane_counter(folder: str, lanes: int, name: str = "c.0", lookup: Lookup = BY_PATH) -> NDArray[np.int64]:
-    """Return what one of a segment's arrays of a number a lane holds now, ``(lanes,)`` int64."""
+    """Return the present values of one of a segment's arrays of one number per lane, ``(lanes,)`` int64."""
     with opened(f"{folder}/{name}", lanes * 8, lookup=lookup) as fd:
         return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
 
 
 def write_lane_counter(folder: str, values: NDArray[np.int64]) -> None:
-    """Write one of a segment's arrays of a number a lane by position, where nobody else writes it."""
+    """Write one of a segment's arrays of one number per lane by position, while no other process writes it."""
     with opened(os.path.join(folder, "c.0"), values.nbytes, os.O_WRONLY) as fd:
         write_at(fd, values.tobytes(), 0)

@@ -1,11 +1,11 @@
-"""Copies of segments: what copying tools rely on, and whether each file was copied after it was sealed.
+"""Copies of segments: support for copying tools, and detection of files that were copied before they were sealed.
 
-Tools that bring an earlier copy up to date leave out files whose size and time of change are the same. Stores through
-mapped memory need not change that time, so marking and sealing do.
+Tools that update an earlier copy skip files with unchanged size and modification time. Stores through mapped memory
+need not change that time, so marking and sealing do.
 
-Sealing takes away the permission to write from every chunk file. Tools that copy keep that, so a chunk that may be
-written was copied before, or by a tool that keeps no permissions: then its checksum decides. Without this, a copy that
-began while a segment was written and ended after it was sealed would claim rows that some of its files do not have.
+Sealing removes the write permission of every chunk file, and copying tools keep permissions. So a writable chunk was
+copied before sealing, or by a tool that keeps no permissions: then its checksum decides. Without this check, a copy
+that began while a segment was written and ended after it was sealed would claim rows that some of its files lack.
 """
 
 import errno
@@ -30,10 +30,10 @@ _SECOND_NS = 1_000_000_000
 
 
 def note_changed(file: str | int, *, for_good: bool = False) -> None:
-    """Set the time of change of a file that was stored to through mapped memory, or written in its place.
+    """Set the modification time of a file that was stored to through mapped memory, or overwritten in place.
 
-    ``for_good``: it does not change any more. Then the time is in another second than before: rsync compares seconds,
-    and would never copy what it misses now.
+    ``for_good``: the file is final. Its time is then set to a later second than before: rsync compares seconds, and
+    would never copy a change that it misses now.
     """
     now = time.time_ns()
     if for_good:
@@ -42,13 +42,13 @@ def note_changed(file: str | int, *, for_good: bool = False) -> None:
 
 
 def protect(fd: int) -> None:
-    """Take away the permission to write a chunk of a segment that is being sealed."""
+    """Remove the write permission of a chunk of a segment that is being sealed."""
     note_changed(fd, for_good=True)
     os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITE_BITS)
 
 
 def open_protected(path: str) -> descriptor:
-    """Have a chunk open to read and write it, also one that sealing had protected before it was interrupted."""
+    """Open a chunk for reading and writing for a block, even if an interrupted sealing had protected it."""
     try:
         return opened(path, None, os.O_RDWR)
     except PermissionError:
@@ -57,10 +57,10 @@ def open_protected(path: str) -> descriptor:
 
 
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
-    """Whether the chunks of a sealed segment, which is a copy, are those that were sealed.
+    """Return whether the chunks of a copied sealed segment are the sealed ones.
 
-    What is damaged in a copy of which every chunk was sealed is damage, and not told here. So is what is missing where
-    there are no marks to go by; else it may have been made after the names of the files had been listed.
+    Damage in a copy of only sealed chunks is found elsewhere, and so is a missing chunk if the copy has no marks. If it
+    has marks, a missing chunk may have been created after the copying tool listed the files.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False
@@ -74,7 +74,7 @@ def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]
             unprotected.append((name, status))
     if not unprotected:
         return not missing or not _has_marks(folder)
-    # The rows may have been copied before they were counted for good.
+    # The counter of rows may have been copied before its final value was stored.
     counter = f"{layout.COMMITTED}/c.0"
     try:
         unprotected.append((counter, os.stat(f"{folder}/{counter}", follow_symlinks=False)))
@@ -101,7 +101,7 @@ def _has_marks(folder: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1 << 16)  # a reader asks several times, and a store may have been copied without permissions
+@lru_cache(maxsize=1 << 16)  # a reader asks several times, and a copy may have lost all permissions
 def _fits(path: str, crc: int, *_: int) -> bool:
     try:
         with opened(path, None) as fd:
@@ -113,22 +113,22 @@ def _fits(path: str, crc: int, *_: int) -> bool:
     return found == crc
 
 
-# --- making them ------------------------------------------------------------------------------------------------------
+# --- making copies ----------------------------------------------------------------------------------------------------
 
 
 _FICLONE = 0x40049409
-# What the system says where a file system can do this for none of its files.
+# The errors of a file system that can do this for none of its files.
 _NEVER = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EIO)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Unreadable(OSError):
-    """The system refuses to read a file that is to be copied."""
+    """The system refuses to read the source of a copy."""
 
 
 class FileCopier:
-    """Copies files, with their permissions and times of change. Not thread-safe.
+    """Copies files, with their permissions and modification times. Not thread-safe.
 
     ``share``: files that do not change may share their blocks with the copy, or be the same file.
 
@@ -143,14 +143,14 @@ class FileCopier:
         self.shared = 0
 
     def copy(self, source: str, target: str, *, may_clone: bool = False, may_link: bool = False) -> None:
-        """Copy a regular file to a path; what is there is replaced.
+        """Copy a regular file to a path, and replace an existing file there.
 
-        ``may_clone``: nobody writes to the file any more, so the copy may share its blocks. A write to shared blocks
-        needs new ones, and a full disk has none. ``may_link``: nobody will write to the copy either, which may be
-        the same file. A file that may be written by its permissions is never linked.
+        ``may_clone``: the file does not change any more, so the copy may share its blocks. Otherwise a write to shared
+        blocks would need new ones, which a full disk does not have. ``may_link``: the copy will not be written to
+        either, so it may be the same file. A file with write permission is never linked.
 
-        Raises FormatError where the source is a link or no regular file, FileNotFoundError where it is missing,
-        Unreadable where it cannot be read, otherwise the system's OSError of the target.
+        Raises FormatError if the source is a link or no regular file, FileNotFoundError if it is missing, Unreadable if
+        it cannot be read, and the system's OSError of the target.
         """
         with suppress(FileNotFoundError):
             os.unlink(target)
@@ -203,7 +203,7 @@ def _opened(source: str) -> opened:
 
 
 def _may_succeed_later(error: OSError) -> bool:
-    """Tell whether another file may be cloned or linked where one was not; raise the error where there is no space."""
+    """Return whether another file may be cloned or linked after this error; raise it if the disk has no space."""
     if error.errno in _NO_SPACE:
         raise error
     return error.errno not in _NEVER
@@ -221,7 +221,7 @@ def _finish(fd: int, status: os.stat_result) -> None:
 def copy_ranges(source: int, target: int, ranges: list[tuple[int, int]]) -> None:
     """Copy ranges of bytes to the same places of another file; holes of the source are left out.
 
-    Raises Unreadable where the source cannot be read, otherwise the system's OSError of the target.
+    Raises Unreadable if the source cannot be read, and the system's OSError of the target.
     """
     for start, stop in ranges:
         for first, last in _data_ranges(source, start, stop):

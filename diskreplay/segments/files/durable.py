@@ -1,4 +1,4 @@
-"""Durable writes, and what file systems keep of them. Every sync of the package goes through here."""
+"""Durable writes, and the guarantees of file systems. Every sync of the package is made here."""
 
 import ctypes
 import errno
@@ -15,13 +15,13 @@ from diskreplay.folders import close_when_collected, show_paths, shown
 _WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-# It keeps the GIL. Types that are named take half a microsecond: numbers go as C's int, which libffi extends.
+# It keeps the GIL. Declared types cost half a microsecond: numbers are passed as C's int, which libffi extends.
 _pwrite_held = ctypes.PyDLL(None).pwrite
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
 class descriptor:
-    """Have a file or folder open for a block, ``with descriptor(path, flags) as fd``; it is opened at once."""
+    """Open a file or folder for a block, ``with descriptor(path, flags) as fd``; it is opened at once."""
 
     __slots__ = ("_fd",)
 
@@ -38,9 +38,9 @@ class descriptor:
 
 
 def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> None:
-    """Write a file that nobody else looks at yet: ``data``, or ``nbytes`` zeros that have no blocks.
+    """Write a file that no other process looks at yet: ``data``, or ``nbytes`` zeros without disk blocks.
 
-    Raises the system's OSError, ENOSPC also where only a part of ``data`` fits; what was begun is left.
+    Raises the system's OSError, with ENOSPC also if only a part of ``data`` fits; the unfinished file is left.
     """
     with descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as fd:
         if nbytes is not None:
@@ -50,10 +50,10 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
 
 
 def write_zeros(path: str, nbytes: int) -> None:
-    """Write a file of zeros that nobody else looks at yet, with blocks for all of them.
+    """Write a file of zeros that no other process looks at yet, with disk blocks for all of them.
 
-    It can be read through a mapping when the disk is full: in tmpfs, a page without a block needs room to be read.
-    Raises the system's OSError; what was begun is left.
+    It can be read through a mapping when the disk is full: in tmpfs, reading a page without a block needs room. Raises
+    the system's OSError; the unfinished file is left.
     """
     write_file(path, nbytes=nbytes)
     with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
@@ -61,9 +61,9 @@ def write_zeros(path: str, nbytes: int) -> None:
 
 
 def write_sparse(path: str, data: bytes) -> None:
-    """Write a file that nobody else looks at yet, with holes for the pages of it that are zeros.
+    """Write a file that no other process looks at yet, with holes for its pages of zeros.
 
-    Raises the system's OSError; what was begun is left.
+    Raises the system's OSError; the unfinished file is left.
     """
     write_file(path, nbytes=len(data))
     with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
@@ -82,23 +82,23 @@ def write_at(fd: int, data: Any, offset: int) -> None:
 
 
 def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write bytes, or a view of bytes, in full; while they are few, no other thread of Python runs meanwhile.
+    """Write bytes, or a view of bytes, in full; a short write keeps the GIL.
 
-    Copying a row into the page cache takes less time than to get the GIL back from another thread.
+    Copying a row into the page cache takes less time than getting the GIL back from another thread.
     """
     nbytes = len(data)
     if nbytes <= _MOST_HELD and offset <= _LARGEST_INT:
         held = data if type(data) is bytes else bytes(data)
         if _pwrite_held(fd, held, nbytes, offset) == nbytes:
             return
-    write_at(fd, data, offset)  # which says what is wrong, where the system wrote a part or nothing
+    write_at(fd, data, offset)  # after a partial or failed write, it raises the error
 
 
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
-    """Replace ``path`` by ``data`` so that every reader sees the old file or the new one, whole.
+    """Replace ``path`` by ``data``, so that every reader sees either the whole old file or the whole new one.
 
-    ``synced``: after a loss of power too. Without, an empty file may be there then. Raises StorageFull where there is
-    no room for the new file; the old one is untouched.
+    ``synced``: this also holds after a power loss, which otherwise may leave an empty file. Raises StorageFull if the
+    disk has no room for the new file; the old one is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -112,11 +112,11 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 
 
 def overwrite(path: Path, data: bytes) -> bool:
-    """Write over a small file that is as long as ``data`` already; False: it is not, and nothing was written.
+    """Overwrite a small file of the same length as ``data``; return False, and write nothing, if its length differs.
 
-    For a change that readers may see a part of, within what a disk writes as a whole. Unlike a file that replaces
-    another it needs no sync to be there after a loss of power, as it was before or as it is now. Raises StorageFull
-    where the file system copies on write and there is no room; nothing was written.
+    For a change that readers may see in part, but that fits the unit in which a disk writes. Unlike a file that
+    replaces another, it needs no sync to survive a power loss, with its old or its new content. Raises StorageFull if
+    the file system copies on write and has no room; nothing was written.
     """
     try:
         opening = descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -132,7 +132,7 @@ def overwrite(path: Path, data: bytes) -> bool:
 def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | None = None) -> Exception:
     """Return StorageFull for the errors that mean "no space", the error itself for all others; both name the path.
 
-    ``message`` is what StorageFull says, in place of the usual words.
+    ``message`` replaces the usual message of StorageFull.
     """
     show_paths(error)
     if error.errno == errno.EFBIG:
@@ -146,7 +146,7 @@ def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | N
 
 @contextmanager
 def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> Iterator[None]:
-    """Raise StorageFull where a block meets an error that means "no space", others as they are; see `storage_error`."""
+    """Raise StorageFull if the block raises an error that means "no space"; see `storage_error`."""
     try:
         yield
     except OSError as error:
@@ -157,11 +157,11 @@ def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> 
 
 @contextmanager
 def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
-    """Have a block make a folder, from nothing; where the block fails, nothing is left of it.
+    """Let a block make a folder from scratch; if the block fails, the folder is removed.
 
-    Raises StorageFull where there is no room.
+    Raises StorageFull if the disk has no room.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # of a process that died here
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that died here
     try:
         with storage_errors(folder):
             yield
@@ -171,8 +171,8 @@ def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
 
 
 def sync_file(path: os.PathLike[str] | str) -> None:
-    """Wait until the data of a file, mapped writes included, is durable."""
-    with descriptor(path, os.O_RDONLY | os.O_NONBLOCK) as fd:  # a pipe would wait for its other end
+    """Wait until the data of a file, mapped writes included, are durable."""
+    with descriptor(path, os.O_RDONLY | os.O_NONBLOCK) as fd:  # without O_NONBLOCK, opening a pipe waits for its writer
         os.fdatasync(fd)
 
 
@@ -183,7 +183,7 @@ def sync_folder(path: os.PathLike[str] | str) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a file or folder, and wait until both the new name and the loss of the old one are durable."""
+    """Move a file or folder, and wait until its new name and the removal of the old one are durable."""
     os.rename(source, target)
     for folder in (target.parent, source.parent):
         sync_folder(folder)
@@ -198,12 +198,12 @@ def sync_tree(path: os.PathLike[str] | str) -> None:
 
 
 class NotWritten(OSError):
-    """What was written could not be made durable. That a later sync succeeds proves nothing."""
+    """Written data could not be made durable. A later successful sync does not prove that they are."""
 
 
 @contextmanager
 def writing_back() -> Iterator[None]:
-    """Raise NotWritten where a block that syncs meets an OSError."""
+    """Raise NotWritten if a block that syncs raises an OSError."""
     try:
         yield
     except OSError as error:
@@ -217,10 +217,10 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
 
 
 class FileSystemSync:
-    """Syncs a file system again and again, and raises every error that writing back has met since this was made.
+    """Syncs a file system repeatedly, and raises every write-back error since this object was made.
 
-    The system tells each open file of an error once. A file that is opened for one sync would miss an error which
-    another process was told of before. Files are closed when this is collected.
+    The system reports an error once to each open file. A file that is opened for a single sync would miss an error that
+    was reported to another process before. The file is closed when this object is garbage collected.
     """
 
     def __init__(self, path: str) -> None:
@@ -230,7 +230,7 @@ class FileSystemSync:
         close_when_collected(self, self._fd)
 
     def sync(self) -> None:
-        """Wait until everything in the file system is durable; NotWritten where it is unknown what is."""
+        """Wait until the whole file system is durable; NotWritten if it is unknown which data are."""
         with writing_back():
             _syncfs(self._fd, self._path)
 
@@ -242,7 +242,7 @@ def _syncfs(fd: int, path: os.PathLike[str] | str) -> None:
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
-    """Raise the error that writing this file back met, if any: `sync_file_system` tells only its first caller."""
+    """Raise the write-back error of this file, if it has one: `sync_file_system` reports it to one caller only."""
     with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
@@ -251,7 +251,7 @@ def check_written(path: os.PathLike[str] | str) -> None:
 
 
 def punch_hole(fd: int, start: int, stop: int) -> None:
-    """Give the blocks of ``[start, stop)`` back; they read as zeros. Where the file system cannot, write zeros."""
+    """Free the blocks of ``[start, stop)``, which then read as zeros. If the file system cannot, write zeros."""
     if stop <= start:
         return
     keep_size, punch = 1, 2
@@ -264,10 +264,10 @@ def punch_hole(fd: int, start: int, stop: int) -> None:
         start += os.pwrite(fd, zeros[: stop - start], start)
 
 
-# --- what file systems keep -------------------------------------------------------------------------------------------
+# --- guarantees of file systems ---------------------------------------------------------------------------------------
 
 
-# The numbers of linux/magic.h and of those that are not part of the kernel. Every FUSE is one type, virtiofs too.
+# The numbers of linux/magic.h and of file systems outside the kernel. Every FUSE is one type, also virtiofs.
 _LOCAL = {
     0xEF53: "ext4",
     0x58465342: "xfs",
@@ -288,7 +288,7 @@ _LOCAL = {
     0x958458F6: "hugetlbfs",
     0x794C7630: "overlay",
 }
-# Several machines may have these mounted; what one does to a lock or to mapped memory, another need not see.
+# Several machines may have these mounted. Another machine need not see changes of a lock or of mapped memory.
 _NETWORK = {
     0x65735546: "fuse",
     0x6969: "nfs",
@@ -311,8 +311,8 @@ _NETWORK = {
     0x786F4256: "vboxsf",
     0xBACBACBC: "vmhgfs",
 }
-# They write a reserved block in its place. All others may need another one for each write: to copy on write, after a
-# snapshot, to compress, or because it is another machine's or another file system's business.
+# They write a reserved block in place. All others may need a new block for each write: to copy on write, after a
+# snapshot, to compress, or because another machine or file system decides.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
 # Their files may have another inode at each call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}
@@ -337,20 +337,20 @@ def _type_number(path: os.PathLike[str] | str) -> int:
 
 
 def keeps_reservations(path: os.PathLike[str] | str) -> bool:
-    """Whether a block that was reserved in a file can be stored to however full the disk has become.
+    """Return whether a reserved block of a file can always be written, even on a full disk.
 
-    Where not, files are written by position, so that a full disk is an error and not the signal SIGBUS.
+    If not, files are written by position, so that a full disk is an error instead of the signal SIGBUS.
     """
     return file_system_type(path) in _WRITE_IN_PLACE
 
 
 def is_shared(file_system: str) -> bool:
-    """Whether several machines may have such a file system mounted; one that is not known counts as such."""
+    """Return whether several machines may have such a file system mounted; an unknown one counts as shared."""
     return file_system not in _LOCAL.values()
 
 
 def has_stable_inodes(file_system: str) -> bool:
-    """Whether a file keeps its number for as long as it is there."""
+    """Return whether a file keeps its inode number for its lifetime."""
     return file_system not in _UNSTABLE_INODES
 
 
@@ -365,7 +365,7 @@ def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | Non
 
 
 def warn_of(file_system: str, path: os.PathLike[str] | str, uuid: str) -> None:
-    """Warn of a network file system, once a process and store."""
+    """Warn of a network file system, once per process and store."""
     message = network_warning(file_system, path)
     if message is not None and uuid not in _warned:
         _warned.add(uuid)

@@ -1,10 +1,10 @@
-"""The locks of a store, by the system's flock: who writes where, and who is still alive.
+"""The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
-filelock takes the lock of compiled kernels, and not these. Its `FileLock` opens the file by itself: readable for all
-whom the umask lets read it, who could then hold the lock for ever, and for reading and writing, which one who only
-wants to see whether a writer lives may not be allowed. Its `lock_descriptor` locks a file that was opened here, by one
-exclusive call of flock. Whether a writer lives is asked by a shared one, so that two who ask at once do not take each
-other for the writer. And importing filelock takes 5 MB of the 40 that a process which only writes may have.
+filelock takes the lock of compiled kernels, but not these, for four reasons. Its `FileLock` creates a file that all
+users whom the umask lets read it could lock for ever. It opens the file for reading and writing, which a process that
+only checks for a living writer may not be allowed to do. Its `lock_descriptor` takes exclusive locks only: the check
+needs a shared lock, so that two simultaneous checks do not take each other for the writer. And importing filelock takes
+5 MB of the 40 MB that a process that only writes may have.
 """
 
 import errno
@@ -19,15 +19,15 @@ from contextlib import contextmanager
 
 from diskreplay.errors import FormatError, StoreLocked
 
-# Less than the time for which a lock is usually held: that of making a segment.
+# Shorter than the usual time for which a lock is held: that of making a segment.
 _POLL_S = 0.002
 
 
 class Lock:
-    """A file lock of the system (flock) that is held: made by `try_lock`.
+    """A held file lock of the system (flock), made by `try_lock`.
 
-    It ends with `release`, with this object, or with the process. It belongs to the process and not to a thread, and
-    not to children that are forked from it: theirs is released at once, which changes nothing for the parent.
+    It ends with `release`, with this object, or with the process. It belongs to the process, not to a thread. A forked
+    child releases its copy at once, which does not affect the parent.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Lock:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._end = weakref.finalize(self, _unlock, fd, os.getpid())
-        self._end.atexit = False  # the end of the process frees it, after whatever still runs then
+        self._end.atexit = False  # the end of the process frees it, after all exit handlers
         _held.add(self)
 
     @property
@@ -47,19 +47,19 @@ class Lock:
         return not self._end.alive
 
     def release(self) -> None:
-        """Free the lock; releasing twice is fine."""
+        """Release the lock; releasing twice is allowed."""
         self._end()
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
-# A fork between the system's lock and our note of it would leave the child a descriptor that nobody there knows: it
-# would hold the lock for as long as it lives. So a fork waits for that moment to pass.
+# A fork between the system's lock and the entry in `_held` would give the child an unknown descriptor, which holds the
+# lock for its lifetime. So a fork waits until the entry is made.
 _taking = threading.RLock()
 
 
 def _unlock(fd: int, owner: int) -> None:
     if os.getpid() == owner:
-        # Closing alone would leave it to a child that was forked and has not closed its copy yet.
+        # Closing alone would leave the lock to a forked child that has not closed its copy yet.
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
@@ -74,10 +74,10 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 
 
 def _open_lock(path: os.PathLike[str] | str) -> int:
-    """Open a lock's file for writing, made where it is missing. Who may read it may write it, and nobody else.
+    """Open a lock's file for writing, and create it if it is missing. Only users who may write it may read it.
 
-    A lock needs no more than a descriptor, so whoever can read its file can hold it. So the file is never readable for
-    a class of users, not even when it has just been made, that may not write it.
+    A descriptor suffices to hold a lock, so any user who can read the file can hold it. So the file is never readable,
+    not even when it was just created, for a class of users that may not write it.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:
@@ -86,7 +86,7 @@ def _open_lock(path: os.PathLike[str] | str) -> int:
         if mode & 0o666 != writers | writers << 1:
             os.fchmod(fd, mode & ~0o666 | writers | writers << 1)
     except PermissionError:
-        pass  # another user's
+        pass  # the file of another user
     except BaseException:
         os.close(fd)
         raise
@@ -94,14 +94,14 @@ def _open_lock(path: os.PathLike[str] | str) -> int:
 
 
 def make_lock(path: os.PathLike[str] | str) -> None:
-    """Make the file of a lock, which is free."""
+    """Create the file of a lock, which is free."""
     os.close(_open_lock(path))
 
 
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
-    """Take the lock on a file, made where it is missing, if it is free; else return None."""
+    """Take the lock on a file, which is created if missing, if it is free; else return None."""
     with _taking:
-        # Before it is locked: then an exception of a signal's handler, here or on the way to the caller, releases it.
+        # Made before locking: an exception of a signal handler, here or on the way to the caller, then releases it.
         lock = Lock(fd := _open_lock(path))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,8 +118,8 @@ def try_lock(path: os.PathLike[str] | str) -> Lock | None:
 def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator[None]:
     """Hold the lock for a block, waiting at most ``timeout_s`` seconds for it.
 
-    Raises StoreLocked where another process kept it for the whole time, FormatError where a link, a folder or anything
-    else that is no regular file is in its place.
+    Raises StoreLocked if another process held it for the whole time, FormatError if its place has a link, a folder or
+    anything else that is no regular file.
     """
     until = time.monotonic() + timeout_s
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
@@ -137,14 +137,14 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
 
 
 def is_locked(path: os.PathLike[str] | str) -> bool:
-    """Tell whether a living process holds the lock, or may do so for all that can be seen; see `is_held`."""
+    """Return whether a living process holds the lock, or may hold it as far as this process can see; see `is_held`."""
     return is_held(path) is not False
 
 
 def is_held(path: os.PathLike[str] | str) -> bool | None:
-    """Tell whether a living process holds the lock: asks for it shared, without waiting, and lets go at once.
+    """Return whether a living process holds the lock, by taking it shared for a moment, without waiting.
 
-    None: it cannot be seen, as this user may not open the file, or this process has no descriptor left.
+    None: unknown, as this user may not open the file, or this process has no descriptor left.
     """
     with _taking:
         try:

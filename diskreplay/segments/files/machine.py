@@ -32,15 +32,15 @@ def _first_line(paths: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return an id that changes when this machine boots; where that is unknown, one that no other process has."""
+    """Return an id that changes when this machine boots; if unknown, one that no other process has."""
     return _first_line(["/proc/sys/kernel/random/boot_id"]) or _unknown()
 
 
 @lru_cache(maxsize=1)
 def machine_id() -> str:
-    """Return an id of this machine that survives a boot; where that is unknown, one that no other process has.
+    """Return an id of this machine that survives a boot; if unknown, one that no other process has.
 
-    The name of a host would not do: containers share one, or get another each time.
+    The host name does not identify a machine: containers share one, or get another each time.
     """
     text = _first_line(["/etc/machine-id", "/var/lib/dbus/machine-id"])
     return text if _MACHINE_ID.fullmatch(text) else _unknown()
@@ -51,7 +51,7 @@ def _unknown() -> str:
 
 
 class BootTime(NamedTuple):
-    """A moment by the clock that nobody can set: seconds since a boot of a machine, suspended ones included."""
+    """A moment by the clock that cannot be set: seconds since a boot of a machine, including suspended time."""
 
     machine: str
     boot: str
@@ -68,28 +68,28 @@ def clock_ns() -> int:
 
 
 class Clock(NamedTuple):
-    """What makes wall time of the times of rows: the boot they count from, and nanoseconds from the epoch to that."""
+    """Converts the times of rows to wall time: their boot, and the nanoseconds from the epoch to that boot."""
 
     boot: str
     wall: int
 
 
-# 146 years: what lies beyond is damage, and the sum of two stays within 64 bits.
+# 146 years: larger numbers are damaged, and the sum of two fits 64 bits.
 MOST_NS = 1 << 62
 
 
 def this_clock() -> Clock:
-    """Return the clock of this boot, as the wall clock stands now."""
+    """Return the clock of this boot, according to the present wall clock."""
     return Clock(boot_id(), time.time_ns() - clock_ns())
 
 
 def boot_time() -> BootTime:
-    """Return this moment."""
+    """Return the present moment."""
     return BootTime(machine_id(), boot_id(), round(time.clock_gettime(CLOCK), 3))
 
 
 def is_clock_synchronized() -> bool:
-    """Tell whether a time service keeps the wall clock: the kernel says no from the moment at which anybody sets it."""
+    """Return whether a time service keeps the wall clock: the kernel says no after any program sets the clock."""
     # struct timex of x86-64: `modes`, four longs, `status`; with no modes, nothing is changed.
     timex = (ctypes.c_int * 64)()
     unsynchronized, error = 0x40, 5
@@ -100,26 +100,26 @@ def is_clock_synchronized() -> bool:
 def check_platform() -> None:
     """Refuse a platform whose stores another core may see out of order.
 
-    Raises ReplayError where it is not Linux on x86-64: the commit protocol relies on stores being seen in order, and on
-    Linux's file calls.
+    Raises ReplayError if it is not Linux on x86-64: the commit protocol relies on ordered stores, and on Linux's file
+    calls.
     """
     system, machine = os.uname().sysname, os.uname().machine
     if system != "Linux" or machine not in ("x86_64", "AMD64"):
         raise ReplayError(f"diskreplay runs on Linux on x86-64 for now; this is {system} on {machine}")
 
 
-# --- volumes, as opposed to copies of them: snapshots, and images that were attached again ---------------------------
+# --- volumes, as opposed to their copies: snapshots, and images that were attached again ------------------------------
 
-# BTRFS_IOC_FS_INFO: what it fills has the UUID of the file system in bytes 16 to 31.
+# BTRFS_IOC_FS_INFO: its result has the UUID of the file system in bytes 16 to 31.
 _BTRFS_FS_INFO = 0x8400941F
 
 
 class Volume(NamedTuple):
     """The identity of a mounted volume within one boot.
 
-    ``device`` and ``fsid`` are the system's numbers of the file system; of btrfs, those of the subvolume, which a
-    snapshot does not share. ``disk`` counts the disks that were attached since the boot (0: unknown): another image
-    that is attached under the same device number has another one.
+    ``device`` and ``fsid`` are the system's numbers of the file system. On btrfs they identify the subvolume; a
+    snapshot has other numbers. ``disk`` counts the disks that were attached since the boot (0: unknown): another image
+    that is attached under the same device number has another count.
     """
 
     device: int
@@ -127,7 +127,7 @@ class Volume(NamedTuple):
     disk: int
 
     def may_be(self, other: "Volume") -> bool:
-        """Whether both can be the same volume in one boot."""
+        """Return whether both can be the same volume in one boot."""
         same_disk = self.disk == other.disk or not (self.disk and other.disk)
         return self.device == other.device and self.fsid == other.fsid and same_disk
 
@@ -139,7 +139,7 @@ def volume_of(path: str) -> Volume:
 
 
 def _disk(path: str, device: int) -> int:
-    # Read each time: the disk of a device number may have been detached since, and another disk attached.
+    # Read each time: meanwhile the disk may have been detached, and another one attached under its device number.
     try:
         if os.major(device):
             return _sequence_number(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
@@ -157,7 +157,7 @@ def _sequence_number(folder: str) -> int:
 
 
 def _disks_of_btrfs(path: str) -> int:
-    """Return the sum over the disks of a btrfs, whose device number is not that of a disk."""
+    """Return the sum over the disks of a btrfs, whose device number does not name a disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(1024))

@@ -1,4 +1,4 @@
-"""Memory mappings that keep no descriptor: Python's own would run out of them at about a thousand chunks."""
+"""Memory mappings that keep no descriptor: Python's mmap would run out of descriptors at about a thousand chunks."""
 
 import ctypes
 import errno
@@ -39,12 +39,12 @@ _relief: list[Callable[[], bool]] = []
 
 
 def count_mappings() -> int:
-    """Return how many mappings this process has of files of stores."""
+    """Return the number of mappings of stores' files in this process."""
     return len(_there)
 
 
 def relieved_by(release: Callable[[], bool]) -> None:
-    """Have a function called when the system refuses another mapping, which is tried again while it returns True."""
+    """Register a function that frees mappings: when the system refuses one, it is called until it returns False."""
     _relief.append(release)
 
 
@@ -57,7 +57,7 @@ def _map(fd: int, nbytes: int, prot: int) -> int:
 
 
 def _unmap(address: int, nbytes: int) -> None:
-    _there.discard(address)  # first: the next mapping may get the same address
+    _there.discard(address)  # before munmap: the next mapping may get the same address
     _libc.munmap(address, nbytes)
 
 
@@ -73,8 +73,8 @@ def _refused(error: OSError) -> MappingRefused:
 class Mapping:
     """A shared mapping of one whole file; unmapped when the last reference to it, or to an array over it, is gone.
 
-    Any thread may read it; what may be written where is the business of its owner. Raises MappingRefused where the
-    system allows this process no more mappings or memory.
+    Any thread may read it; the owner decides who may write where. Raises MappingRefused if the system allows this
+    process no more mappings or memory.
     """
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
@@ -106,20 +106,20 @@ class Mapping:
         _libc.madvise(self.address, self.nbytes, advice)
 
     def populate(self, start: int, stop: int) -> None:
-        """Make these bytes of the file, whole pages, ready to be stored to.
+        """Make these bytes of the file, which are whole pages, writable without a page fault.
 
-        Raises OSError ENOSPC where a store would find the disk full. Linux before 5.14, which has no large pages
-        either, says nothing.
+        Raises OSError ENOSPC if a store would find the disk full. Linux before 5.14, which has no large pages in the
+        page cache either, reports nothing.
         """
-        # In parts: meanwhile no thread can map or unmap memory, which malloc does too.
+        # In parts: during the call no thread can map or unmap memory, as malloc does.
         for first in range(start, stop, _POPULATED_AT_ONCE):
             part = min(stop - first, _POPULATED_AT_ONCE)
             failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
-            if failed and ctypes.get_errno() == errno.EFAULT:  # where a store would end the process by SIGBUS
+            if failed and ctypes.get_errno() == errno.EFAULT:  # a store would end the process by SIGBUS
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def will_need(self, start: int, nbytes: int) -> None:
-        """Have these bytes of the file read from disk while the caller goes on."""
+        """Start reading these bytes of the file from disk in the background."""
         first = (self.address + start) & -PAGESIZE
         _libc.madvise(first, self.address + start + nbytes - first, MADV_WILLNEED)
 
@@ -127,11 +127,11 @@ class Mapping:
 def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> int:
     """Open a regular file of exactly ``nbytes``, never through a symbolic link, and return its descriptor.
 
-    Raises FormatError where the file is a link, not regular, or of another size.
+    Raises FormatError if the file is a link, not regular, or of another size.
     """
     try:
         fd = lookup.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except IsADirectoryError as error:  # raised here only where it is opened to write
+    except IsADirectoryError as error:  # only raised if it is opened for writing
         raise _unfit(path, "not a regular file", nbytes) from error
     except OSError as error:
         if os.path.islink(path):
@@ -146,7 +146,7 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
 
 
 class opened(descriptor):
-    """Have a file open for a block, ``with opened(path, nbytes) as fd``; it is opened at once, as by `open_regular`."""
+    """Open a file for a block, ``with opened(path, nbytes) as fd``; it is opened at once, as by `open_regular`."""
 
     __slots__ = ()
 
@@ -168,7 +168,7 @@ def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
 def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = BY_PATH) -> None:
     """Fill an array with the first bytes of a file of exactly ``nbytes``.
 
-    Raises FormatError where the file is a link, not regular, or of another size.
+    Raises FormatError if the file is a link, not regular, or of another size.
     """
     with opened(path, nbytes, lookup=lookup) as fd:
         if not read_part(fd, 0, out):
@@ -176,10 +176,10 @@ def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = B
 
 
 def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
-    """Fill an array with the bytes of a file from ``start`` on; False: the file ends before."""
+    """Fill an array with the bytes of a file from ``start`` on; False: the file is too short."""
     done, view = 0, out.data
     while done < len(view):
-        count = os.preadv(fd, [view[done:]], start + done)  # one call reads 2 GiB at most
+        count = os.preadv(fd, [view[done:]], start + done)  # one call reads at most 2 GiB
         if not count:
             return False
         done += count
@@ -187,15 +187,15 @@ def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
 
 
 def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a file between two places that are no holes: the first byte, and the one after the last.
+    """Yield the parts of a file between two offsets that are no holes, each as its first byte and the byte after it.
 
-    Holes read as zeros, and a file may have more of them than anybody has memory.
+    Holes read as zeros, and a file may have more of them than fits any memory.
     """
     while start < stop:
         try:
             first = os.lseek(fd, start, os.SEEK_DATA)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # nothing but a hole from there on
+            if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
                 raise
             return
         if first < stop:
@@ -212,10 +212,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
-    """Check that none of these names in a segment is a link.
-
-    Raises FormatError where one is a symbolic link.
-    """
+    """Check that none of these names in a segment is a symbolic link; FormatError if one is."""
     for name in names:
         if lookup.is_link(f"{segment}/{name}"):
             raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore what was there")

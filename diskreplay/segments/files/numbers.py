@@ -1,8 +1,8 @@
-"""Numbers of segments: those that exist, and new ones, none of which is used twice, not even after a loss of power.
+"""Numbers of segments: existing numbers, and new ones. No number is used twice, not even after a power loss.
 
-The counter of the next number is in memory like all counters, and a loss of power may take it back. So numbers are
-reserved some at a time, and a reservation is durable before the first of its numbers is used. The first number of
-another boot is behind what was reserved.
+The counter of the next number is in memory like all counters, and a power loss may set it back. So numbers are reserved
+some at a time, and a reservation is durable before its first number is used. In a new boot, the first number comes
+after all reserved ones.
 """
 
 import os
@@ -20,16 +20,15 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.durable import storage_errors
 from diskreplay.segments.files.machine import boot_id
 
-# So many numbers may be looked up one by one: a live store has few. Far more, with gaps left by a slow
-# writer or none at all (hostile counters), would cost more than listing the folder.
+# Up to this many numbers are looked up one by one: a live store has few. For more, with gaps left by a slow writer or
+# claimed by hostile counters, listing the folder is cheaper.
 _FEW = 256
 
 
 def next_number(root: Root, counters: StoreCounters) -> int:
-    """Return the number for a new segment, reserved; the caller holds the store lock, and counts it when it is used.
+    """Reserve and return the number of a new segment. The caller holds the store lock, and counts the number once used.
 
-    Raises ReplayError where all numbers are used, StorageFull where there is no room to make the
-    reservation durable.
+    Raises ReplayError if all numbers are used, StorageFull if the disk has no room to make the reservation durable.
     """
     words = counters.read()
     number, reserved = int(words[layout.NEXT_SEGMENT]), int(words[layout.RESERVED])
@@ -37,7 +36,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     if words[layout.BOOT] != here:
         number = max(number, reserved)
         counters.set(layout.NEXT_SEGMENT, number)
-    # A writer that died between the rename and the counter has left a segment with no rows under it.
+    # A writer that died between the rename and the counter left an empty segment with this number.
     while os.path.lexists(root.segment_path(number)):
         number += 1
     if number >= layout.MAX_SEGMENTS:
@@ -52,15 +51,15 @@ def next_number(root: Root, counters: StoreCounters) -> int:
 
 @lru_cache(maxsize=4)
 def _hashed(text: str) -> int:
-    """Return a number that a counter can hold, and that no other boot is likely to have."""
+    """Return a number that fits a counter, and that no other boot is likely to have."""
     data = text.encode()
     return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
 
 
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
-    """Return the numbers from ``start`` to ``end`` that may have a segment: for many, those that have one.
+    """Return the numbers from ``start`` to ``end`` that may have a segment; in a long range, those that have one.
 
-    The time and memory it takes are bounded by what is there, whatever the store's counters say.
+    Its time and memory are bounded by the existing segments, whatever the store's counters say.
     """
     if end - start <= _FEW:
         return range(start, end)
@@ -68,21 +67,21 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
 
 
 def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
-    """Return those that may have a segment of all that the store's counters know; see `segment_numbers`."""
+    """Return the numbers that the store's counters include and that may have a segment; see `segment_numbers`."""
     return segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
-    """Return those of the numbers, and perhaps others, that have a segment."""
+    """Return the numbers that have a segment, perhaps with further numbers that were not asked for."""
     if len(numbers) > _FEW:
         return listed_numbers(root)
     return [number for number in numbers if os.path.exists(root.segment_path(number))]
 
 
 def listed_numbers(root: Root) -> list[int]:
-    """Return the numbers of all segments that are there, in no order, whatever the store's counters say.
+    """Return the numbers of all existing segments, unsorted, whatever the store's counters say.
 
-    Raises FormatError where the folder of the segments is missing.
+    Raises FormatError if the folder of the segments is missing.
     """
     try:
         names = os.listdir(root.segments_folder)

@@ -1,4 +1,4 @@
-"""The times of a segment's rows: nanoseconds by the clock of its boot, which never fall within a lane."""
+"""The times of a segment's rows: nanoseconds by the clock of its boot, which never decrease within a lane."""
 
 import os
 from bisect import bisect_right
@@ -24,10 +24,10 @@ _ROWS_AT_ONCE = 1 << 17
 def time_bounds(
     folder: str, per_chunk: int, rows: NDArray[np.int64], lost: Lost, begins: Sequence[int] = (0,)
 ) -> tuple[int, int] | None:
-    """Return the least and the greatest time of a segment's rows, None where it has none.
+    """Return the least and the greatest time of a segment's rows, or None if it has no rows.
 
-    ``folder`` is the segment's, ``rows`` those of each lane. As times never fall from one of the rows ``begins`` up to
-    the next, those at the ends tell; rows that were lost do not count.
+    ``folder`` is the segment's folder, ``rows`` has the rows of each lane. Times never decrease from one of the rows
+    ``begins`` up to the next, so only the ends of these parts are read. Lost rows do not count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -43,7 +43,7 @@ def time_bounds(
     with _Column(folder, per_chunk, len(rows)) as column:
         least = min(column.at(lane, first) for lane, first, _ in parts)
         greatest = max(column.at(lane, stop - 1) for lane, _, stop in parts)
-    # Clipped: a document with other numbers would be refused, and with it rows that may be whole.
+    # Clipped: readers refuse a document with larger numbers, and its rows may be intact.
     return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
 
 
@@ -52,7 +52,7 @@ def _parts(begins: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 class _Column:
-    """The times of a segment's rows, read one by one: memory that is mapped would be a signal where a disk fails."""
+    """The times of a segment's rows, read one by one: with mapped memory, a failing disk would be a signal."""
 
     def __init__(self, folder: str, per_chunk: int, lanes: int) -> None:
         self._folder, self._per_chunk, self._nbytes = f"{folder}/{layout.TIME}", per_chunk, lanes * per_chunk * _ITEM
@@ -75,7 +75,7 @@ class _Column:
         return int.from_bytes(os.pread(fd, _ITEM, (lane * self._per_chunk + inside) * _ITEM), "little", signed=True)
 
     def rows_until(self, lane: int, count: int, time: int, guess: int) -> int:
-        """Return how many of the first ``count`` rows of a lane came no later than a time; perhaps ``guess``."""
+        """Return how many of a lane's first ``count`` rows came at or before ``time``; ``guess`` is tried first."""
         low, high = 0, count
         for row in (guess - 1, guess):
             if low <= row < high:
@@ -84,11 +84,11 @@ class _Column:
 
 
 def last_time(info: SegmentInfo) -> int:
-    """Return when the last row of a segment came, in nanoseconds since the epoch; 0 where it has none.
+    """Return the time of the last row of a segment, in nanoseconds since the epoch; 0 if it has no rows.
 
-    Rows of a sealed one that no mark proves count as `SegmentInfo.kept_until` says.
+    For the unproven rows of a sealed segment, see `SegmentInfo.kept_until`.
 
-    Raises FormatError or OSError where a file of it is damaged or gone.
+    Raises FormatError or OSError if one of its files is damaged or gone.
     """
     if info.sealed:
         return info.kept_until
@@ -98,9 +98,9 @@ def last_time(info: SegmentInfo) -> int:
 
 
 def count_until(info: SegmentInfo, time: int) -> int:
-    """Count the rows of a segment that came no later than a time, by the clock of its boot.
+    """Count the rows of a segment that came at or before ``time``, by the clock of its boot.
 
-    Raises FormatError or OSError where a file of it is damaged or gone.
+    Raises FormatError or OSError if one of its files is damaged or gone.
     """
     folder, lanes = str(info.path), len(info.lanes)
     rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(info)[1]
@@ -109,15 +109,15 @@ def count_until(info: SegmentInfo, time: int) -> int:
     found, guess = 0, 0
     with _Column(folder, info.chunk_rows[layout.TIME], lanes) as column:
         for lane, count in enumerate(rows.tolist()):
-            guess = column.rows_until(lane, count, time, guess)  # lanes that take turns have as many
+            guess = column.rows_until(lane, count, time, guess)  # lanes that take turns have the same count
             found += guess
     return found
 
 
 def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
-    """Count rows of a pack, whose times may be less again where a lane of a segment begins."""
+    """Count rows of a pack, whose times may decrease where a lane of a segment begins."""
     tables, found = read_tables(info), 0
-    begins = np.zeros(rows + 1, np.int8)  # 1 where a lane begins, less where one ends: between them are rows of none
+    begins = np.zeros(rows + 1, np.int8)  # +1 where a lane begins, -1 after its end: rows between lanes do not count
     np.add.at(begins, tables.first_rows, 1)
     np.add.at(begins, tables.first_rows + tables.rows, -1)
     counts = np.cumsum(begins, dtype=np.int8)[:rows] > 0
@@ -137,10 +137,10 @@ def repeat_times(
     least: int,
     begins: NDArray[np.int64],
 ) -> None:
-    """Give rows of a chunk that are zeros the time of the row before them: then the times of a lane still never fall.
+    """Replace the times of zeroed rows of a chunk by the time of the row before: so times never decrease in a lane.
 
-    ``skipped`` are their bytes, in order. The chunks before are complete. At the beginning of a lane it is ``least``;
-    ``begins`` are the rows at which one does, those of all lanes of a pack, in order.
+    ``skipped`` has the byte ranges of these rows, in order. Earlier chunks are complete. At the beginning of a lane,
+    the time is ``least``. ``begins`` has the first rows of lanes; in a pack, of all its lanes, in order.
     """
     lanes = len(rows)
     with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
@@ -150,7 +150,7 @@ def repeat_times(
                 if first >= last:
                     continue
                 row, data = chunk * per_chunk + first, np.full(last - first, least, "<i8")
-                begin = begins[np.searchsorted(begins, row) :]  # of what follows
+                begin = begins[np.searchsorted(begins, row) :]  # lanes that begin later
                 own = last - first if not len(begin) else min(last - first, int(begin[0]) - row)
                 if own:
                     with _Column(folder, per_chunk, lanes) as column:
