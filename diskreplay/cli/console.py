@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,21 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-from diskreplay.cli.text import aligned, count, to_json
+from diskreplay.cli.text import aligned, count, duration, size, to_json
+from diskreplay.interop.exchange.progress import Amount
 from diskreplay.segments.files.durable import write_atomic
 
 # What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
@@ -28,6 +39,8 @@ PROBLEMS = 1  # the exit code of a command that found some
 
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
 """The argument of every command that looks at a store."""
+
+SECONDS_A_LINE = 30.0  # of progress, where stderr is no terminal
 
 Report = Callable[[int, int], None]
 Row = TypeVar("Row")
@@ -129,6 +142,47 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
+    """Show the episodes and bytes that are done, and the time left, while the block works.
+
+    A terminal shows a bar. Anything else, such as the log of a job, gets a line every half minute.
+    """
+    console, said = Console(stderr=True), time.monotonic()
+    columns = (TextColumn(title), BarColumn(), _Amounts())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None, amounts=None)
+
+        def report(done: Amount, total: Amount) -> None:
+            nonlocal said
+            progress.update(task, completed=done.nbytes, total=total.nbytes, amounts=(done, total))
+            if not console.is_terminal and time.monotonic() - said >= SECONDS_A_LINE:
+                said = time.monotonic()
+                complain(f"{title.lower()}: {_amounts(progress.tasks[0])}")
+
+        yield report
+
+
+class _Amounts(ProgressColumn):
+    """The text of `_amounts` behind a bar."""
+
+    def render(self, task: Task) -> Text:
+        return Text(_amounts(task))
+
+
+def _amounts(task: Task) -> str:
+    """Return the state of a transfer: 12 of 80 episodes, 1.2 GB of 8.0 GB, 3 min left."""
+    if task.fields["amounts"] is None:
+        return ""
+    done, total = task.fields["amounts"]
+    parts = [
+        f"{count(done.episodes)} of {count(total.episodes)} episodes",
+        f"{size(done.nbytes)} of {size(total.nbytes)}",
+    ]
+    left = task.time_remaining
+    return ", ".join(parts if left is None else [*parts, f"{duration(left)} left"])
 
 
 @contextmanager

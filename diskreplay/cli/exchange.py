@@ -4,8 +4,8 @@
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +17,11 @@ import typer
 import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.upkeep import parse_compression
-from diskreplay.cli.where import Where, compile_where
+from diskreplay.cli.where import SOURCE_PROPERTIES, Where, compile_where
 from diskreplay.interop.exchange.choosing import SourceEpisode
-from diskreplay.interop.exchange.exporting import Exported
-from diskreplay.interop.exchange.importing import Announced, Planned
+from diskreplay.interop.exchange.exporting import RENAMED, Exported
+from diskreplay.interop.exchange.importing import Planned
+from diskreplay.interop.exchange.progress import Announced
 from diskreplay.segments.documents.root import check_local
 
 SCHEMES: Mapping[str, str] = {
@@ -52,9 +53,30 @@ def _data_set(what: str) -> Any:
 Source = Annotated[str, _data_set("read")]
 Target = Annotated[str, _data_set("made")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_SHARED = {"progress", "where", "dry_run"}
+_SHARED = {"progress", "dry_run"}
 _LARGE = 100_000_000  # bytes of an import that are told before it begins
 
+
+def _names(part: str) -> Any:
+    says = f"What becomes {part}: NAME is the {part} itself; NAME,... or NEW_NAME=NAME,... make a dict."
+    return typer.Option(metavar="NAMES", help=says)
+
+
+# The options of an import, by names of the data set, and of an export, by paths of the store.
+Obs = Annotated[str | None, _names("observation")]
+Action = Annotated[str | None, _names("action")]
+Reward = Annotated[str | None, _names("reward")]
+Extra = Annotated[str | None, _names("extra fields")]
+Rename = Annotated[str | None, typer.Option(metavar="NAME=NEW_NAME,...", help="Other names, as image=obs/top.")]
+Skip = Annotated[list[str] | None, typer.Option(metavar="NAME,...", help="Names that are left out; may be repeated.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH=DTYPE,...",
+        help="Dtypes by paths in the store, as obs/image=uint8. Values that do not fit are refused, or rounded with "
+        ":unsafe behind the dtype.",
+    ),
+]
 Options = Annotated[
     list[str] | None,
     typer.Option(
@@ -65,36 +87,20 @@ Options = Annotated[
 ]
 
 
-def _names(part: str) -> Any:
-    says = f"The features that are {part}: NAME makes one the {part} itself; NAME,... or STORE_NAME=NAME,... a dict."
-    return typer.Option(metavar="NAMES", help=says)
-
-
 def import_store(
     source: Source,
     path: Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the new store.")],
     option: Options = None,
-    obs: Annotated[str | None, _names("the observation")] = None,
-    action: Annotated[str | None, _names("the action")] = None,
-    reward: Annotated[str | None, _names("the reward")] = None,
-    extra: Annotated[str | None, _names("extra fields")] = None,
-    rename: Annotated[
-        str | None, typer.Option(metavar="NAME=STORE_NAME,...", help="Other names, as image=obs/top.")
-    ] = None,
-    skip: Annotated[
-        list[str] | None, typer.Option(metavar="NAME,...", help="Features that are left out; may be repeated.")
-    ] = None,
+    obs: Obs = None,
+    action: Action = None,
+    reward: Reward = None,
+    extra: Extra = None,
+    rename: Rename = None,
+    skip: Skip = None,
     on_error: Annotated[
         str, typer.Option(metavar="raise|skip", help="skip leaves out episodes that cannot be read, and names them.")
     ] = "raise",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH=DTYPE,...",
-            help="Dtypes in the store, as obs/image=uint8. Values that do not fit are refused, or rounded with :unsafe "
-            "behind the dtype.",
-        ),
-    ] = None,
+    dtype: Dtype = None,
     compression: Annotated[
         str | None, typer.Option(metavar="zstd[:LEVEL]", help="How wide fields of the store are compressed.")
     ] = None,
@@ -109,35 +115,33 @@ def import_store(
     scheme, place = _parsed(source)
     import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset
     given = {
-        "obs": _parse_names("--obs", obs),
-        "action": _parse_names("--action", action),
-        "reward": _parse_names("--reward", reward),
-        "extra": _parse_names("--extra", extra) if extra != "" else [],
-        "rename": _parse_pairs("--rename", rename),
-        "skip": [name for each in skip or () for name in each.split(",")],
+        **_shared(obs, action, reward, extra, rename, skip, dtype),
         "on_error": on_error,
-        "dtype": _parse_pairs("--dtype", dtype),
         "compression": parse_compression(compression),
         "where": None if where is None else WhereOfSource(where),
     }
     options = parse_options(scheme, import_dataset, option or ())
-    with ExitStack() as bar:
 
-        def announce(planned: Planned) -> None:
-            if planned.nbytes >= _LARGE and not as_json:
-                how = "" if compression is None else " before they are compressed"
-                sizes = text.size(planned.nbytes), text.size(planned.free)
-                console.emit(f"{text.plural(planned.steps, 'step')} take {sizes[0]}{how}; the disk has {sizes[1]}")
-            progress.report = bar.enter_context(console.bar("Importing steps"))
+    def announce(planned: Planned) -> None:
+        if planned.nbytes >= _LARGE and not as_json:
+            how = "" if compression is None else " before they are compressed"
+            sizes = text.size(planned.nbytes), text.size(planned.free)
+            console.emit(f"{text.plural(planned.steps, 'step')} take {sizes[0]}{how}; the disk has {sizes[1]}")
 
-        progress = Announced(announce)
+    if_interrupted = f"interrupted; the same command continues the import into {text.clean(path)}"
+    with _watched("Opening the data set", "Importing", announce, if_interrupted) as progress:
         done = import_dataset(place, path, progress=progress, **given, **options)
-    line = f"imported  {_amount(done)}  to {text.clean(path)}{_resumed(done)}{_cut(done)}"
-    if done.skipped:
-        line += f"; {len(done.skipped)} left out"
     if not as_json:
         _show_names("left out", done.skipped)
     skipped = [each._asdict() for each in done.skipped]
+    parts = [f"imported  {_amount(done)}  to {text.clean(path)}"]
+    if done.resumed:
+        parts.append(f"{text.plural(done.resumed, 'episode')} by an earlier call")
+    if done.cut:
+        parts.append(f"{text.plural(done.cut, 'episode')} cut where the next row has another observation")
+    if skipped:
+        parts.append(f"{len(skipped)} left out")
+    line = "; ".join([*parts, *_listed("not kept", done.not_kept)])
     console.tell({**asdict(done), "skipped": skipped}, [line], json=as_json)
 
 
@@ -149,13 +153,55 @@ class WhereOfSource:
         self._condition: Callable[[Any], bool] | None = None
 
     def __call__(self, episode: SourceEpisode) -> bool:
-        """Tell whether an episode meets it; SchemaError where it names what a data set does not have."""
+        """Tell whether an episode meets it; SchemaError for a name that the data set does not have."""
         if self._condition is None:
-            self._condition = cast(Callable[[Any], bool], compile_where(self.expression, episode.schema))
+            made = compile_where(self.expression, episode.schema, SOURCE_PROPERTIES)
+            self._condition = cast(Callable[[Any], bool], made)
+        return self._condition(episode)
+
+
+def _shared(
+    obs: str | None,
+    action: str | None,
+    reward: str | None,
+    extra: str | None,
+    rename: str | None,
+    skip: list[str] | None,
+    dtype: str | None,
+) -> dict[str, Any]:
+    """Return the options that imports and exports share, as functions in Python take them."""
+    return {
+        "obs": _parse_names("--obs", obs),
+        "action": _parse_names("--action", action),
+        "reward": _parse_names("--reward", reward),
+        "extra": _parse_names("--extra", extra) if extra != "" else [],
+        "rename": _parse_pairs("--rename", rename),
+        "skip": [name for each in skip or () for name in each.split(",")],
+        "dtype": _parse_pairs("--dtype", dtype),
+    }
+
+
+@contextmanager
+def _watched(
+    before: str, title: str, announce: Callable[[Any], None], if_interrupted: str, *, dry_run: bool = False
+) -> Iterator[Announced]:
+    """Show the progress of an import or an export, which calls ``announce`` before its first episode."""
+    with ExitStack() as shown:
+        shown.enter_context(console.bar(before))
+
+        def begin(planned: Any) -> None:
+            shown.close()  # no bar is drawn over tables
+            announce(planned)
+            if not dry_run:
+                progress.report = shown.enter_context(console.transfer(title))
+
+        progress = Announced(begin)
         try:
-            return self._condition(episode)
-        except AttributeError as error:
-            raise dr.SchemaError(f"--where: an episode of a data set has no {error.name}") from None
+            yield progress
+        except KeyboardInterrupt:
+            shown.close()
+            console.complain(if_interrupted)
+            raise
 
 
 def _parse_names(option: str, given: str | None) -> Any:
@@ -182,6 +228,17 @@ def export_store(
     where: Where = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be.")] = False,
     option: Options = None,
+    obs: Obs = None,
+    action: Action = None,
+    reward: Reward = None,
+    extra: Extra = None,
+    rename: Rename = None,
+    skip: Skip = None,
+    dtype: Dtype = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="As --option compression=NAME, of formats that have it: parquet, d4rl."),
+    ] = None,
     video: Annotated[
         bool, typer.Option("--video", help="As --option video=true: encode images as video, which loses detail.")
     ] = False,
@@ -196,29 +253,33 @@ def export_store(
     check_local(to)
     export_dataset = import_module(f"diskreplay.interop.{scheme}").export_dataset
     given = [*(option or ()), *(["video=true"] if video else [])]
-    options = parse_options(scheme, export_dataset, given)
-    with dr.open(path) as store, ExitStack() as bar:
+    given += [] if compression is None else [f"compression={compression}"]
+    options = _shared(obs, action, reward, extra, rename, skip, dtype) | parse_options(scheme, export_dataset, given)
+
+    def announce(planned: Exported) -> None:
+        if not as_json:
+            _show_names("the format cannot hold", planned.not_held)
+            _show_names("not exact", planned.lossy)
+
+    with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
-        bar.enter_context(console.bar("Choosing episodes"))
-
-        def announce(planned: Exported) -> None:
-            bar.close()  # no bar is drawn over the tables
-            if not as_json:
-                _show_names("the format cannot hold", planned.not_held)
-                _show_names("not exact", planned.lossy)
-            if not dry_run:
-                progress.report = bar.enter_context(console.bar("Exporting steps"))
-
-        progress = Announced(announce)
-        done = export_dataset(store, to, where=condition, progress=progress, dry_run=dry_run, **options)
-    if as_json:
-        named = {name: [each._asdict() for each in vars(done)[name]] for name in ("not_held", "lossy")}
-        console.emit(text.to_json({**asdict(done), **named, "dry_run": dry_run}))
-        return
-    line = f"would be exported  {_amount(done)}" if dry_run else f"exported  {_amount(done)}  to {text.clean(to)}"
+        if_interrupted = f"interrupted; nothing is at {text.clean(to)}"
+        watched = _watched("Choosing episodes", "Exporting", announce, if_interrupted, dry_run=dry_run)
+        with watched as progress:
+            done = export_dataset(store, to, where=condition, progress=progress, dry_run=dry_run, **options)
+    named = {name: [each._asdict() for each in vars(done)[name]] for name in ("not_held", "lossy")}
+    parts = [f"would be exported  {_amount(done)}" if dry_run else f"exported  {_amount(done)}  to {text.clean(to)}"]
     if done.open_episodes:
-        line += f"; {text.plural(done.open_episodes, 'open episode')} left out"
-    console.emit(line)
+        parts.append(f"{text.plural(done.open_episodes, 'open episode')} left out")
+    for title, names in {"not held": done.not_held, "not exact": done.lossy}.items():
+        parts += _listed(title, [each.name for each in names])
+    line = "; ".join([*parts, *_listed("not kept", done.not_kept)])
+    console.tell({**asdict(done), **named, "dry_run": dry_run}, [line], json=as_json)
+
+
+def _listed(title: str, names: Sequence[str]) -> list[str]:
+    """Return a part of the last line; none without names."""
+    return [f"{title}: {', '.join(map(text.clean, names))}"] if names else []
 
 
 def _show_names(title: str, named: Sequence[tuple[str, str]]) -> None:
@@ -241,14 +302,6 @@ def _parsed(given: str) -> tuple[str, str]:
 
 def _amount(done: Any) -> str:
     return f"{text.plural(done.episodes, 'episode')} of {text.plural(done.steps, 'step')}"
-
-
-def _cut(done: Any) -> str:
-    return f"; {text.plural(done.cut, 'episode')} cut where the next row has another observation" if done.cut else ""
-
-
-def _resumed(done: Any) -> str:
-    return f"; {text.plural(done.resumed, 'episode')} by an earlier call" if done.resumed else ""
 
 
 # --- options of formats -----------------------------------------------------------------------------------------------
@@ -277,6 +330,8 @@ def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str
     found: dict[str, Any] = {}
     for item in given:
         name, equals, value = item.partition("=")
+        if name in RENAMED and name not in kinds:
+            raise typer.BadParameter(f"the option {name} is --{RENAMED[name]} now")
         if name not in kinds:
             known = ", ".join(f"{name}={kind.words}" for name, kind in kinds.items())
             raise typer.BadParameter(f"{scheme} has no option {name!r} here; it has {known or 'none'}")
@@ -301,8 +356,6 @@ def _kind(annotation: Any) -> _Kind:
         return _Kind("|".join(named), named.__getitem__)
     if annotation is bool:
         return _Kind("true|false", {"true": True, "false": False}.__getitem__)
-    if get_origin(annotation) is Mapping:
-        return _Kind("KEY:NAME,...", lambda text: dict(item.split(":", 1) for item in text.split(",")))
     if get_origin(annotation) is Sequence:
         return _Kind("NAME,...", lambda text: text.split(","))
     return {int: _Kind("INTEGER", int), float: _Kind("NUMBER", float), str: _Kind("TEXT", str)}[annotation]

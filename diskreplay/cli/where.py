@@ -45,6 +45,13 @@ PROPERTIES: Mapping[str, tuple[type, Read]] = {
     "start_time": (float, lambda episode: float(episode.times[0])),
     "end_time": (float, lambda episode: float(episode.times[-1])),
 }
+_OF_SOURCES = "total_reward", "length", "hidden_steps", "terminated", "truncated", "cut", "ended"
+SOURCE_PROPERTIES: Mapping[str, tuple[type, Read]] = {
+    **{name: PROPERTIES[name] for name in _OF_SOURCES},
+    "number": (float, operator.attrgetter("number")),
+}
+"""The properties of the episodes of a data set that is imported."""
+
 RIGHT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
     **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
@@ -70,10 +77,13 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
 _KINDS = {float: "a number", str: "a text"}
 
 
-def compile_where(expression: str, schema: Schema) -> Predicate:
+def compile_where(
+    expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
+) -> Predicate:
     """Return the function of an episode that an expression describes; it serves as any ``where`` does.
 
-    A value that an episode lacks compares false, and so does what is computed of it.
+    A value that an episode lacks compares false, and so does what is computed of it. ``properties`` are the names that
+    the episodes have besides their fields.
 
     Raises
     ------
@@ -83,7 +93,7 @@ def compile_where(expression: str, schema: Schema) -> Predicate:
     expression = expression.strip()
     try:
         tree = ast.parse(expression, mode="eval")
-        condition = _Compiler(expression, schema).condition(tree.body)
+        condition = _Compiler(expression, schema, properties).condition(tree.body)
     except SyntaxError as error:
         column = error.offset or len(expression)
         message, word = error.msg, "".join(re.findall(r"^\w+", (error.text or "")[column - 1 :]))
@@ -118,8 +128,8 @@ class _Term(NamedTuple):
 
 
 class _Compiler:
-    def __init__(self, expression: str, schema: Schema) -> None:
-        self._expression, self._fields = expression, schema.episode
+    def __init__(self, expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]]) -> None:
+        self._expression, self._fields, self._properties = expression, schema.episode, properties
 
     def condition(self, node: ast.expr) -> Read:
         """Compile what is true or false."""
@@ -178,11 +188,11 @@ class _Compiler:
     def _named(self, node: ast.expr) -> _Term:
         """Compile a property, or an episode field with the keys that lead to one number of it."""
         keys, base = self._keys(node)
-        if not keys and base in PROPERTIES:
-            return _Term(*PROPERTIES[base])
+        if not keys and base in self._properties:
+            return _Term(*self._properties[base])
         name, *keys = keys if base == FIELDS and keys else [base, *keys]
         if name not in self._fields:
-            known = ", ".join([*PROPERTIES, *self._fields])
+            known = ", ".join([*self._properties, *self._fields])
             if name in RIGHT_NAMES:
                 raise self._error(node, f"{name!r} is {RIGHT_NAMES[name]}")
             raise self._error(node, f"unknown name {name!r}; known are {known}")

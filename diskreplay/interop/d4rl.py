@@ -47,8 +47,9 @@ from diskreplay.interop.exchange.exporting import (
 )
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.lanes import differ, with_final
+from diskreplay.interop.exchange.progress import Progress
 
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
     import h5py

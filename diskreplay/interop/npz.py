@@ -40,7 +40,8 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_npz
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]

@@ -28,7 +28,8 @@ from diskreplay.interop.exchange.description import Description
 from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.foreign import foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.exchange.threads import read_ahead, write_behind
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
@@ -143,8 +144,9 @@ def export_dataset(
     SchemaError
         There is no such compression.
     """
-    check_option("compression", compression, (*_COMPRESSIONS, None))
-    made = Format({}, partial(_write, compression or "none"), marks_hidden=True)
+    kind = "none" if compression is None else compression
+    check_option("compression", kind, _COMPRESSIONS)
+    made = Format({}, partial(_write, kind), marks_hidden=True)
     return export_from(store_or_path, path, lambda *_: made, options, progress=progress, dry_run=dry_run)
 
 

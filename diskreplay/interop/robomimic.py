@@ -39,7 +39,8 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Skipped, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Skipped, Source, import_into
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 with MissingExtra.raised_for("a file of demonstrations", "d4rl"):

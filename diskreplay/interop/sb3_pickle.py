@@ -34,9 +34,10 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]

@@ -35,8 +35,9 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document, reading
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]

@@ -37,7 +37,8 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
 __all__ = ["export_dataset", "import_dataset"]

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ import zarr
 from rich.progress import Progress
 
 import diskreplay as dr
+from diskreplay.cli import console
 from diskreplay.interop import dreamer
+from diskreplay.interop.step_values import map_leaves
+from tests.cli.conftest import small_episode, write_small
 from tests.interop.exchange.test_options import pixels as write_pixels
-from tests.interop.round_trips import SCHEMES, content, make_store
+from tests.interop.round_trips import PLAIN, SCHEMES, content, make_store
 
 
 def test_a_store_goes_out_and_comes_back(run: Callable, tmp_path: Path) -> None:
@@ -81,12 +86,14 @@ def test_an_export_chooses_episodes_and_looks_for_what_is_lost_once(
 
     bars, add_task = [], Progress.add_task
     monkeypatch.setenv("FORCE_COLOR", "1")  # takes stderr for a terminal
-    monkeypatch.setattr(Progress, "add_task", lambda self, title, **rest: bars.append(title) or add_task(self, title))
+    monkeypatch.setattr(
+        Progress, "add_task", lambda self, title, **rest: bars.append(title) or add_task(self, title, **rest)
+    )
     monkeypatch.setattr(dreamer, "export_dataset", noted)
     shown = run("export", store, f"dreamer:{tmp_path / 'set'}", *options)
     is_dry = "--dry-run" in options
     assert (shown.code, "priority" in shown.out, called) == (0, True, [is_dry])
-    assert bars == ["Choosing episodes", *([] if is_dry else ["Exporting steps"])]
+    assert bars == ["Choosing episodes", *([] if is_dry else ["Exporting"])]
     assert (tmp_path / "set").exists() is not is_dry
 
 
@@ -97,9 +104,10 @@ def test_an_export_names_what_the_format_cannot_hold_before_it_begins(run: Calla
     assert shown.out.splitlines()[0].strip() == table
     assert "priority" in shown.out
     assert "no_final_obs" in shown.out
-    assert shown.out.splitlines()[-1] == f"exported  8 episodes of 40 steps  to {tmp_path / 'set'}"
+    amount, lost = "8 episodes of 40 steps", "not held: priority, ends, no_final_obs, schema"
+    assert shown.out.splitlines()[-1] == f"exported  {amount}  to {tmp_path / 'set'}; {lost}"
     would = run("export", store, f"dreamer:{tmp_path / 'other'}", "--dry-run").out
-    assert would.splitlines()[:-1] == shown.out.splitlines()[:-1]
+    assert would.splitlines() == [*shown.out.splitlines()[:-1], f"would be exported  {amount}; {lost}"]
     asked = run("export", store, f"npz:{tmp_path / 'all'}").out
     assert table not in asked
     (tmp_path / "b").mkdir()
@@ -151,7 +159,7 @@ def test_wrong_arguments_are_one_line(run: Callable, tmp_path: Path) -> None:
 
 def test_options_of_a_format_are_passed_on(run: Callable, tmp_path: Path) -> None:
     store = make_store(tmp_path / "a", "nested")
-    options = ("--option", "zarr_format=3", "--option", "names=obs/image:img,action/move:push")
+    options = ("--option", "zarr_format=3", "--rename", "obs/image=img,action/move=push")
     assert run("export", store, f"zarr_episodes:{tmp_path / 'set'}", *options).code == 0
     root = zarr.open_group(tmp_path / "set", mode="r")
     assert root.metadata.zarr_format == 3
@@ -167,11 +175,11 @@ def test_options_of_a_format_are_passed_on(run: Callable, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("format=3", "zarr_episodes has no option 'format' here; it has zarr_format=2|3, names=KEY:NAME,...|none"),
-        ("where=3", "zarr_episodes has no option 'where' here; it has zarr_format=2|3, names=KEY:NAME,...|none"),
+        ("format=3", "zarr_episodes has no option 'format' here; it has zarr_format=2|3"),
+        ("where=3", "zarr_episodes has no option 'where' here; it has zarr_format=2|3"),
         ("zarr_format=4", "the option is zarr_format=2|3, not 'zarr_format=4'"),
         ("zarr_format", "the option is zarr_format=2|3, not 'zarr_format'"),
-        ("names=a", "the option is names=KEY:NAME,...|none, not 'names=a'"),
+        ("names=a:b", "the option names is --rename now"),
     ],
 )
 def test_a_wrong_option_is_one_line(run: Callable, tmp_path: Path, given: str, said: str) -> None:
@@ -235,7 +243,7 @@ def test_the_options_of_a_command(run: Callable, tmp_path: Path) -> None:
         assert store.schema.obs["eye"]["top"].dtype == np.uint8
     for wrong, said in [
         (("--rename", "score"), "--rename is NAME=NAME,..., and 'score' is no pair"),
-        (("--where", "segment > 1"), "--where: an episode of a data set has no segment"),
+        (("--where", "segment > 1"), "--where: unknown name 'segment'; known are total_reward, length, "),
         (("--where", "lenth > 1"), "lenth"),
         (("--on-error", "ignore"), "on_error must be raise or skip, not 'ignore'"),
         (("--compression", "gzip"), "'gzip' is not zstd or zstd:LEVEL"),
@@ -274,3 +282,110 @@ def test_names_are_given_once_and_no_extra_fields_by_none(run: Callable, tmp_pat
     assert (twice.code, "--obs has a name twice: a=state,a=image" in twice.err) == (2, True)
     done = json.loads(run("import", *roles, "--obs", "state", "--extra", "", "--json").out)
     assert done["not_kept"] == ["image", "score"]
+
+
+# --- progress and the report ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_every_format_shows_episodes_bytes_and_the_time_that_is_left(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, is_terminal: bool
+) -> None:
+    pytest.importorskip(f"diskreplay.interop.{scheme}", reason=f"needs the libraries of {scheme}")
+    store, there = make_store(tmp_path / "a", "vectors", PLAIN * 4), f"{scheme}:{tmp_path / 'set.bin'}"
+    with dr.open(store) as opened:
+        episodes, steps = opened.num_episodes, len(opened)
+    monkeypatch.setattr(console, "SECONDS_A_LINE", 0.0)
+    if is_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # takes stderr for a terminal
+        monkeypatch.setenv("COLUMNS", "160")
+        render = console._Amounts.render
+        monkeypatch.setattr(
+            console._Amounts, "render", lambda self, task: shown.append(render(self, task)) or shown[-1]
+        )
+    for command in (("export", store, there), ("import", there, tmp_path / "b")):
+        shown: list[Any] = []
+        done = run(*command)
+        assert done.code == 0, done.err
+        lines = list(map(str, shown)) if is_terminal else done.err.splitlines()
+        said = rf"{episodes} of {episodes} episodes, (\S+) k?B of (\S+) k?B, 0.0 s left$"
+        (last,) = {match.groups() for line in lines if (match := re.search(said, line))}
+        assert last[0] == last[1]
+        assert all(line.startswith(f"diskreplay: {command[0]}ing: ") for line in lines) is not is_terminal
+        assert f"{episodes} episodes of {steps} steps" in done.out
+
+
+def test_an_interruption_is_one_line_that_says_how_to_go_on(
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "a", "vectors")
+
+    def interrupt(title: str) -> Any:
+        return nullcontext(StopAtEpisode(3))
+
+    whole = tmp_path / "set"
+    with monkeypatch.context() as patch:
+        patch.setattr(console, "transfer", interrupt)
+        assert run("export", store, f"npz:{whole}") == (130, "", f"diskreplay: interrupted; nothing is at {whole}\n")
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert run("export", store, f"npz:{whole}").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(console, "transfer", interrupt)
+        said = f"diskreplay: interrupted; the same command continues the import into {tmp_path / 'b'}\n"
+        assert run("import", f"npz:{whole}", tmp_path / "b") == (130, "", said)
+    assert "3 episodes by an earlier call" in run("import", f"npz:{whole}", tmp_path / "b").out
+    assert content(tmp_path / "b") == content(store)
+
+
+class StopAtEpisode:
+    """A report of amounts that interrupts the command after some episodes."""
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes = episodes
+
+    def __call__(self, done: Any, total: Any) -> None:
+        if done.episodes == self._episodes:
+            raise KeyboardInterrupt
+
+
+def test_the_last_line_of_an_export_lists_what_is_lost_rounded_and_left_out(run: Callable, tmp_path: Path) -> None:
+    write_small(tmp_path / "a")
+    with dr.open(tmp_path / "a", "a") as store, store.writer() as writer:
+        first = {part: tree for part, tree in small_episode(1).items() if part in ("obs", "action", "reward")}
+        row = {part: map_leaves(lambda rows: rows[0], tree) for part, tree in first.items()}
+        writer.append(**row, terminated=False, log_prob=0.0)
+        store.refresh()
+        options = ("--skip", "obs/state,episode/lr", "--dtype", "extra/log_prob=int8:unsafe")
+        done = run("export", tmp_path / "a", f"dreamer:{tmp_path / 'set'}", *options, "--rename", "obs/image=top")
+    lost = "episode/seed, episode/goal, ends, no_final_obs, schema"
+    assert done.out.splitlines()[-1].split("; ") == [
+        f"exported  6 episodes of 80 steps  to {tmp_path / 'set'}",
+        "1 open episode left out",
+        f"not held: {lost}",
+        "not exact: extra/log_prob",
+        "not kept: episode/lr, obs/state/0, obs/state/1",
+    ]
+
+
+def test_the_last_line_of_an_import_lists_what_was_skipped_and_left_out(run: Callable, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "a", "nested")
+    assert run("export", store, f"npz:{tmp_path / 'set'}").code == 0
+    (tmp_path / "set/episode-00000002.npz").write_bytes(b"damage")
+    options = ("--skip", "extra,obs/state", "--on-error", "skip", "--where", "number != 1 and length < 12")
+    done = run("import", f"npz:{tmp_path / 'set'}", tmp_path / "b", *options)
+    assert done.out.splitlines()[0].strip() == "left out"
+    assert done.out.splitlines()[-1].split("; ") == [
+        f"imported  6 episodes of 27 steps  to {tmp_path / 'b'}",
+        "1 left out",
+        "not kept: extra/hidden/h, extra/log_prob, obs/state/0, obs/state/1",
+    ]
+
+
+def test_compression_is_an_option_of_formats_that_have_it(run: Callable, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    store = make_store(tmp_path / "a", "images")
+    for name in ("zstd", "none"):
+        assert run("export", store, f"parquet:{tmp_path / name}", "--compression", name).code == 0
+    refused = run("export", store, f"npz:{tmp_path / 'set'}", "--compression", "zstd")
+    assert (refused.code, "npz has no option 'compression' here; it has none" in refused.err) == (2, True)

@@ -36,7 +36,8 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     with_hidden,
 )
-from diskreplay.interop.exchange.importing import Announced, Progress, import_notes
+from diskreplay.interop.exchange.importing import import_notes
+from diskreplay.interop.exchange.progress import Announced, Progress, Tally
 
 Where = Callable[[Episode], bool]
 
@@ -232,7 +233,7 @@ def export_from(
     make_format: MakeFormat,
     options: ExportOptions,
     *,
-    progress: Progress | None = None,
+    progress: Progress | Announced | None = None,
     dry_run: bool = False,
 ) -> Exported:
     """Write the ended episodes of a store to a new data set.
@@ -284,7 +285,7 @@ def export_from(
             read = _read(episodes, store.schema, hidden, made.not_held)
             with _draft(target) as draft:
                 plan = Plan(draft, schema, len(episodes), steps, noted)
-                made.write(plan, read if progress is None else _counted(read, steps, progress))
+                made.write(plan, _counted(read, Tally(progress, layout.schema, len(episodes), steps)))
     return exported
 
 
@@ -324,13 +325,11 @@ def _read(
         yield data.without_final_obs() if FINAL_OBS in not_held else data
 
 
-def _counted(episodes: Iterable[EpisodeData], total: int, progress: Progress) -> Iterator[EpisodeData]:
-    """Yield episodes, and report the steps of each when the next one is asked for."""
-    done = 0
+def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
+    """Yield episodes, and count each when the next one is requested."""
     for episode in episodes:
         yield episode
-        done += len(episode)
-        progress(done, total)
+        tally.add(len(episode))
 
 
 @contextmanager

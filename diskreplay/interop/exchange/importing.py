@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,29 +45,13 @@ from diskreplay.interop.exchange.episode_data import (
     is_part,
 )
 from diskreplay.interop.exchange.foreign import foreign, read_document, reading
-
-Progress = Callable[[int, int], None]
+from diskreplay.interop.exchange.progress import Announced, Progress, Tally, step_bytes
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
 # Notes of so many episodes are one document: all that a resumed import reads again.
 EPISODES_A_NOTE = 128
 # An import that cuts more often than once in so many steps warns.
 _STEPS_A_CUT = 10
-
-
-@dataclass
-class Announced:
-    """A progress that also receives what is planned, before the first episode is written.
-
-    That is a `Planned` of an import, and the `Exported` of an export.
-    """
-
-    announce: Callable[[Any], None]
-    report: Progress = lambda done, total: None
-
-    def __call__(self, done: int, total: int) -> None:
-        """Report progress, in steps."""
-        self.report(done, total)
 
 
 class Planned(NamedTuple):
@@ -198,7 +182,7 @@ class Imported:
 
 
 def import_into(
-    path: str | PathLike[str], source: Source, choice: Choice, progress: Progress | None = None
+    path: str | PathLike[str], source: Source, choice: Choice, progress: Progress | Announced | None = None
 ) -> Imported:
     """Append the chosen episodes of a data set to a new store, or those that an interrupted import left out.
 
@@ -287,7 +271,7 @@ def import_into(
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
     """Return what an import takes of the disk; an import that goes on takes no more than it has taken already."""
-    nbytes = source.steps * sum(leaf.row_bytes for leaf in schema.step_leaves.values())
+    nbytes = source.steps * step_bytes(schema)
     above = next(folder for folder in (path, *path.parents) if folder.is_dir())
     taken = sum(file.stat().st_blocks for file in path.rglob("*") if file.is_file()) * 512 if above == path else 0
     return Planned(source.episodes, source.steps, max(0, nbytes - taken), shutil.disk_usage(above).free)
@@ -320,13 +304,16 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
     return False, store.num_episodes
 
 
-def _append(store: Store, selection: "_Selection", begun: int, progress: Progress | None) -> tuple[int, int]:
+def _append(
+    store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None
+) -> tuple[int, int]:
     """Append the episodes behind those that are there; return how many, and their steps."""
     there, steps = store.episodes[:begun], 0
     # Episodes are found again by their number where all are taken, else by reading from the beginning.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
-    done = sum(map(len, there[:first]))
-    notes = _Notes(store)
+    source = selection.source
+    done = first, sum(map(len, there[:first]))
+    tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
     count = first
     with store.writer(durability="none") as writer:
         for episode, is_wanted in selection.episodes(first):
@@ -339,9 +326,7 @@ def _append(store: Store, selection: "_Selection", begun: int, progress: Progres
                     first_id, steps = _first_id(writer, episode), steps + len(episode)
                 notes.add(count, first_id, episode.notes)
                 count += 1
-            done += len(episode)
-            if progress is not None:
-                progress(done, selection.source.steps)
+            tally.add(len(episode))
         notes.flush()
     if count < begun:
         raise StoreExists(

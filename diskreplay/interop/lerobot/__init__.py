@@ -17,7 +17,8 @@ from diskreplay.interop.exchange.choosing import Choice, Options
 from diskreplay.interop.exchange.episode_data import FIELDS, FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
     DONE,

@@ -21,7 +21,8 @@ from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, Episode
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign, read_document
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.minari.arrow_files import INFOS, read_episodes
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
 from diskreplay.interop.minari.values import with_one_bound, without_texts

@@ -15,7 +15,8 @@ from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import ENDS, METADATA, NO_FINAL_OBS, NOTES, PRIORITY, SCHEMA
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Progress, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.progress import Progress
 
 with MissingExtra.raised_for("a data set of RLDS", "rlds"):
     from diskreplay.interop.rlds.features import NAME, feature_names

@@ -1,0 +1,74 @@
+"""Progress of imports and exports: a caller gets steps, and one that asks for it the plan, episodes and bytes, too."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from diskreplay import Schema
+
+Progress = Callable[[int, int], None]
+"""Called as ``progress(done, total)``, in steps."""
+
+
+class Amount(NamedTuple):
+    """Episodes, their steps, and the bytes of these steps without compression."""
+
+    episodes: int
+    steps: int
+    nbytes: int
+
+
+@dataclass
+class Announced:
+    """A progress that receives the plan before the first episode, and amounts.
+
+    The plan is a `Planned` of an import, and the `Exported` of an export.
+    """
+
+    announce: Callable[[Any], None]
+    report: Callable[[Amount, Amount], None] = lambda done, total: None
+
+
+class Tally:
+    """Counts episodes, and reports each.
+
+    Parameters
+    ----------
+    progress : callable or Announced, optional
+        The receiver.
+    schema : Schema
+        The schema of the steps.
+    episodes, steps : int
+        Their numbers in all.
+    done : tuple of int
+        The numbers of episodes and steps that an earlier call had done.
+    """
+
+    def __init__(
+        self,
+        progress: Progress | Announced | None,
+        schema: Schema,
+        episodes: int,
+        steps: int,
+        done: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._progress, self._step_bytes = progress, step_bytes(schema)
+        self._total, self._done = self._amount(episodes, steps), self._amount(*done)
+        if isinstance(progress, Announced):
+            progress.report(self._done, self._total)
+
+    def _amount(self, episodes: int, steps: int) -> Amount:
+        return Amount(episodes, steps, steps * self._step_bytes)
+
+    def add(self, steps: int) -> None:
+        """Count an episode of so many steps."""
+        self._done = self._amount(self._done.episodes + 1, self._done.steps + steps)
+        if isinstance(self._progress, Announced):
+            self._progress.report(self._done, self._total)
+        elif self._progress is not None:
+            self._progress(self._done.steps, self._total.steps)
+
+
+def step_bytes(schema: Schema) -> int:
+    """Return the bytes of a step without compression."""
+    return sum(leaf.row_bytes for leaf in schema.step_leaves.values())
