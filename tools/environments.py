@@ -246,18 +246,31 @@ def interpreters() -> Iterator[str]:
 
 
 class Resolver:
-    """Installs the lowest or the newest versions of requirements with uv. It never builds a package."""
+    """Installs the lowest or the newest versions of requirements with uv. It never builds a package.
 
-    def __init__(self, scratch: Path) -> None:
+    Parameters
+    ----------
+    scratch : Path
+        A folder for its files.
+    overrides : iterable of str
+        Requirements that replace the requirements of packages.
+    excludes : iterable of str
+        Names of packages that are not installed, though others need them.
+    """
+
+    def __init__(self, scratch: Path, overrides: Iterable[str] = (), excludes: Iterable[str] = ()) -> None:
         import uv  # nothing else needs it
 
         self._uv = uv.find_uv_bin()
         self._torch, self._no_torch = scratch / "torch.txt", scratch / "no-torch.txt"
         # Other builds take gigabytes. This one lies where PIP_FIND_LINKS says, or UV_TORCH_BACKEND=cpu finds it.
-        self._torch.write_text(f"torch=={pins()['torch']}+cpu\n")
+        self._torch.write_text("\n".join([f"torch=={pins()['torch']}+cpu", *overrides]))
+        excluded = scratch / "excluded.txt"
+        excluded.write_text("\n".join(excludes))
         self._no_torch.write_text("torch\n")
         places = os.environ.get("PIP_FIND_LINKS", "").split()
         self._options = ["--only-binary", ":all:", *(part for place in places for part in ("--find-links", place))]
+        self._options += ["--excludes", str(excluded)]
 
     def install(self, python: Path, requirements: Iterable[str], end: str, *, torch: bool = True) -> None:
         """Install requirements into the environment of a Python."""

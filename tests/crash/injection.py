@@ -216,8 +216,10 @@ def _die(work: Callable[[Tell], object], left: int, tell: Tell) -> None:
         work(tell)
 
 
-def in_child(work: Callable[[Tell], object]) -> Death:
+def in_child(work: Callable[[Tell], object], kill_after_s: float | None = None) -> Death:
     """Run ``work(tell)`` in a forked child; ``tell(x)`` sends what JSON can hold, and is known though the child dies.
+
+    With ``kill_after_s``, the child is killed by SIGKILL that many seconds after the first x that it sent.
 
     Raises
     ------
@@ -242,8 +244,15 @@ def in_child(work: Callable[[Tell], object]) -> Death:
             os._exit(code)
     os.close(writer)
     with open(reader, "rb") as pipe:
+        sent = pipe.readline()
+        if kill_after_s is not None:
+            kill = threading.Timer(kill_after_s, os.kill, (pid, signal.SIGKILL))
+            kill.start()
+        sent += pipe.read()
+        if kill_after_s is not None:
+            kill.join()  # until the call below, the process that it kills exists
         # A line that is cut off was not told.
-        lines = [json.loads(line) for line in pipe.read().split(b"\n")[:-1]]
+        lines = [json.loads(line) for line in sent.split(b"\n")[:-1]]
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status not in (0, -signal.SIGKILL):
         raise AssertionError(f"a child ended with {status}:\n" + "\n".join(x["failed"] for x in lines if "failed" in x))
