@@ -1,0 +1,70 @@
+"""Exports of a store while its writer appends: whole ended episodes, and a writer that never waits for them."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import diskreplay as dr
+from tests.interop.round_trips import NEEDS, PLAIN, SCHEMAS, SCHEMES, content, make_store, random_episode
+
+SCHEMA = SCHEMAS["vectors"]
+ENDED = sum(steps for steps, _, _ in PLAIN)
+
+
+def adapter(scheme: str) -> Any:
+    """Return the module of a format; the test is skipped without its library."""
+    if scheme in NEEDS:
+        pytest.importorskip(NEEDS[scheme], reason=f"needs {NEEDS[scheme]}")
+    return import_module(f"diskreplay.interop.{scheme}")
+
+
+def append_step(writer: dr.Writer, *, terminated: bool = False) -> None:
+    """Append a step to the running episode."""
+    writer.append(np.zeros(3), 1, 5.0, terminated, next_obs=np.zeros(3))
+
+
+@pytest.mark.parametrize("given", ["store", "path"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_export_during_a_recording_has_exactly_the_episodes_that_had_ended(
+    scheme: str, given: str, tmp_path: Path
+) -> None:
+    module, rng = adapter(scheme), np.random.default_rng(0)
+    ended = make_store(tmp_path / "ended", "", PLAIN, schema=SCHEMA)
+    module.export_dataset(ended, tmp_path / "expected")
+    with dr.create(tmp_path / "store", SCHEMA) as store, store.writer() as writer:
+        for each in PLAIN:
+            random_episode(SCHEMA, rng, *each).append_to(writer, SCHEMA)
+        append_step(writer)
+        store.refresh()
+        seen: list[int] = []
+
+        def record_on(done: int, _total: int) -> None:
+            """End the open episode, and begin another. In this thread a writer that waits would never return."""
+            append_step(writer, terminated=True)
+            append_step(writer)
+            seen.append(done)
+
+        source = store if given == "store" else tmp_path / "store"
+        exported = module.export_dataset(source, tmp_path / "set", progress=record_on)
+        assert (exported.episodes, exported.steps, exported.open_episodes) == (len(PLAIN), ENDED, 1)
+        assert seen[-1] == ENDED
+        store.refresh()
+        assert store.num_episodes == len(PLAIN) + len(seen) + 1
+        assert len(store) == ENDED + 1 + 2 * len(seen)
+    for name in ("expected", "set"):
+        module.import_dataset(tmp_path / name, tmp_path / f"{name}-back")
+    assert content(tmp_path / "set-back") == content(tmp_path / "expected-back")
+
+
+@pytest.mark.parametrize("scheme", ["npz", "lerobot"])
+def test_a_later_export_of_the_same_recording_adds_the_episodes_that_ended_since(scheme: str, tmp_path: Path) -> None:
+    module = adapter(scheme)
+    with dr.create(tmp_path / "store", SCHEMA) as store, store.writer() as writer:
+        for number in range(3):
+            append_step(writer, terminated=True)
+            append_step(writer)  # of the next episode
+            exported = module.export_dataset(tmp_path / "store", tmp_path / f"set-{number}")
+            assert (exported.episodes, exported.steps, exported.open_episodes) == (number + 1, 2 * number + 1, 1)
