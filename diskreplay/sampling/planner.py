@@ -155,6 +155,12 @@ class Target:
         return told
 
 
+def check_told(names: Sequence[str], distribution: Distribution) -> None:
+    """Refuse fields that a distribution does not tell of its draws."""
+    if "probability" in names and not distribution.tells_chances:
+        raise ValueError(f"fields names 'probability', and {distribution} does not tell the chances of its ids")
+
+
 class Planner:
     """Draws batches from a store. Not thread-safe: one sampler, under its lock.
 
@@ -226,8 +232,7 @@ class Planner:
 
     def _check_target(self, view: View, distribution: Distribution, limits: Limits) -> None:
         """Refuse a view or distribution that the sampler's arguments do not fit."""
-        if "probability" in self.tells and not distribution.tells_chances:
-            raise ValueError(f"fields names 'probability', and {distribution} does not tell the chances of its ids")
+        check_told(self.tells, distribution)
         limits.check(view, distribution)
 
     def _every_cursor(self) -> dict[str, Any]:
@@ -336,10 +341,10 @@ class Planner:
         entropy = int(self.rng.integers(1 << 62)) if target.random else None
         return Plan(snapshot, draw, size, entropy, target.tell(self.tells, draw.ids) if self.tells else None)
 
-    def tell_now(self, ids: Ints, snapshot: Snapshot) -> Told:
+    def tell_now(self, names: Sequence[str], ids: Ints, snapshot: Snapshot) -> Told:
         """Return the fields that say how these ids are drawn from a snapshot, 0 of those that cannot be."""
         self.target.population.refresh(snapshot)
-        told = self.target.tell(self.tells, ids)
+        told = self.target.tell(names, ids)
         if "probability" in told:
             told["probability"] *= self._share.contains(ids)
         return told

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import SegmentGone
 from diskreplay.sampling.batch import Batch
 from diskreplay.sampling.gatherer import Destination, Gathered, Gatherer
-from diskreplay.sampling.planner import ATTEMPTS, Plan, Planner
+from diskreplay.sampling.planner import ATTEMPTS, Plan, Planner, check_told
 from diskreplay.sampling.transforms import Pipeline, Transform
 from diskreplay.schema.schema import Schema
 from diskreplay.store.store import Store
@@ -96,23 +96,29 @@ class Makers:
         self._pipeline = Pipeline([(one, one.bind(schema, view)) for one in transforms])
         self.gatherer = Gatherer(*arguments, threads=copy_threads(reserved=0), pipeline=self._pipeline)
         self.prefetcher: Prefetcher | None = None
-        self.view, self.item_steps = view, view.item_steps
+        self.view, self.item_steps, self._destination = view, view.item_steps, destination
         self.planned = 1
         if prefetch and view.prefetchable and _is_large(self.gatherer, size):
             # Beside the trainer, which has use for a processor.
             ahead = Gatherer(*arguments, threads=copy_threads(reserved=1), pipeline=self._pipeline)
             self.prefetcher, self.planned = Prefetcher(ahead), 1 + prefetch
 
-    def batch_of(self, ids: NDArray[np.int64], store: Store, planner: Planner) -> Batch:
+    def batch_of(
+        self, ids: NDArray[np.int64], store: Store, planner: Planner, fields: Sequence[str] | None = None
+    ) -> Batch:
         """Return the batch of exactly these ids, as they are stored, once more if a segment was evicted meanwhile."""
-        reader = self.gatherer.reader
+        gatherer = self.gatherer
+        if fields is not None:
+            gatherer = Gatherer(self.view, store.schema, fields, self._destination)
+        reader, drawn = gatherer.reader, list(gatherer.drawn)
+        check_told(drawn, planner.target.distribution)
         for _ in range(ATTEMPTS):
             try:
                 snapshot = store.snapshot
                 if not reader.fill_checks or len(snapshot.evictions):
                     reader.check(snapshot, ids)
-                told = planner.tell_now(ids, snapshot) if planner.tells else None
-                return self.gatherer.to_batch(self.gatherer.gather(snapshot, ids, told=told))
+                told = planner.tell_now(drawn, ids, snapshot) if drawn else None
+                return gatherer.to_batch(gatherer.gather(snapshot, ids, told=told))
             except SegmentGone:
                 store.refresh()  # which makes an evicted id an InvalidIndex
         raise SegmentGone("segments were evicted faster than they could be read")

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from diskreplay.device_tensors import fetched
 from diskreplay.distributions.base import Distribution
 from diskreplay.distributions.number_arguments import int_argument
-from diskreplay.errors import Closed, RateLimited, ReplayError, SegmentGone
+from diskreplay.errors import Closed, NotEnoughData, RateLimited, ReplayError, SegmentGone
 from diskreplay.kernels.table import of_sampler
 from diskreplay.reading.episodes import Episode
 from diskreplay.sampling.arguments import (
@@ -64,20 +64,39 @@ class Statistics:
 
     ``batches`` and ``steps`` were delivered, by the run that is resumed too; ``planning`` and ``elsewhere`` are seconds
     in which batches were planned, and between the calls. The first batch was asked for at ``first``, the last one was
-    delivered at ``last``: readings of one clock in seconds, 0 before.
+    delivered at ``last``: readings of one clock in seconds, 0 before. ``ids`` are of the last batch.
     """
 
     def __init__(self) -> None:
         self.planning = self.elsewhere = 0.0
         self.first = self.last = 0.0
         self.batches = self.steps = self._steps_before = 0
+        self.ids: NDArray[np.int64] | None = None
         self._kept: Counter[str] = Counter()
+
+    def add(self, ids: NDArray[np.int64], steps: int, started: float, planned: float) -> None:
+        """Count a batch that is delivered now: its call began at `started`, and it was planned at `planned`."""
+        if not self.first:
+            self.first = self.last = started
+        self.batches += 1
+        self.steps += steps
+        self.planning += planned - started
+        self.elsewhere += started - self.last
+        self.ids = ids
+        self.last = perf_counter()
 
     def resumed(self, batches: int, steps: int) -> "Statistics":
         """Return statistics that count on from the counts of another run."""
         new = copy(self)
         new.batches, new.steps, new._steps_before, new.first, new.last = batches, steps, steps, 0.0, 0.0
+        new.ids = None
         return new
+
+    def last_ids(self) -> NDArray[np.int64]:
+        """Return the ids of the last batch; NotEnoughData before there is one."""
+        if self.ids is None:
+            raise NotEnoughData("no batch was delivered yet: draw one first, or give ids")
+        return self.ids
 
     def keep(self, seconds: Mapping[str, float]) -> None:
         """Add to what `report` is given later."""
@@ -284,7 +303,7 @@ class Sampler(IterableDataset[Batch]):
         return Makers(view, self._store.schema, *arguments)
 
     def _set_makers(self, makers: Makers) -> None:
-        self._view, self._makers = makers.view, makers
+        self._view, self._makers, self._statistics.ids = makers.view, makers, None
         self._sizes = self._sizes[:1] * makers.planned
 
     def _expect(self, size: int) -> None:
@@ -302,6 +321,11 @@ class Sampler(IterableDataset[Batch]):
 
     def __repr__(self) -> str:
         return f"{self._planner.target.active} over {self.view}"
+
+    @property
+    def store(self) -> Store:
+        """The store that it draws from: the one given, or the one opened at a path."""
+        return self._store
 
     @property
     def view(self) -> View:
@@ -457,40 +481,39 @@ class Sampler(IterableDataset[Batch]):
                 plan.gathered = None
                 raise
             payments.paid = 0
-            counts = self._statistics
-            if not counts.first:
-                counts.first = counts.last = started
-            counts.batches += 1
-            counts.steps += steps
-            counts.planning += planned - started
-            counts.elsewhere += started - counts.last
-            counts.last = perf_counter()
+            self._statistics.add(ids, steps, started, planned)
             planner.delivered(plan)
             return batch
         planner.rewind()
         raise SegmentGone("segments were evicted faster than they could be read")
 
-    def gather(self, ids: Any) -> Batch:
+    def gather(self, ids: Any = None, fields: Sequence[str] | None = None) -> Batch:
         """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
 
         Nothing is transformed or relabelled.
 
         Parameters
         ----------
-        ids : array_like of int or Tensor
-            Ids, one axis.
+        ids : array_like of int or Tensor or None
+            Ids, one axis. None: the ids of the last delivered batch, as of the store's current snapshot.
+        fields : sequence of str or None
+            The fields of this batch, named as for `Sampler`. None: the fields of the sampler's batches.
 
         Raises
         ------
         InvalidIndex
             An id never existed, was evicted, or cannot be sampled with this view.
+        NotEnoughData
+            `ids` is None, and no batch was delivered since the sampler was made, loaded, or had its view set.
         """
-        wanted = ids_argument(ids)
+        wanted = None if ids is None else ids_argument(ids)
         with self._lock:
             self._check_open()
-            if self._refresh:
+            if wanted is None:
+                wanted = self._statistics.last_ids()
+            elif self._refresh:
                 self._store.refresh()
-            return self._makers.batch_of(wanted, self._store, self._planner)
+            return self._makers.batch_of(wanted, self._store, self._planner, fields)
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
         """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.

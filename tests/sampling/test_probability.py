@@ -186,3 +186,39 @@ def test_a_distribution_that_does_not_tell_chances_is_refused(store: dr.Store) -
             sampler.distribution = Untold()
         assert type(sampler.distribution) is dr.Uniform
         assert np.isnan(sampler.sample().priority_sum.numpy()).all()
+    with dr.Sampler(store, dr.Transitions(), Untold(), batch_size=4) as sampler:
+        sampler.sample()
+        with pytest.raises(ValueError, match="fields names 'probability', and Uniform.. does not tell"):
+            sampler.gather(fields=["probability"])
+
+
+def test_gather_gives_the_fields_that_it_is_asked_for(store: dr.Store) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(2), dr.Prioritized(), batch_size=8, seed=0, fields=("obs",))
+    batch = sampler.sample()
+    sampler.update_priorities(batch.index[:4], [2.0, 3.0, 4.0, 5.0])
+    full = dr.Sampler(store, dr.Transitions(2), batch_size=8, fields=("reward", "step")).gather(batch.index)
+    found = sampler.gather(fields=("reward", "step", "probability", "priority_sum"))
+    assert found.index.equal(batch.index)
+    assert found.reward.equal(full.reward)
+    assert found.step.equal(full.step)
+    chances = dict(zip(found.index.tolist(), found.probability.tolist(), strict=True))
+    assert len(set(chances.values())) > 1
+    assert sampler.gather(sampler.ids(), ["probability"]).probability.sum().item() == pytest.approx(1)
+    assert found.priority_sum.tolist() == [sampler.stats()["priority_sum"]] * 8
+    assert set(sampler.sample()) == {"obs", "index", "weight"}
+    with pytest.raises(ValueError, match="nothing"):
+        sampler.gather(fields=["nothing"])
+
+
+def test_gather_does_not_change_what_is_drawn(store: dr.Store) -> None:
+    batches = []
+    for asked in (False, True):
+        sampler = dr.Sampler(store, dr.Transitions(2), dr.Prioritized(), batch_size=8, prefetch=1, seed=0)
+        drawn = []
+        for _ in range(4):
+            drawn.append(sampler.sample().index.tolist())
+            if asked:
+                sampler.gather(fields=["reward", "probability"])
+        assert sampler.stats()["batches"] == 4
+        batches.append(drawn)
+    assert batches[0] == batches[1]

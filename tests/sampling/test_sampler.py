@@ -176,6 +176,44 @@ def test_gather_gives_exactly_these_ids_in_their_order(store: Store) -> None:
     assert sampler.gather(sorted(store.snapshot.model)[3:5]).index.tolist() == sorted(store.snapshot.model)[3:5]
 
 
+def test_gather_without_ids_gives_the_last_batch_that_was_delivered(store: Store) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(2), batch_size=8, prefetch=2, seed=0)
+    for size in (None, 8, 3):
+        batch = sampler.sample(size)
+        again = sampler.gather()
+        assert again.keys() == batch.keys()
+        assert all(again[name].equal(batch[name]) for name in batch.keys())  # noqa: SIM118
+
+
+def test_gather_without_ids_does_not_look_for_new_steps() -> None:
+    store = Store(snapshot_of([5]), [snapshot_of([5]), snapshot_of([30])])
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0)
+    index, looked = sampler.sample().index, store.snapshot
+    assert sampler.gather().index.equal(index)
+    assert store.snapshot is looked
+    sampler.gather(index)
+    assert store.snapshot is not looked
+
+
+def test_gather_without_ids_needs_a_batch_of_the_view_and_of_this_run(store: Store) -> None:
+    sampler = dr.Sampler(store, dr.Transitions(), batch_size=8, seed=0)
+    state = sampler.state_dict()
+
+    def set_view() -> None:
+        sampler.view = dr.Transitions(2)
+
+    for change in (lambda: None, set_view, lambda: sampler.load_state_dict(state)):
+        change()
+        with pytest.raises(dr.NotEnoughData, match=r"^no batch was delivered yet: draw one first, or give ids$"):
+            sampler.gather()
+        sampler.sample()
+        assert sampler.gather().batch_size == 8
+
+
+def test_a_sampler_names_its_store(store: Store) -> None:
+    assert dr.Sampler(store, dr.Transitions()).store is store
+
+
 @pytest.mark.parametrize("ids", [[5], [-1], [[2 << 35]], [0.5], np.array([2**64 - 1], np.uint64), ["a"]])
 def test_gather_refuses_what_is_no_id(store: Store, ids: Any) -> None:
     with pytest.raises(dr.InvalidIndex):
