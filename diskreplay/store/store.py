@@ -362,6 +362,7 @@ class Store:
         progress: Callable[[int, int], None] | None = None,
         *,
         dry_run: bool = False,
+        only_compress: bool = False,
     ) -> dict[str, int]:
         """Merge sealed segments into packs while others write, read and evict, and return what was done.
 
@@ -383,6 +384,8 @@ class Store:
             ``progress(done, total)`` is called now and then, with bytes on disk.
         dry_run : bool
             Change nothing, and return what would be merged, with ``bytes_after`` 0.
+        only_compress : bool
+            Only segments that are to be compressed are put into packs. Other segments, and packs, are not copied.
 
         Returns
         -------
@@ -410,7 +413,7 @@ class Store:
 
         level = self._root.compression if compression is None else compression_level(compression)
         retention = Retention(self._root, self._counters) if dry_run else self._retention
-        compaction = Compaction(self._root, self._counters, retention, level)
+        compaction = Compaction(self._root, self._counters, retention, level, only_compress=only_compress)
         done = compaction.plan() if dry_run else compaction.run(progress)
         follower.refresh()
         return done._asdict()

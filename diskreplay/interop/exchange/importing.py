@@ -7,10 +7,11 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -18,13 +19,15 @@ from diskreplay import (
     Episode,
     Field,
     FormatError,
+    ReplayError,
     Schema,
     SchemaError,
     StorageFull,
     Store,
     StoreExists,
-    Writer,
+    StoreLocked,
     create,
+    open as open_store,
 )
 from diskreplay.interop.exchange.choosing import Choice, Layout, SourceEpisode, lay_out
 from diskreplay.interop.exchange.episode_data import (
@@ -50,14 +53,17 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
 # Notes of so many episodes are one document: all that a resumed import reads again.
 EPISODES_A_NOTE = 128
+# The least bytes of a segment of a compressed import, and the most segments. The background merges more packs than
+# that, which takes their disk space twice.
+_LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import that cuts more often than once in so many steps warns.
 _STEPS_A_CUT = 10
 
 
 class Planned(NamedTuple):
-    """An import before it begins: the episodes and steps of the data set, and their bytes without compression.
+    """An import before it begins: the episodes of the data set, the steps to come, and their bytes without compression.
 
-    Those that a predicate leaves out are counted. ``free`` are the bytes that the disk has.
+    Episodes that a predicate leaves out are counted. ``free`` are the bytes that the disk has.
     """
 
     episodes: int
@@ -255,7 +261,7 @@ def import_into(
                 "exported store. The format npz holds everything",
                 stacklevel=3,  # the caller of an adapter's `import_dataset`
             )
-        episodes, steps = _append(store, selection, begun, progress)
+        episodes, steps = _append(store, selection, begun, progress, choice.compression is not None)
         left_out = {_SKIPPED: [list(each) for each in selection.skipped]} if selection.skipped else {}
         store.write_note(NOTE, {**store.read_note(NOTE), COMPLETE: True, **left_out})
         return Imported(
@@ -270,11 +276,13 @@ def import_into(
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return what an import takes of the disk; an import that goes on takes no more than it has taken already."""
-    nbytes = source.steps * step_bytes(schema)
+    """Return the steps that no earlier call has appended, and their bytes."""
+    steps = source.steps
+    with suppress(ReplayError), open_store(path) as store:
+        is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
+        steps = 0 if is_complete else max(0, steps - sum(map(len, store.episodes)))
     above = next(folder for folder in (path, *path.parents) if folder.is_dir())
-    taken = sum(file.stat().st_blocks for file in path.rglob("*") if file.is_file()) * 512 if above == path else 0
-    return Planned(source.episodes, source.steps, max(0, nbytes - taken), shutil.disk_usage(above).free)
+    return Planned(source.episodes, steps, steps * step_bytes(schema), shutil.disk_usage(above).free)
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
@@ -305,7 +313,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 
 
 def _append(
-    store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None
+    store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
     """Append the episodes behind those that are there; return how many, and their steps."""
     there, steps = store.episodes[:begun], 0
@@ -315,15 +323,15 @@ def _append(
     done = first, sum(map(len, there[:first]))
     tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
     count = first
-    with store.writer(durability="none") as writer:
+    nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
+    with _Segments(store, nbytes if is_compressed else None) as segments:
         for episode, is_wanted in selection.episodes(first):
             if is_wanted:
                 if count < begun:
                     _check_same(store, there[count], episode, count)
                     first_id = int(there[count].ids[0])
                 else:
-                    episode.append_to(writer, store.schema)
-                    first_id, steps = _first_id(writer, episode), steps + len(episode)
+                    first_id, steps = segments.append(episode), steps + len(episode)
                 notes.add(count, first_id, episode.notes)
                 count += 1
             tally.add(len(episode))
@@ -420,8 +428,46 @@ def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int)
             )
 
 
-def _first_id(writer: Writer, episode: EpisodeData) -> int:
-    return writer.last_id - len(episode) + 1
+class _Segments:
+    """The segments of an import. With compression, each is compressed before the next one begins.
+
+    The disk then holds the compressed steps, one segment as it was written, and its pack.
+
+    Parameters
+    ----------
+    store : Store
+        The store.
+    most_bytes : int or None
+        The bytes of a segment without compression. None: segments are not compressed, and as long as the store's.
+    """
+
+    def __init__(self, store: Store, most_bytes: int | None) -> None:
+        self._store, self._most_bytes, self._step_bytes = store, most_bytes, step_bytes(store.schema)
+        self._nbytes, self._writer = 0, store.writer(durability="none")
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the last segment; it is compressed unless the block failed."""
+        self._writer.close()
+        if kind is None and self._most_bytes is not None:
+            self._compress()
+
+    def append(self, episode: EpisodeData) -> int:
+        """Append an episode, and return the id of its first step."""
+        if self._most_bytes is not None and self._nbytes >= self._most_bytes:
+            self._writer.close()
+            self._compress()
+            self._nbytes, self._writer = 0, self._store.writer(durability="none")
+        episode.append_to(self._writer, self._store.schema)
+        self._nbytes += len(episode) * self._step_bytes
+        return self._writer.last_id - len(episode) + 1
+
+    def _compress(self) -> None:
+        with suppress(StoreLocked):  # another process compacts the store; a later call takes the rest
+            self._store.compact(only_compress=True)
 
 
 class _Notes:

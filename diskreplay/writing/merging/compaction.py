@@ -66,8 +66,18 @@ class Candidate(NamedTuple):
 class Compaction:
     """Compacts one store. Not thread-safe; any number of processes may compact a store, one at a time does."""
 
-    def __init__(self, root: Root, counters: StoreCounters, retention: Retention, level: int | None) -> None:
+    def __init__(
+        self,
+        root: Root,
+        counters: StoreCounters,
+        retention: Retention,
+        level: int | None,
+        *,
+        only_compress: bool = False,
+    ) -> None:
+        """Compact segments, or ``only_compress`` those that are not compressed."""
         self._root, self._counters, self._retention, self._level = root, counters, retention, level
+        self._only_compress = only_compress
 
     def run(self, progress: Progress | None = None) -> Compacted:
         """Merge all segments that can be merged; see `Store.compact`."""
@@ -135,7 +145,8 @@ class Compaction:
         found = []
         for info in infos:
             # What was compressed by an argument of a call would be decompressed by another without it.
-            if info.number in current and (self._level is not None or not info.compressed):
+            is_wanted = self._compresses(info) or not (self._only_compress or (info.compressed and self._level is None))
+            if info.number in current and is_wanted:
                 try:
                     rows = int(read_lane_counter(f"{info.path}/{layout.COMMITTED}", len(info.lanes)).sum())
                 except DAMAGE:

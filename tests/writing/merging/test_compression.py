@@ -52,6 +52,29 @@ def test_fields_of_at_least_256_bytes_are_compressed(tmp_store: Path, given: Any
     assert dr.open(tmp_store).verify(deep=True) == []
 
 
+def test_segments_are_compressed_without_copying_packs(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA, compression="zstd", compaction="manual") as store:
+        for count in (1, 2):
+            fill(store)
+            assert store.compact(dry_run=True, only_compress=True)["segments"] == 1
+            done = store.compact(only_compress=True)
+            assert (done["segments"], done["steps"]) == (1, 30)
+            assert [each["merged"] for each in store.info()["segments"]] == [1] * count
+        assert store.compact(only_compress=True)["segments"] == 0
+        assert store.verify(deep=True) == []
+        assert store.compact()["segments"] == 2
+
+
+def test_segments_without_wide_fields_are_not_put_into_packs_to_be_compressed(tmp_store: Path) -> None:
+    narrow = dr.Schema(dr.Field((4,), "float32"), dr.Field((), "int64"))
+    with dr.create(tmp_store, narrow, compression="zstd", compaction="manual") as store:
+        for _ in range(2):
+            with store.writer() as writer:
+                writer.append_episode(np.zeros((4, 4), "f4"), np.zeros(3, int), np.ones(3), terminated=True)
+        assert store.compact(only_compress=True)["segments"] == 0
+        assert store.compact()["segments"] == 2
+
+
 @pytest.mark.parametrize(
     "given", ["gzip", ("zstd", 0), ("zstd", 23), ("zstd", None), ("zstd", 1.5), 3, ("zstd",)], ids=str
 )
