@@ -204,7 +204,9 @@ class _BoundedStore(WrapperStore[Any]):
         layout = self.layouts.get("/".join(key.split("/")[:2]))
         is_chunk = layout is not None and byte_range is None and not key.endswith(_DOCUMENTS)
         if found is not None and layout is not None and is_chunk and not layout.may_unpack(found.to_bytes()):
-            raise FormatError(f"{self._file}: the chunk {key} unpacks to more than {layout.chunk_nbytes} bytes")
+            raise FormatError(
+                f"{self._file}: the chunk {key} is cut, or unpacks to more than {layout.chunk_nbytes} bytes"
+            )
         return found
 
 

@@ -38,7 +38,7 @@ _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
 # A packed chunk takes at most twice its bytes and this much.
 _OVERHEAD = 64 << 10
-_ZSTD_BLOCK, _CHECKSUMS = 128 << 10, 64
+_ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 128 << 10, 16, 64
 
 
 class Layout(NamedTuple):
@@ -60,12 +60,13 @@ class Layout(NamedTuple):
     most: int
 
     def may_unpack(self, data: bytes) -> bool:
-        """Tell whether a chunk unpacks to no more than it may, without unpacking more than that."""
+        """Tell whether a chunk is whole and unpacks to no more than it may, without unpacking more than that."""
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
             return False
-        if self.compressor == "blosc":
-            return int.from_bytes(data[4:8], "little") <= most
+        if self.compressor == "blosc":  # it reads as many packed bytes as its header says, though they end before
+            is_whole = len(data) >= _BLOSC_HEADER and int.from_bytes(data[12:16], "little") <= len(data)
+            return is_whole and int.from_bytes(data[4:8], "little") <= most
         if self.compressor == "lz4":
             return int.from_bytes(data[:4], "little") <= most
         if self.compressor == "zstd":
