@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, Schema, SchemaError
+from diskreplay import Field, FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     EXTRA,
@@ -217,6 +217,8 @@ class Layout:
         ------
         SchemaError
             A dtype that was asked for cannot hold a value.
+        FormatError
+            An episode field is a nest, and lacks some of its values.
         """
         count = len(episode)
         steps = {new: episode.steps[old] for old, new in self.paths.items() if old in episode.steps}
@@ -230,6 +232,10 @@ class Layout:
             made[REWARD] = np.zeros(count, self.schema.reward.dtype)
         made[REWARD] = made[REWARD].reshape(count)
         fields = {path: self._cast(what, path, value) for path, value in given.items()}
+        for path in self.schema.leaves:
+            name = path.split("/")[1] if is_part(path, FIELDS) and path not in fields else ""
+            if name and any(is_part(other, f"{FIELDS}/{name}") for other in fields):
+                raise FormatError(f"{what} has no {path}, and has other values of {name!r}")
         return replace(episode, steps=made, fields=fields)
 
     def _cast(self, what: str, path: str, values: Any) -> NDArray[Any]:

@@ -55,24 +55,32 @@ def foreign(place: Path) -> Iterator[int]:
 def reading(name: Path | str) -> Iterator[None]:
     """Raise FormatError for every error that damaged data causes in a block; others as they are.
 
-    Errors of this package, missing libraries, and errors of the disk or of permissions are no fault of the data.
+    Errors of this package, missing libraries, and errors of the disk or of permissions are no fault of the data. An
+    error of this package becomes one printable line, which names the data set where a path is given.
     """
     try:
         yield
     except ImportError:
         raise
     except ReplayError as error:
-        if "\n" not in str(error):
+        line, place = _line(error), _line(name)
+        if isinstance(name, Path) and place not in line:
+            line = f"{place}: {line}"
+        if line == str(error):
             raise
-        raise type(error)(_line(error)) from error  # with the words of a library
+        raise type(error)(line) from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             raise
         raise FormatError(f"{name} cannot be read: {_reason(error)}; get an undamaged copy of it") from error
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _line(text: object) -> str:
+    """Return a text in one line; names in a data set, and words of a library, may have any character."""
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(line.split()))
 
 
 def _reason(error: Exception) -> str:

@@ -47,7 +47,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.foreign import foreign, read_document, reading
+from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_document, reading
 from diskreplay.interop.exchange.progress import Announced, Progress, Tally, step_bytes
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
@@ -224,7 +224,8 @@ def import_into(
         Many episodes are cut. Or an earlier release kept values of the data set in a side folder, which is not read; a
         call that appends nothing does not warn of it.
     """
-    layout = source.lay_out(choice)
+    with reading(source.place):
+        layout = source.lay_out(choice)
     not_kept = [*source.not_kept, *layout.not_kept]
     schema = source.schema or layout.schema
     side, names = ignored_values(source.export_path or source.place, source.format, schema, source.metadata)
@@ -370,20 +371,19 @@ class _Selection:
     def episodes(self, first: int) -> Iterator[tuple[EpisodeData, bool]]:
         """Yield the episodes from number ``first`` on, and whether the caller wants each."""
         where, schema = self._choice.where, self._layout.schema
-        for position, episode in self._readable(first):
+        for position, made in self._readable(first):
             number = self.source.number_of(position)
-            made = self._layout.apply(f"episode {number}", episode)
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
-        """Yield the episodes that can be read; whatever damage makes of reading them is a FormatError."""
+        """Yield the episodes that can be read and fit; whatever damage makes of reading them is a FormatError."""
         number = first
         while number < self.source.episodes:
             try:
-                with reading(self.source.name):
+                with reading(self.source.place):
                     for episode in self.source.read(number, self._layout.paths):
                         _check_whole(self.source, number, episode, self._layout.paths)
-                        yield number, episode
+                        yield number, self._layout.apply(f"episode {self.source.number_of(number)}", episode)
                         number += 1
                     if number < self.source.episodes:
                         raise FormatError(
@@ -411,6 +411,9 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
     for path, shape in shapes.items():
         if path in paths and shape != leaves[path].shape:
             raise SchemaError(f"episode {number} of {name} has {path} of shape {shape}, and not {leaves[path].shape}")
+    for path, values in {**episode.steps, **episode.fields}.items():
+        if path in paths and (dtype := np.asarray(values).dtype).kind not in NUMBERS:
+            raise SchemaError(f"episode {number} of {name} has {path} of the dtype {dtype}, which is no number")
 
 
 def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int) -> None:

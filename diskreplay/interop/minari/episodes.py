@@ -91,6 +91,8 @@ class Layout:
                 del left[name]
             else:
                 steps[path] = np.zeros((count, *leaf.shape), leaf.dtype)
+                if has_reset:  # or its nest would lack a value
+                    fields[reset] = np.zeros(leaf.shape, leaf.dtype)
                 absent += [name]
         notes: dict[str, Json] = {_ABSENT: absent} if absent else {}
         if left:
