@@ -1,7 +1,10 @@
 """What the documents show runs, and what they point to exists."""
 
 import multiprocessing
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,17 @@ def test_the_snippets_of_a_page_run_one_after_the_other(tmp_path, processes, pag
     missing = set().union(*(snippet.missing() for snippet in snippets.snippets(page)))
     if missing:
         pytest.skip(f"ran all but what needs {', '.join(sorted(missing))}")
+
+
+@pytest.mark.slow(turns=4)
+def test_the_lines_of_the_readme_run_with_every_warning_an_error(tmp_path):
+    code = "\n".join(each.code for each in snippets.snippets(REPOSITORY / "README.md") if each.language == "python")
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr  # one at exit changes no exit code
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
