@@ -1,7 +1,7 @@
 """An experience replay store on disk that a PyTorch trainer samples as if it were in memory.
 
-Everything public is a name of this package. A name's module is imported when the name is first used, so that a
-process that only collects experience loads neither torch nor numba.
+Every public name is a name of this package. A name's module is imported when the name is first used. So a process that
+only collects experience loads neither torch nor numba.
 """
 
 from importlib import import_module
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# name -> module that defines it; the imports above say the same to type checkers, a test compares the two
+# name -> the module that defines it; the imports above tell type checkers the same, and a test compares the two
 _MODULES = {
     "Batch": "diskreplay.sampling.batch",
     "BufferFull": "diskreplay.errors",
@@ -147,7 +147,7 @@ def _can_be_imported(name: str) -> bool:
 
 def __getattr__(name: str) -> object:
     if name == "__all__":
-        # `from diskreplay import *` leaves out a name whose library is missing. `diskreplay.NAME` says what to install.
+        # `from diskreplay import *` leaves out names whose library is missing. `diskreplay.NAME` says what to install.
         return ["__version__", *filter(_can_be_imported, _MODULES)]
     if name not in _MODULES:
         raise AttributeError(f"module 'diskreplay' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Checks of the numbers that a store is created with."""
+"""Checks of the arguments with which a store is created."""
 
 import sys
 from typing import Any
@@ -11,27 +11,27 @@ from diskreplay.segments.shards import zstd
 
 
 def check_count(name: str, value: Any, least: int, most: int | None) -> None:
-    """Refuse what is no whole number in its bounds; None is fine."""
+    """Raise ValueError for anything but a whole number in its bounds, or None."""
     if value is None:
         return
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise ValueError(f"{name} is a whole number, not {value!r}")
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
     if value < least or (most is not None and value > most):
         raise ValueError(f"{name} is {value}; it must be at least {least}" + (f" and at most {most}" if most else ""))
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Refuse what is no finite number above 0; None is fine."""
+    """Raise ValueError for anything but a finite number above 0, or None."""
     if value is None:
         return
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
-        raise ValueError(f"{name} is a number of seconds, not {value!r}")
+        raise ValueError(f"{name} must be a number of seconds, not {value!r}")
     if not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} is {value}; it must be more than 0 and finite")
 
 
 def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits:
-    """Return what a store keeps at most, or raise ValueError."""
+    """Return the limits of a store; ValueError if one is invalid."""
     check_count("capacity", capacity, 1, None)
     check_count("capacity_bytes", capacity_bytes, 1, None)
     check_seconds("max_age_s", max_age_s)
@@ -39,22 +39,22 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
 
 
 def compression_level(value: Any) -> int | None:
-    """Return the level of zstd that an argument names, None for no compression.
+    """Return the zstd level of an argument; None for no compression.
 
-    Raises ValueError where it names none, MissingExtra where zstandard is not installed.
+    Raises ValueError if the argument is invalid, MissingExtra if zstandard is not installed.
     """
     if value is None:
         return None
     name, level = value if isinstance(value, tuple) and len(value) == 2 else (value, layout.ZSTD_LEVELS[0])
     if name != "zstd":
-        raise ValueError(f'compression is "zstd", ("zstd", level) or None, not {value!r}')
+        raise ValueError(f'compression must be "zstd", ("zstd", level) or None, not {value!r}')
     if level is None:
-        raise ValueError(f"the level of zstd is a whole number, not {level!r}")
+        raise ValueError(f"the level of zstd must be a whole number, not {level!r}")
     check_count("the level of zstd", level, *layout.ZSTD_LEVELS)
     zstd()
     return int(level)
 
 
 def as_int(value: Any) -> int | None:
-    """Return a whole number as Python's own."""
+    """Return a whole number as a Python int."""
     return None if value is None else int(value)

@@ -1,4 +1,4 @@
-"""JSON of files and saved states, which is refused before it is parsed if it is nested too deeply."""
+"""JSON of files and saved states; it is refused, before it is parsed, if it is nested too deeply."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 MOST_DEPTH = 200
-"""Levels of objects and arrays in one another. The stack of a thread has room for many more."""
+"""The maximum nesting of objects and arrays. The stack of a thread has room for many more levels."""
 
 _TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _STEPS = np.zeros(256, np.int8)
@@ -18,7 +18,7 @@ _STEPS[[*b"]}"]] = -1
 def parse_json(data: str | bytes) -> Any:
     """Return the value of a JSON document; ValueError if it is invalid or nested deeper than `MOST_DEPTH`."""
     if not isinstance(data, str | bytes):
-        raise TypeError(f"JSON is text or bytes, not {type(data).__name__}")
+        raise TypeError(f"JSON must be text or bytes, not {type(data).__name__}")
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
     if text.count("[") + text.count("{") > MOST_DEPTH:
         marks = np.frombuffer(_TEXT.sub("", text).encode("utf-8", "surrogatepass"), np.uint8)

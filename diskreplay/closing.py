@@ -1,4 +1,4 @@
-"""What an object has opened is closed with it: when it is told to, when it is garbage, or when the interpreter ends."""
+"""Closing of the resources that an object has opened: on request, when it is garbage, or at the interpreter's end."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ from diskreplay.errors import Closed
 
 
 class Closeable(Protocol):
-    """What can be closed: a store, a writer, a sampler."""
+    """An object that can be closed, such as a store, a writer or a sampler."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close this object."""
 
 
 Kept = list[Closeable]
@@ -20,23 +20,24 @@ Closing: TypeAlias = "weakref.finalize[Any, Any]"
 
 
 def closes(owner: object, kept: Kept, folder: str | None = None) -> Closing:
-    """Return what closes all that is in `kept` when it is called, or else with its owner; the last one first.
+    """Return a finalizer that closes all objects in ``kept``, last one first, when called or when the owner is gone.
 
-    Each is closed even where another fails; the first error is raised then. `folder`, a temporary one that holds the
-    store, is removed with it: first of all, as what is not there need not be sealed. What fails for that is no error.
+    Each is closed even if another one fails; the first error is raised at the end. ``folder`` is a temporary folder
+    with the store. It is removed first, as a deleted store need not be sealed; errors that follow from that are
+    ignored.
     """
     return weakref.finalize(owner, _close, kept, folder, os.getpid())
 
 
 def check_open(owner: object, closing: Closing) -> None:
-    """Raise Closed, which names the owner's class, where what `closes` returned for it has closed all."""
+    """Raise Closed, which names the owner's class, if the finalizer that `closes` returned has run."""
     if not closing.alive:
         raise Closed(f"this {type(owner).__name__} is closed; make another")
 
 
 def _close(kept: Kept, folder: str | None, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a forked child: all of it is its parent's
+        return  # a forked child: everything belongs to its parent
     errors = []
     try:
         if folder is not None:

@@ -1,4 +1,4 @@
-"""Tensors of CUDA devices on their way to the processor: the copies of a call begin together, and it waits once."""
+"""Copies of tensors on CUDA devices to the CPU: the copies of a call start together, and it waits once."""
 
 from collections.abc import Iterable
 from types import NoneType
@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 
-# Torch keeps the pinned memory of a copy for later ones. A larger tensor goes to memory that is given back.
+# Torch keeps the pinned memory of a copy for later copies. A larger tensor is copied to memory that is released.
 MOST_PINNED_BYTES = 256 << 20
 
 _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
 
 
 def fetched(*values: Any) -> tuple[Any, ...]:
-    """Return values, nested in dicts and tuples, with tensors of the CPU in place of those of CUDA devices.
+    """Return values, nested in dicts and tuples, with CPU tensors in place of tensors on CUDA devices.
 
-    The copies begin behind the operations of each device's current stream, and are complete when this returns. If no
-    tensor is on a device, the values are returned as they are.
+    The copies start after the operations of each device's current stream, and are complete when this returns. If no
+    tensor is on a device, the values are returned unchanged.
     """
     if not _are_on_device(values):
         return values
-    import torch  # loaded with the tensors; a writer of arrays needs none
+    import torch  # already loaded by the tensors' maker; a writer of arrays needs none
 
     devices = set()
 
@@ -32,7 +32,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
         if not (isinstance(value, torch.Tensor) and value.is_cuda):
             return value
         devices.add(value.device)
-        # Torch allocates pinned memory for a copy without a wait, and reuses it when copy and tensor are done with.
+        # Torch allocates pinned memory for a copy without waiting, and reuses it when the copy and the tensor are done.
         return value.detach().to("cpu", non_blocking=value.numel() * value.element_size() <= MOST_PINNED_BYTES)
 
     copies = tuple(map(copied, values))
@@ -42,7 +42,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
 
 
 def _are_on_device(values: Iterable[Any]) -> bool:
-    """Tell whether a tensor is on a device; it takes little of the time of an append."""
+    """Return whether a tensor is on a device; it takes little of the time of an append."""
     for value in values:
         if type(value) in _NEVER_ON_DEVICE:
             continue

@@ -1,23 +1,23 @@
-"""Every error diskreplay raises on purpose. Each is also the builtin a caller would expect.
+"""The errors that diskreplay raises on purpose. Each is also the builtin error that a caller would expect.
 
 ReplayError
 ├── SchemaError     ValueError         a value, field or space does not fit the schema
-├── FormatError     ValueError         a store that is damaged, hostile, or of an unknown version
+├── FormatError     ValueError         a damaged or hostile store, or one of an unknown version
 ├── StoreNotFound   FileNotFoundError  no store at this path
-├── StoreExists     FileExistsError    a store is there already
-├── StoreLocked     RuntimeError       another process or thread holds what is needed
+├── StoreExists     FileExistsError    a store is already there
+├── StoreLocked     RuntimeError       another process or thread holds a lock that the call needs
 ├── ReadOnlyError   PermissionError    a write through mode "r"
 ├── StorageFull     OSError            no space for the next row; nothing was half-written
 ├── NotEnoughData   BufferError        fewer steps than the request needs
 ├── Closed          ValueError         a store, sampler or buffer that was closed
 │   └── WriterClosed                   an append after close, or from a forked child
 ├── RateLimited     TimeoutError       a limiter did not let the call through in time
-├── BufferFull      BufferError        a step for a rollout buffer that has all its steps
+├── BufferFull      BufferError        a step for a rollout buffer that is full
 ├── SegmentGone     LookupError        evicted or set aside since the snapshot was taken
 ├── InvalidIndex    IndexError         an id that never existed
 └── MissingExtra    ImportError        a library that an extra of this package installs
 
-DamagedSegmentWarning is the RuntimeWarning of a store that is used without a segment which cannot be read.
+DamagedSegmentWarning, a RuntimeWarning, is issued for a store that is used without an unreadable segment.
 """
 
 import sys
@@ -27,12 +27,12 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# Names of modules that a warning is not told of: ours, and those of decorators and imports between two of ours.
+# Modules that a warning is never attributed to: ours, and those of decorators and imports between two of ours.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
 class ReplayError(Exception):
-    """Base of every error of this package. Its messages name the files of a store by the path it was opened with."""
+    """Base of every error of this package. Messages name the files of a store by the path with which it was opened."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shown(arg) if isinstance(arg, str) else arg for arg in args))
@@ -43,15 +43,15 @@ class SchemaError(ReplayError, ValueError):
 
 
 class FormatError(ReplayError, ValueError):
-    """The store on disk is damaged, hostile, or of a version this release does not know."""
+    """The store on disk is damaged, hostile, or of a version that this release does not know."""
 
 
 class StoreNotFound(ReplayError, FileNotFoundError):
-    """There is no store at the path."""
+    """No store is at the path."""
 
 
 class StoreExists(ReplayError, FileExistsError):
-    """There is a store at the path already."""
+    """A store is already at the path."""
 
 
 class StoreLocked(ReplayError, RuntimeError):
@@ -63,11 +63,11 @@ class ReadOnlyError(ReplayError, PermissionError):
 
 
 class StorageFull(ReplayError, OSError):
-    """The disk has no room for the next row. What was committed is intact; append again when there is space."""
+    """The disk has no room for the next row. Committed steps are intact; append again when there is space."""
 
 
 class NotEnoughData(ReplayError, BufferError):
-    """There are fewer steps than the request needs; the message says how many there are and how many are needed."""
+    """The store has fewer steps than the request needs; the message says how many there are and how many are needed."""
 
 
 class Closed(ReplayError, ValueError):
@@ -87,7 +87,7 @@ class BufferFull(ReplayError, BufferError):
 
 
 class SegmentGone(ReplayError, LookupError):
-    """A segment was evicted or set aside after the snapshot was taken, and what is asked for was not mapped yet."""
+    """A segment was evicted or set aside after the snapshot was taken, and the requested rows were not mapped yet."""
 
 
 class InvalidIndex(ReplayError, IndexError):
@@ -100,9 +100,9 @@ class MissingExtra(ReplayError, ImportError):
     @classmethod
     @contextmanager
     def raised_for(cls, what: str, extra: str) -> Iterator[None]:
-        """Raise this for an import of the block that fails: ``what`` needs the libraries of ``extra``.
+        """Raise this error if an import in the block fails: ``what`` needs the libraries of ``extra``.
 
-        A library may fail by any error, such as a ValueError where another version of NumPy built it.
+        A library may fail with any error, such as a ValueError if it was built with another version of NumPy.
         """
         try:
             yield
@@ -122,7 +122,7 @@ class MissingExtra(ReplayError, ImportError):
 
 
 def _fails_to_import(error: Exception) -> str | None:
-    """Return the name of the library, which is installed, whose import raised an error; None if it is not there."""
+    """Return the name of an installed library whose import raised the error; None if the library is missing."""
     top, _, inside = (getattr(error, "name", None) or "").partition(".")
     library, at = None, error.__traceback__
     while at is not None and library is None:
@@ -131,7 +131,7 @@ def _fails_to_import(error: Exception) -> str | None:
             library = module
         at = at.tb_next
     if isinstance(error, ModuleNotFoundError):
-        # The parts of a namespace, such as google.protobuf, are installed one by one.
+        # The parts of a namespace package, such as google.protobuf, are installed separately.
         whole = library == top or getattr(sys.modules.get(top), "__file__", None) is not None
         return top if inside and whole else None
     return library or (isinstance(error, ImportError) and top) or None
@@ -139,7 +139,7 @@ def _fails_to_import(error: Exception) -> str | None:
 
 def _version(library: str) -> str:
     """Return the version of a library; a question mark if its distribution is unknown."""
-    from importlib import metadata  # slow, and needed for this message alone
+    from importlib import metadata  # slow, and only needed for this message
 
     for name in (library, *metadata.packages_distributions().get(library, ())):
         try:
@@ -150,13 +150,13 @@ def _version(library: str) -> str:
 
 
 class DamagedSegmentWarning(RuntimeWarning):
-    """A segment of a store cannot be read, and the rest is used without it; or one in quarantine takes up space."""
+    """A segment of a store cannot be read and is left out, or a segment in quarantine takes up space."""
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn of the line outside of this package whose call led here."""
+    """Issue a warning that points to the line outside of this package that made the call."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (name := frame.f_globals.get("__name__", "")).startswith(_INSIDE):
-        level += not name.startswith("importlib._bootstrap")  # which `warnings` does not count
+        level += not name.startswith("importlib._bootstrap")  # `warnings` does not count these frames
         frame = frame.f_back
     warnings.warn(message, category, stacklevel=level)

@@ -1,8 +1,8 @@
-"""Folders that are held open: files below them are found whatever becomes of the folder's path.
+"""Folders that are held open: files below them are found whatever happens to the folder's path.
 
-`/proc/self/fd/N` is the folder that descriptor N was opened on, also after it was renamed, and after another one has
-taken its place at the old path. What is read and written below it is in that very folder or nowhere. Such paths mean
-nothing to people: `shown` and `show_paths` replace them by the path that the folder was opened with.
+`/proc/self/fd/N` is the folder that descriptor N was opened on, even after it was renamed, and after another folder has
+taken its old path. Reads and writes below it reach that very folder, or fail. Such paths mean nothing to users: `shown`
+and `show_paths` replace them by the path with which the folder was opened.
 """
 
 import os
@@ -24,22 +24,23 @@ _Error = TypeVar("_Error", bound=BaseException)
 class OpenFolder:
     """A folder held by a descriptor, which is closed when the last reference to this object is gone.
 
-    Whoever keeps a path below `path` must keep this object: the number of a descriptor that was closed is given to the
-    next file that is opened.
+    Code that keeps a path below `path` must also keep this object: the number of a closed descriptor is reused for the
+    next opened file.
 
-    Any thread may use it. A forked child inherits the descriptor, and so a folder of its own.
+    Any thread may use it. A forked child inherits the descriptor, and so has the folder open on its own.
 
     Attributes
     ----------
     path : Path
-        The folder, by its descriptor: what files below it are opened with.
-    name : Path
-        The path it was opened with, to be shown.
+        The folder by its descriptor; paths below it are used to open files.
+        |4
+        name : Path
+            The path with which it was opened, for messages.
 
     Raises
     ------
     OSError
-        There is no folder at the path, or it may not be read.
+        The path has no folder, or the folder cannot be read.
     """
 
     def __init__(self, name: Path, *, closed: bool = False) -> None:
@@ -55,18 +56,18 @@ class OpenFolder:
         _open[self.fd] = self
 
     def closed(self) -> "OpenFolder":
-        """Return a folder of the same name that is not open: nothing is found below it."""
+        """Return a folder of the same name that is not open: no files are found below it."""
         return OpenFolder(self.name, closed=True)
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return a folder that is open as it is; open the one at a path, or one that was closed."""
+        """Return an open folder unchanged; open a closed one, or the one at a path."""
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
         return cls(Path(place).absolute())
 
     def is_at(self, path: os.PathLike[str] | str) -> bool | None:
-        """Tell whether a path leads to this folder; None: it leads nowhere."""
+        """Return whether a path leads to this folder; None if it leads nowhere."""
         try:
             status = os.stat(path)
         except OSError:
@@ -74,7 +75,7 @@ class OpenFolder:
         return (status.st_dev, status.st_ino) == self.key
 
     def is_deleted(self) -> bool:
-        """Tell whether the folder was deleted; the descriptor is no longer this folder's if somebody else closed it."""
+        """Return whether the folder was deleted, or its descriptor was closed and now belongs to another file."""
         try:
             status = os.fstat(self.fd)
         except OSError:  # ESTALE: on a server; EBADF: closed
@@ -94,7 +95,7 @@ class Lookup:
         return os.stat(path)
 
     def is_link(self, path: str) -> bool:
-        """Whether there is a symbolic link at a path."""
+        """Return whether a path is a symbolic link."""
         return os.path.islink(path)
 
 
@@ -104,12 +105,12 @@ BY_PATH = Lookup()
 class LookupBelow(Lookup):
     """Finds files below a folder by its descriptor, in a third of the time; others by their paths. For one thread.
 
-    Errors name whole paths: what fails is tried once more by its path.
+    Errors name whole paths: after an error, the whole path is tried once.
 
     Raises
     ------
     OSError
-        When it is entered: there is no folder, or a link to one.
+        On entering: the path has no folder, or a link to one.
     """
 
     def __init__(self, folder: str) -> None:
@@ -121,7 +122,7 @@ class LookupBelow(Lookup):
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Close it."""
+        """Close the folder."""
         os.close(self._fd)
 
     def open(self, path: str, flags: int) -> int:
@@ -143,7 +144,7 @@ class LookupBelow(Lookup):
         return super().status(path)
 
     def is_link(self, path: str) -> bool:
-        """Whether there is a symbolic link at a path."""
+        """Return whether a path is a symbolic link."""
         if not path.startswith(self._folder):
             return super().is_link(path)
         try:
@@ -153,34 +154,34 @@ class LookupBelow(Lookup):
 
 
 def close_when_collected(owner: object, fd: int) -> None:
-    """Close a descriptor when the last reference to its owner is gone; the end of the process does so by itself."""
+    """Close a descriptor when the last reference to its owner is gone; at the end of the process the system does."""
     weakref.finalize(owner, _close, fd).atexit = False
 
 
 def _close(fd: int) -> None:
-    os.close(fd)  # by name: while a test watches calls of the system, they are replaced by others
+    os.close(fd)  # looked up at each call: tests that watch system calls replace `os.close`
 
 
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
 
 
 def hidden_beside(path: Path, suffix: str) -> Path:
-    """Return where a draft of a path is made: ``.NAMEsuffix`` next to it.
+    """Return the path of a draft of ``path``: ``.NAMEsuffix`` next to it.
 
-    A name that would be too long is shortened, and a hash tells it from others that begin like it.
+    A name that would be too long is shortened, and a hash distinguishes it from others with the same beginning.
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:
-        from hashlib import sha256  # it loads OpenSSL: 3 MB, which a process that only appends does without
+        from hashlib import sha256  # loads OpenSSL: 3 MB that a process that only appends does not need
 
         digest = sha256(name).hexdigest()[:16].encode()
-        begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")  # no half of a character
+        begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")  # drops an incomplete character
         name = begin.encode() + b"~" + digest
     return path.with_name(f".{os.fsdecode(name)}{suffix}")
 
 
 def is_folder(path: os.PathLike[str] | str) -> bool:
-    """Tell whether a path is that of a folder, and not of a link to one."""
+    """Return whether a path is a folder, and not a link to one."""
     if _BELOW.fullmatch(os.fspath(path)):
         return os.path.isdir(path)
     try:
@@ -190,9 +191,9 @@ def is_folder(path: os.PathLike[str] | str) -> bool:
 
 
 def is_deleted(fd: int) -> bool:
-    """Tell whether the file or folder that a descriptor is open on was deleted.
+    """Return whether the file or folder that a descriptor is open on was deleted.
 
-    Not every file system counts links to folders; the kernel itself says of a name whether it is gone.
+    Not every file system counts the links of folders; but the kernel marks the name of a deleted one.
     """
     try:
         status = os.fstat(fd)
@@ -203,7 +204,7 @@ def is_deleted(fd: int) -> bool:
         return True
     if not name.endswith(_DELETED):
         return False
-    try:  # it may be called so
+    try:  # a folder's name may end like that
         there = os.lstat(name)
     except OSError:
         return True
@@ -211,7 +212,7 @@ def is_deleted(fd: int) -> bool:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder; the first error of the system is raised as it is, where `shutil.copytree` hides its number."""
+    """Copy a folder; the first system error is raised unchanged, while `shutil.copytree` hides its number."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -224,7 +225,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def shown(text: os.PathLike[str] | str) -> str:
-    """Return a text, or a path, with the paths of open folders as they were given."""
+    """Return a text, or a path, in which the paths of open folders are replaced by the given ones."""
     text = os.fspath(text)
     return _BELOW.sub(_given, text) if _DESCRIPTORS in text else text
 
@@ -235,7 +236,7 @@ def _given(found: re.Match[str]) -> str:
 
 
 def show_paths(error: _Error) -> _Error:
-    """Replace the paths in an error of the system, and in those that led to it, by those that people know."""
+    """Replace the paths in a system error, and in the errors that led to it, by the paths that users know."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -253,7 +254,7 @@ def show_paths(error: _Error) -> _Error:
 
 
 class shown_paths(ContextDecorator):
-    """In a block, or a function decorated with it: errors that leave it name paths as they were given."""
+    """A context or decorator: errors that leave it name paths as the user gave them."""
 
     def __enter__(self) -> None:
         """Do nothing."""

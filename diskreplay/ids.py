@@ -1,7 +1,7 @@
-"""Flags of rows, and how ids are made of them: the numbers that the format, the kernels and the views share.
+"""Flags of rows, and the layout of ids: the numbers that the format, the kernels and the views share.
 
-An id is ``segment << POSITION_BITS | position``, and the position is ``row * lanes + lane`` of a segment with so many
-lanes. `done` has a byte of flags for each row; docs/format.md says what each means.
+An id is ``segment << POSITION_BITS | position``. In a segment with ``lanes`` lanes, the position is ``row * lanes +
+lane``. `done` has a byte of flags for each row; docs/format.md defines each.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ END_MARKER = 32
 EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# The only rows with DISCARDED. The first is the end marker of an episode that its writer discarded. The second stands
-# for a part without a step, behind a cut for the episode's length.
+# The only rows with DISCARDED. The first is the end marker of an episode that its writer discarded. The second is a
+# part without a step, after a cut for the episode's length.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
-# Bits of how an episode ends, beside TERMINATED, TRUNCATED, OBSERVATION_ONLY (the final observation is there), CUT,
-# EPISODE_VALUES and DISCARDED: it continues one that was cut for its length; it has not ended.
+# The bits of an episode's end are TERMINATED, TRUNCATED, OBSERVATION_ONLY (it has a final observation), CUT,
+# EPISODE_VALUES, DISCARDED, and two more: it continues an episode that was cut for its length; it is open.
 CONTINUES = FIRST
 OPEN = 256
 
@@ -42,20 +42,22 @@ EPISODE_COLUMNS = 6
 
 
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Tell by the flags of the row behind an episode's steps whether it holds the episode's values, not the last step.
+    """Return by its flags whether the row after an episode's last step holds the episode's values.
 
-    It does where it is of that episode, as its final observation or its end marker, and was published with the values.
+    It does if it belongs to that episode, as its final observation or its end marker, and was published with the
+    values.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
     return found
 
 
 class EpisodeTable:
-    """Episodes, a line each: (n, 6) int64.
+    """Episodes, one per line: (n, 6) int64.
 
-    ``first`` is the id of the first step and ``stride`` the distance of the ids of two successive ones, ``steps`` and
-    ``obs_rows`` count steps and the observations that exist, ``end`` holds bits, ``time`` says when the first step was
-    published, in nanoseconds since the epoch: 0 in a store whose steps leave by no order. These are views of ``lines``.
+    ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
+    and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits. ``time`` is the time at
+    which the first step was published, in nanoseconds since the epoch; it is 0 in a store without a horizon. These are
+    views of ``lines``.
     """
 
     __slots__ = ("lines",)
@@ -65,7 +67,7 @@ class EpisodeTable:
 
     @classmethod
     def of(cls, *columns: Any) -> "EpisodeTable":
-        """Return the episodes of these columns, in the order above; those that are not given are 0."""
+        """Return the episodes of these columns, in the order above; missing columns are 0."""
         lines = np.zeros((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
         for number, column in enumerate(columns):
             lines[:, number] = column
@@ -85,12 +87,12 @@ class EpisodeTable:
         return EpisodeTable(self.lines[which])
 
     def without_discarded(self) -> "EpisodeTable":
-        """Return the episodes that their writers have not discarded."""
+        """Return the episodes that were not discarded by their writers."""
         discarded = self.end & DISCARDED != 0
         return self.select(~discarded) if discarded.any() else self
 
     def with_discarded(self, at: Any) -> "EpisodeTable":
-        """Return all episodes, of which those at these positions are discarded."""
+        """Return all episodes, with the episodes at these positions marked as discarded."""
         lines = self.lines.copy()
         lines[at, END] |= DISCARDED
         return EpisodeTable(lines)
@@ -102,35 +104,35 @@ class EpisodeTable:
 
     @property
     def stride(self) -> Ints:
-        """The distances of the ids of two successive steps."""
+        """The differences between the ids of successive steps."""
         return self.lines[:, STRIDE]
 
     @property
     def steps(self) -> Ints:
-        """How many steps there are."""
+        """The numbers of steps."""
         return self.lines[:, STEPS]
 
     @property
     def obs_rows(self) -> Ints:
-        """How many observations there are."""
+        """The numbers of observations."""
         return self.lines[:, OBS_ROWS]
 
     @property
     def end(self) -> Ints:
-        """Bits that say how each ended."""
+        """The bits that tell how each episode ended."""
         return self.lines[:, END]
 
     @property
     def time(self) -> Ints:
-        """When the first steps were published, or 0."""
+        """The times at which the first steps were published, or 0."""
         return self.lines[:, TIME]
 
 
 def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints, Ints, Ints, Ints]:
-    """Return whether the segment of each id is there, its number from `origin` on, its lanes, the lane and the row.
+    """Return whether the segment of each id exists, its index from ``origin`` on, its lanes, the lane and the row.
 
-    `lanes` are those of the segments from number `origin` on, 0 where one is gone. Where there is no segment, the lanes
-    are 1 and the rest is arbitrary; its number is a valid index, unless there are no segments at all.
+    ``lanes`` has the lanes of the segments from number ``origin`` on, 0 for one that is gone. For an id without a
+    segment, the lanes are 1 and the rest is arbitrary. The index is still valid, unless there are no segments at all.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))
@@ -145,18 +147,18 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
     """Return numbers that order ids by segment, lane and row, and grow by one from row to row.
 
-    `lanes` are as many as the segment of each id has.
+    ``lanes`` has the number of lanes of the segment of each id.
     """
     return (ids & ~np.int64(POSITION_MASK)) + (lane * (POSITION_MASK // lanes) + row)
 
 
 def places_of(first: Ints, count: Ints) -> Ints:
-    """Return `first[i]`, `first[i]` + 1, ..., `count[i]` numbers each, one behind the other."""
+    """Return ``first[i]``, ``first[i] + 1``, ..., ``count[i]`` numbers for each i, concatenated."""
     return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
 
 
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 64-bit hashes of numbers, one for each: the finalizer of splitmix64 (Steele et al. 2014)."""
+    """Return a 64-bit hash of each number, by the finalizer of splitmix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,6 +1,6 @@
-"""Pieces of HTML: what comes from outside is escaped, and the type says what has been.
+"""Pieces of HTML, in which all text from outside is escaped; a type tells which text has been.
 
-A piece is `Html`, which only the functions here make of text: a type checker refuses text that was not escaped.
+Only the functions here make `Html` of text, so a type checker refuses text that was not escaped.
 """
 
 from base64 import b64encode
@@ -9,13 +9,13 @@ from html import escape
 from typing import NewType
 
 Html = NewType("Html", str)
-"""Text that is HTML already."""
+"""Text that is already HTML."""
 
 NOTHING = Html("")
 
 
 def clean(text: object) -> str:
-    """Escape what is not printable: names come from the store, and a terminal obeys escape sequences."""
+    """Escape unprintable characters: names come from the store, and a terminal obeys escape sequences."""
     said = str(text)
     if said.isprintable():
         return said
@@ -23,7 +23,7 @@ def clean(text: object) -> str:
 
 
 def text(value: object) -> Html:
-    """Return what a value prints as, for the text or an attribute of an element."""
+    """Return a value as escaped text, for the content or an attribute of an element."""
     return Html(escape(clean(value)))
 
 
@@ -34,7 +34,7 @@ def element(tag: str, /, *content: Html, **attributes: object) -> Html:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0) -> Html:
-    """Return a table, with the columns of numbers, whose headers begin with >, to the right; ``total`` rows exist."""
+    """Return a table; a column whose header begins with > has numbers, aligned to the right. ``total`` rows exist."""
     names = [header.removeprefix(">") for header in headers]
     sides = [
         {"style": "text-align:right" if header != name else "text-align:left"}
@@ -55,7 +55,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0
 
 
 def facts(values: Mapping[str, Html]) -> Html:
-    """Return a table of names and values, a line each."""
+    """Return a table of names and values, one per line."""
     rows = (
         element("tr", element("th", text(name), scope="row"), element("td", value)) for name, value in values.items()
     )
@@ -63,5 +63,5 @@ def facts(values: Mapping[str, Html]) -> Html:
 
 
 def image(png: bytes, alt: str) -> Html:
-    """Return a picture, PNG, that lies in the page itself."""
+    """Return a PNG picture that is embedded in the page."""
     return Html(f'<img src="data:image/png;base64,{b64encode(png).decode()}" alt="{text(alt)}">')

@@ -1,4 +1,4 @@
-"""Images of a store as pictures: which fields hold images, and frames as greys or colours, as PNG, GIF or MP4."""
+"""Images of a store as pictures: the fields with images, and their frames in grey or colour, as PNG, GIF or MP4."""
 
 import io
 from fractions import Fraction
@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from diskreplay.errors import MissingExtra, ReplayError
 from diskreplay.schema.spaces import Field
 
-ROW = 8  # frames side by side
-_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best first
+ROW = 8  # the number of frames in a row of a strip
+_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best one first
 
 
 def is_image(leaf: Field) -> bool:
-    """Tell whether a field may hold images: two axes, or three, that are no vectors."""
+    """Return whether a field may hold images: it has two or three axes, and is not a vector."""
     return len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] > 1
 
 
 def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return frames as pictures: (n, height, width) of grey or (n, height, width, 3) of colours."""
+    """Return frames as pictures: (n, height, width) in grey, or (n, height, width, 3) in colour."""
     if rows.ndim == 4:
-        if rows.shape[1] < min(rows.shape[2:]):  # channels or stacked frames come first
+        if rows.shape[1] < min(rows.shape[2:]):  # channels, or stacked frames, come first
             rows = np.moveaxis(rows, 1, -1)
         if rows.shape[-1] != 3:
             rows = rows[..., -1]
@@ -36,13 +36,13 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return the numbers of ``count`` frames, or of ``most`` at equal distances, with the first and the last one."""
+    """Return the numbers of ``count`` frames, or of ``most`` at equal distances, including the first and the last."""
     found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
     return found
 
 
 def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return frames beside and below each other, with a pixel of white between them."""
+    """Return frames arranged in rows, with a white pixel between them."""
     count, height, width = images.shape[:3]
     columns = min(count, ROW)
     lines = -(-count // columns)
@@ -54,7 +54,7 @@ def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def smaller(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """Return pictures of at most ``most`` pixels a side: means of square blocks of the larger ones."""
+    """Return pictures of at most ``most`` pixels per side; larger ones are reduced to means of square blocks."""
     count, height, width = images.shape[:3]
     block = -(-max(height, width) // most)
     if block == 1 or min(height, width) < block:
@@ -76,7 +76,7 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 
 def gif(images: NDArray[np.uint8], fps: float) -> bytes:
-    """Return pictures as a GIF that runs for ever."""
+    """Return pictures as a GIF that loops forever."""
     with MissingExtra.raised_for("a picture of frames", "plot"):
         from PIL import Image
 
@@ -87,9 +87,9 @@ def gif(images: NDArray[np.uint8], fps: float) -> bytes:
 
 
 def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
-    """Return pictures as an MP4: H.264, or MPEG-4 where the installed PyAV cannot encode that.
+    """Return pictures as an MP4: H.264, or MPEG-4 if the installed PyAV cannot encode H.264.
 
-    Odd heights and widths, which the colour planes of these have no room for, are padded by their last row and column.
+    Odd heights and widths are padded by the last row and column, as colour planes need even ones.
     """
     with MissingExtra.raised_for("a film of frames", "video"):
         import av
@@ -106,9 +106,9 @@ def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
         )
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
-        options = {"crf": "18"} if codec == "libx264" else {}  # what looks like the original
+        options = {"crf": "18"} if codec == "libx264" else {}  # visually lossless
         stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1000), options=options)
-        stream.height, stream.width, stream.pix_fmt = *padded.shape[1:3], "yuv420p"  # which every player shows
+        stream.height, stream.width, stream.pix_fmt = *padded.shape[1:3], "yuv420p"  # every player supports it
         for image in padded:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())

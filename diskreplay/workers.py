@@ -1,18 +1,18 @@
-"""Threads that make calls for others, and stay in order whatever interrupts those.
+"""Threads that make calls for others, and stay consistent whenever a caller is interrupted.
 
-A signal's handler may raise between any two lines of the main thread. Inside an executor of the standard library that
-can leave a second thread on one job, or a lock taken for ever. Here each step of the caller is one operation, or may be
-repeated:
+A signal handler may raise between any two lines of the main thread. Inside an executor of the standard library, that
+can leave two threads on one job, or a lock that is held forever. Here each step of the caller is one operation, or may
+be repeated:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
-- Which threads there are is fixed when their owner is made. Each can be started once, and another thread starts them:
-  `threading.Thread.start` waits under a lock, where an interrupt would leave it taken.
-- A job has no lock but the one that says that it is over, and a thread releases that.
+- The threads are created with their owner. Each can be started once, and another thread starts them:
+  `threading.Thread.start` waits under a lock, and an interrupt there would leave the lock held.
+- A job's only lock tells that the job is over, and a thread releases it.
 
-A job references its call until the call is over, and so the memory that the call writes to. That memory is not reused
-before.
+A job references its call until the call is over, and with it the memory that the call writes to. So that memory is not
+reused before.
 
-It also tells objects that their process was forked, and has values that are computed once without a lock.
+The module also calls functions in forked children, and has `computed_once` for values that need no lock.
 """
 
 import atexit
@@ -29,16 +29,16 @@ T = TypeVar("T")
 
 
 def each_of(alive: weakref.WeakSet[Any]) -> list[Any]:
-    """Return what is in a set of objects, to which other threads may be adding some."""
+    """Return the objects of a set that other threads may be adding to."""
     while True:
         try:
             return list(alive)
-        except RuntimeError:  # it changed meanwhile
+        except RuntimeError:  # the set changed meanwhile
             continue
 
 
 def told_of_forks(tell: Callable[[Any], object]) -> weakref.WeakSet[Any]:
-    """Return a set of objects for each of which ``tell(object)`` is called in every child that is forked."""
+    """Return a set; in every forked child, ``tell(object)`` is called for each object in it."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def tell_all() -> None:
@@ -50,10 +50,10 @@ def told_of_forks(tell: Callable[[Any], object]) -> weakref.WeakSet[Any]:
 
 
 class computed_once(Generic[T]):
-    """`functools.cached_property` of Python 3.12: that of 3.11 has a lock for all objects of a class.
+    """`functools.cached_property` of Python 3.12: the one of 3.11 has a lock for all objects of a class.
 
-    A child that is forked while another thread of its parent holds that lock would wait for ever. Without it, two
-    threads may compute the value of an object at once; both get a right one.
+    If a child is forked while another thread of its parent holds that lock, the child would wait forever. Without a
+    lock, two threads may compute the value of an object at the same time; both get a correct one.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -67,7 +67,7 @@ class computed_once(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
     def __get__(self, instance: object, owner: type) -> Self | T:
-        """Compute the value, and keep it where Python looks before it asks here again."""
+        """Compute the value, and store it in the instance, where Python finds it before this descriptor."""
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._compute(instance)
@@ -75,18 +75,18 @@ class computed_once(Generic[T]):
 
 
 class Job(Generic[T]):
-    """A call that a thread makes once `Workers.begin` has put it into the queue. Any thread may ask for its result."""
+    """A call that a thread makes after `Workers.begin` has queued it. Any thread may ask for its result."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call: Callable[[], T] | None = call
         self._found: T
         self._error: BaseException | None = None
         self._is_queued = self._is_withdrawn = self._is_begun = False
-        self._over = threading.Lock()  # until a thread has made the call, or left it
+        self._over = threading.Lock()  # held until a thread has made the call, or skipped it
         self._over.acquire()
 
     def result(self) -> T:
-        """Return what the call returned, or raise what it raised; make it here if no thread has or will."""
+        """Return the result of the call, or raise its error; make the call here if no thread has made it or will."""
         if self._is_queued and not self._is_withdrawn:
             with self._over:
                 pass
@@ -100,9 +100,9 @@ class Job(Generic[T]):
         return self._found
 
     def withdraw(self) -> None:
-        """Return when no thread makes the call, and none will; it may be repeated after an interrupt."""
+        """Return when no thread is making the call, and none will; it may be repeated after an interrupt."""
         self._is_withdrawn = True
-        if self._is_begun:  # set by the thread before it looks whether the job is withdrawn
+        if self._is_begun:  # the thread sets it before it checks whether the job is withdrawn
             with self._over:
                 pass
 
@@ -114,7 +114,7 @@ class Job(Generic[T]):
                 self._is_withdrawn = True
             if not self._is_withdrawn and self._call is not None:
                 self._found = self._call()
-                self._call = None  # and with it the memory of the call
+                self._call = None  # this releases the memory of the call
         except BaseException as error:
             self._error, self._call = error, None
         finally:
@@ -122,7 +122,7 @@ class Job(Generic[T]):
 
 
 class _Line:
-    """The queue that threads share with their owner, and keep when the owner is gone; None ends a thread."""
+    """The queue that threads share with their owner, and keep after the owner is gone; None ends a thread."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -131,11 +131,13 @@ class _Line:
 
 
 class Workers:
-    """A number of threads for one queue of jobs, begun in their order. They start with the first job.
+    """Threads that make the calls of one queue of jobs, in order. They start with the first job.
 
-    They end by `close`, or soon after the last reference is gone, or when the interpreter ends; a forked child gets its
-    own. A job that no thread can make, since the system has no room for one or they have ended, is left to who asks for
-    its result. Concurrency: any thread may begin jobs, one closes.
+    They end by `close`, soon after the last reference is gone, or when the interpreter ends. A forked child gets its
+    own. If no thread can make a job, as the system has no room for one or they have ended, the caller of its `result`
+    makes it.
+
+    Concurrency: any thread may begin jobs; one thread closes.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -151,14 +153,14 @@ class Workers:
         weakref.finalize(self, _dismiss, line, self._count).atexit = False
 
     def begin(self, job: Job[T]) -> Job[T]:
-        """Have a thread make the call of a job, after those before it; return the job."""
+        """Queue a job for a thread, and return the job."""
         if self._start():
             self._line.jobs.put(job)
             job._is_queued = True
         return job
 
     def _start(self) -> bool:
-        """Start the threads if they were not; tell whether they take jobs."""
+        """Start the threads if they were not started; return whether they take jobs."""
         if not self._is_started and not self._line.is_closed:
             with suppress(RuntimeError):  # the system has no room for a thread, or the interpreter is ending
                 start_new_thread(_start_all, (self._threads, self._line))
@@ -166,7 +168,7 @@ class Workers:
         return self._is_started and not self._line.is_closed
 
     def close(self) -> None:
-        """End the threads, when they have made the calls that they have begun; it may be repeated."""
+        """End the threads after the calls that they have begun; it may be repeated."""
         _dismiss(self._line, self._count)
         with self._line.starting:
             for thread in self._threads:
@@ -175,21 +177,21 @@ class Workers:
 
 
 def _start_all(threads: list[threading.Thread], line: _Line) -> None:
-    """Start threads, in one that a caller may have begun more than once: each of them starts once."""
+    """Start threads, from a thread that a caller may have started twice: each of them starts only once."""
     with line.starting:
         for thread in threads:
-            with suppress(RuntimeError):  # it has started, or the system has no room for it
+            with suppress(RuntimeError):  # it was already started, or the system has no room for it
                 if not line.is_closed:
                     thread.start()
         if all(thread.ident is None for thread in threads):
-            _work(line)  # there is room for this one alone
+            _work(line)  # the system has room for this thread only
 
 
 def _work(line: _Line) -> None:
-    """Make the calls of jobs until the queue says that it is the end."""
+    """Make the calls of jobs until the queue yields None."""
     while (job := line.jobs.get()) is not None:
         job._make(is_wanted=not line.is_closed)
-        del job  # its result belongs to the caller
+        del job  # the result belongs to the caller
 
 
 def _dismiss(line: _Line, count: int) -> None:
@@ -203,6 +205,6 @@ _alive = told_of_forks(lambda workers: workers._renew())
 
 @atexit.register
 def _close_all() -> None:
-    """End all threads before the interpreter does: it would stop them anywhere, also inside of other libraries."""
+    """End all threads before the interpreter does: it would stop them anywhere, even inside other libraries."""
     for workers in list(_alive):
         workers.close()

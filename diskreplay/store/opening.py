@@ -57,8 +57,8 @@ def create(
         the default is 1. Samplers decompress what they draw. Needs ``diskreplay[zstd]``, here and wherever the store is
         read.
     compaction : "auto" or "manual"
-        With "auto", processes that write merge small sealed segments in the background, in a child process of the
-        lowest priority; see `Store.compact`. With "manual", only `Store.compact` merges.
+        With "auto", processes that write merge small sealed segments in the background, in a child process that rests
+        most of the time; see `Store.compact`. With "manual", only `Store.compact` merges.
     validate : "finite" or "space", optional
         The values that writers refuse with a SchemaError, which names the value. "finite": NaN and infinities. "space":
         also actions outside their space, for a schema made of spaces. An append then takes some microseconds more.

@@ -1,4 +1,4 @@
-"""Lanes, and the fast path of a lone one: where its next rows go is worked out once for many steps."""
+"""Lanes, and the fast path of a single one: it computes the place of the next rows once for many steps."""
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
@@ -11,36 +11,36 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, a leaf each: a row's bytes for observations and arrays, a number for other scalars.
+# The values of a step, one per leaf: a row's bytes for observations and arrays, a number for other scalars.
 Items = list[Any]
-# Those of an episode, by leaf.
+# The values of an episode, by leaf.
 EpisodeItems = Mapping[str, Any]
 
 
 class Lane:
-    """One environment's stream: where it writes next, and what its open episode waits for."""
+    """The stream of one environment: where it writes next, and the state of its open episode."""
 
     __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.segment: SegmentWriter | None = None
-        self.at = 0  # the lane's index inside the segment
+        self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # the next episode continues one that was cut for its length
-        self.resumes_at: list[bytes] | None = None  # where known, the observation that it must begin with
+        self.resumes_at: list[bytes] | None = None  # if known, the observation with which it must begin
         self.pending: list[bytes] | None = None  # the observation already written for the next row
 
     @property
     def home(self) -> SegmentWriter:
-        """The lane's segment, where it has one."""
+        """The lane's segment; it must have one."""
         assert self.segment is not None
         return self.segment
 
     @property
     def last_id(self) -> int:
-        """The id of the newest step, -1 where the lane has none in its segment."""
+        """The id of the newest step; -1 if the lane has no step in its segment."""
         segment = self.segment
         if segment is None:
             return -1
@@ -52,11 +52,11 @@ class Lane:
 
 
 class AppendCursor:
-    """Rows of a segment's only lane that are reserved and lie in one chunk of every field.
+    """Reserved rows of a segment's only lane that are in one chunk of every field.
 
-    `append` is the scalar fast path of `SegmentWriter.write` and `SegmentWriter.publish`: the same bytes, without the
-    calls. Items are those of ``leaves``. It ends before the row ``limit``, at the latest, and begins no episode at
-    ``begin_limit`` or later.
+    `append` is the scalar fast path of `SegmentWriter.write` and `SegmentWriter.publish`: it writes the same bytes
+    without the calls. Items are in the order of ``leaves``. The cursor ends before the row ``limit`` at the latest, and
+    begins no episode at ``begin_limit`` or later.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -81,11 +81,11 @@ class AppendCursor:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
-        # An observation may have to follow the last row.
+        # The last row may have to be followed by an observation.
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
-        # Python's own numbers go into memory in half of numpy's time.
+        # Python stores its own numbers in half of numpy's time.
         self._time = time.data if isinstance(time, np.ndarray) else time
         self._targets = [parts[leaf][0] for leaf in leaves]
         self._count = len(self._targets)
@@ -105,14 +105,14 @@ class AppendCursor:
     ) -> bool:
         """Write and publish a step and return True, or change nothing and return False.
 
-        False: the step does not fit into the rows of the cursor, its observation is not the one that was announced, or
-        it begins an episode that needs a look at the segment, or that continues one which was cut. Or there is no room
-        for the values of its episode.
+        It returns False if the step does not fit the rows of the cursor, or its observation is not the pending one. It
+        also returns False for a step that begins an episode beyond ``begin_limit`` or continues a cut one, and if there
+        is no room for the values of its episode.
 
-        ``next_obs`` becomes the observation behind the step, or with ``final_flags`` a final row. ``episode`` are the
-        values of one that ends. ``now`` is the time of the rows if the clock has been read already.
+        ``next_obs`` becomes the observation after the step, or a final row if ``final_flags`` are given. ``episode``
+        has the values of an episode that ends. ``now`` is the time of the rows if the clock was already read.
 
-        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
+        Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
         """
         lane, segment = self._lane, self._segment
         row, known, pending = segment.rows[0], 0, lane.pending
@@ -131,14 +131,14 @@ class AppendCursor:
         for i in range(known, self._count):
             targets[i][at] = items[i]
         self._done[at] = flags
-        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # `clock_ns`, without a call of Python in every step
+        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # `clock_ns`, without the call
         rows = row + 1
         if next_obs is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = next_obs[i]
         if flags:
             if final_flags:
-                # An append that was interrupted may have left bytes here.
+                # An interrupted append may have left bytes here.
                 for target, zero in self._rest:
                     target[at + 1] = zero
                 self._done[at + 1], self._time[at + 1] = final_flags, now
@@ -146,7 +146,7 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # As `SegmentWriter.publish`, without the time that a call takes; what may be refused comes first.
+        # As `SegmentWriter.publish`, without the call; stores that may be refused come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

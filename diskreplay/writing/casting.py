@@ -1,9 +1,9 @@
-"""What a writer makes of the values of a step: rows as bytes, scalars as numbers, truth values as flags.
+"""Casts the values of a step for a writer: arrays to rows as bytes, scalars to numbers, truth values to flags.
 
-Values that do not fit the schema are refused, as are those that the store's `validate` names.
+Values that do not fit the schema are refused, and so are values that the store's `validate` excludes.
 
-Casters are made once a schema. Each takes the short way for a value that needs nothing, and asks `Field.cast` about
-every other one; so the rules and the errors are its own.
+Casters are made once per schema. Each has a short path for a value that needs no cast, and calls `Field.cast` for all
+others, so the rules and errors are those of `Field.cast`.
 """
 
 import sys
@@ -22,16 +22,16 @@ from diskreplay.segments.segment_column import is_bytes
 Items = list[Any]
 
 
-# --- what a store refuses beside values that do not fit its schema ---------------------------------------------------
+# --- values that a store refuses although they fit its schema --------------------------------------------------------
 
 Check = Callable[[NDArray[Any]], None]
-"""Raises SchemaError if one of some values of a leaf, ``(..., *shape)`` in the dtype of its field, breaks a rule."""
+"""Raises SchemaError if a value of a leaf, ``(..., *shape)`` in the dtype of its field, breaks a rule."""
 
 NO_CHECKS: Mapping[str, Check] = {}
 
 
 def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
-    """Return the checks of leaves, by path."""
+    """Return the checks of a schema's leaves, by path."""
     if validate is None:
         return NO_CHECKS
     found: dict[str, Check] = {
@@ -52,7 +52,7 @@ def _check_finite(path: str, values: NDArray[Any]) -> None:
 
 
 def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDArray[Any]) -> None:
-    """Refuse values outside the space of a leaf, NaN among them."""
+    """Refuse values outside the space of a leaf, including NaN."""
     good = (values >= low) & (values <= high)
     if not good.all():
         at = np.unravel_index(int(np.argmin(good)), good.shape)
@@ -61,7 +61,7 @@ def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDAr
 
 
 def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the least and the largest value of each element."""
+    """Return the least and the greatest value of each element."""
     space = leaf.space or {}
     try:
         if space["type"] == "Box":
@@ -78,7 +78,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return bounds as they were before JSON, which spells infinities."""
+    """Return bounds from JSON, in which infinities are strings, as numbers."""
     if isinstance(values, list):
         return [_numbers(value) for value in values]
     return float(values) if isinstance(values, str) else values
@@ -97,7 +97,7 @@ class LeafCaster:
         self._is_bytes = is_bytes(path, field.shape)
 
     def item(self, value: Any) -> Any:
-        """Return the item of a value. Raises as `Field.cast`, and as the check of its values."""
+        """Return the item of a value. Raises the errors of `Field.cast` and of the check."""
         array = self._field.cast(value, self._path)
         if self._check is not None:
             self._check(array)
@@ -105,7 +105,7 @@ class LeafCaster:
 
 
 class BytesCaster(LeafCaster):
-    """Casts observations and arrays, whose values have no check."""
+    """Casts observations and arrays whose values have no check."""
 
     __slots__ = ("_dtype", "_shape")
 
@@ -121,7 +121,7 @@ class BytesCaster(LeafCaster):
 
 
 class NumberCaster(LeafCaster):
-    """Casts other scalars, whose values have no check."""
+    """Casts other scalars whose values have no check."""
 
     __slots__ = ("_exact", "_high", "_low", "_others", "_usual")
 
@@ -131,7 +131,7 @@ class NumberCaster(LeafCaster):
         self._usual, self._others, (self._low, self._high) = _python_numbers(field.dtype)
 
     def item(self, value: Any) -> Any:
-        """Return a number that fits the dtype: most often the value itself."""
+        """Return a number that fits the dtype, usually the value itself."""
         kind = type(value)
         if (kind is self._usual and self._low <= value <= self._high) or kind is self._exact:
             return value
@@ -148,7 +148,7 @@ def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCast
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return types whose values enter the dtype as they are between two bounds; NaN and infinities go the long way."""
+    """Return types whose values fit the dtype unchanged between two bounds; NaN and infinities take the long path."""
     if dtype.kind == "b":
         return bool, (), (False, True)
     if dtype.kind == "f":
@@ -171,10 +171,10 @@ class PartCaster:
         self.lone = self._casters.get(part)
         self._by_name = [(path.partition("/")[2], caster) for path, caster in self._casters.items()]
         is_flat = isinstance(getattr(schema, part), Mapping) and not any("/" in name for name, _ in self._by_name)
-        self._names = dict(self._by_name).keys() if is_flat else None  # of a mapping of fields
+        self._names = dict(self._by_name).keys() if is_flat else None  # if the part is a mapping of fields
 
     def items(self, value: Any) -> Items:
-        """Return the items of a value. Raises as `Schema.flatten`, `Field.cast` and the checks, by path."""
+        """Return the items of a value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks, by path."""
         if self.lone is not None:
             return [self.lone.item(value)]
         if type(value) is dict and value.keys() == self._names:
@@ -182,13 +182,13 @@ class PartCaster:
         return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
 
 
-_BOOL = np.dtype(np.bool_)  # a comparison with np.bool_ would look it up each time
+_BOOL = np.dtype(np.bool_)  # a comparison with np.bool_ would look this up each time
 _PRIORITY = Field((), "float64")
 _priority_caster = leaf_caster(_PRIORITY, "priority")
 
 
 def as_priority(value: Any) -> float:
-    """Return a step's initial priority, |td|, as it is stored, None too; SchemaError if it is not finite."""
+    """Return a step's initial priority, |td| or None, as it is stored; SchemaError if it is not finite."""
     if value is None:
         return 0.0
     priority = abs(float(_priority_caster.item(value)))
@@ -198,10 +198,10 @@ def as_priority(value: Any) -> float:
 
 
 def as_priorities(values: Any, count: int, chosen: Any = slice(None), may_lack: bool = False) -> NDArray[np.float64]:
-    """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``; of None, that there are none.
+    """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``; None means no priorities.
 
-    What is not ``chosen`` does not matter. With ``may_lack``, NaN says that a step has none. SchemaError if another one
-    is not finite.
+    Values that are not ``chosen`` are not checked. With ``may_lack``, NaN means that a step has none. Raises
+    SchemaError for any other value that is not finite.
     """
     if values is None:
         return np.zeros(count)
@@ -218,10 +218,10 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None), may_lack: 
 
 
 def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
-    """Return a bool from a truth value: a bool, or 0 or 1 of any library's integers, alone or in an array of one.
+    """Return a bool from a truth value: a bool, or an integer 0 or 1 of any library, alone or in an array of one.
 
-    With ``floats`` also 0.0 or 1.0. SchemaError for any other value. The message shows the reward, too: callers swap
-    the two easily.
+    With ``floats``, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The message also shows
+    the reward, as callers easily swap the two.
     """
     if type(value) is bool:
         return value
@@ -241,9 +241,9 @@ def as_flags(
     reward: Any = None,
     floats: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return one bool a lane, ``(count,)``, perhaps the very array; tensors on any device are fine.
+    """Return one bool per lane, ``(count,)``, perhaps the array itself; tensors on any device are accepted.
 
-    The values of lanes that are not ``chosen`` do not matter. SchemaError and all else as of `as_flag`.
+    The values of lanes that are not ``chosen`` are not checked. Otherwise as `as_flag`.
     """
     if type(value) is np.ndarray and value.dtype is _BOOL and value.shape == (count,):
         return value
@@ -269,11 +269,11 @@ def length(value: Any, name: str) -> int:
     try:
         return len(value)
     except TypeError:
-        raise SchemaError(f"{name} of a whole episode has a row for each step, not {type(value).__name__}") from None
+        raise SchemaError(f"{name} of a whole episode needs a row for each step, not {type(value).__name__}") from None
 
 
 def _plain(value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError):  # no numbers, or of a dtype that numpy lacks: no truth value of any kind
+    except (TypeError, ValueError):  # no numbers, or of a dtype that numpy lacks: not a truth value
         return np.array(None)

@@ -1,7 +1,7 @@
-"""Writing episodes to segments: which flags a row gets, and when an episode is cut.
+"""Writing episodes to segments: the flags of rows, and cuts of episodes.
 
-Both writers are thin layers over this. Values that arrive here are cast and checked: once there is room for a step,
-only the disk can refuse it, and nothing can once it is published. A step's values are items: the bytes of a row for
+Both writers are thin layers over this module. Values arrive here cast and checked. So once there is room for a step,
+only the disk can refuse it, and nothing can after it is published. A step's values are items: the bytes of a row for
 observations and arrays, a number for other scalars.
 """
 
@@ -36,38 +36,38 @@ from diskreplay.writing.sealer import Sealer
 DISCONTINUITY = (
     "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of several "
     "environments need a lane each, num_envs=; reset observations need a done step or end_episode() before them; "
-    "and an observation that is normalised or stacked anew cannot be told from another one: it must have the same "
-    "values in both places"
+    "and an observation that is normalised or stacked again counts as another one: pass the same values in both "
+    "places"
 )
 
 Array = NDArray[Any]
 
-# One step's truth values, or those of many: arrays of 0 and 1.
+# Truth values of one step, or of many: arrays of 0 and 1.
 Truth = TypeVar("Truth", int, Array)
 
 T = TypeVar("T")
 
-# Of a lane and its row, or of several.
+# Of one lane, or of several.
 Places = TypeVar("Places", int, Ints)
 
 
 def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
-    """Return the flags of steps; ``continues`` counts where they are the first of their episodes."""
+    """Return the flags of steps; ``continues`` only matters for the first step of an episode."""
     flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
     return flags
 
 
 def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
-    """Return the flags of the row behind an episode's last step, which the environment ``ended`` or not."""
+    """Return the flags of the row after an episode's last step; ``ended``: the environment ended the episode."""
     flags = (OBSERVATION_ONLY if has_observation else END_MARKER) | (0 if ended else TRUNCATED | CUT)
     return flags | (EPISODE_VALUES if has_values else 0)
 
 
 class EpisodeWriter:
-    """The open segments of one writer and the lanes that write to them.
+    """The open segments of one writer, and the lanes that write to them.
 
-    Concurrency: one thread at a time, in the process that made it. Takes the store lock to open a segment, none to
-    append.
+    Concurrency: one thread at a time, in the process that made it. Opening a segment takes the store lock; appending
+    takes no lock.
     """
 
     def __init__(self, root: Root, lanes: int, retention: Retention, sealer: Sealer) -> None:
@@ -88,13 +88,13 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Read the clock for all rows that the call in progress publishes; an `AppendCursor` reads its own."""
+        """Read the clock for all rows that the present call publishes; an `AppendCursor` reads its own."""
         self.now = clock_ns()
 
     def begin_priorities(self) -> None:
-        """Have a priority behind the other items of each step from now on; segments get an array of them.
+        """Expect a priority after the other items of each step from now on; segments get an array of them.
 
-        Raises StorageFull, StoreLocked or StoreNotFound where a segment cannot get it; nothing else has changed.
+        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array; nothing else has changed.
         """
         if not self.rotation.has_priority:
             self.rotation.begin_priorities()
@@ -113,9 +113,10 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step of a lone lane.
+        """Write and publish a step of a single lane.
 
-        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
+        Raises StorageFull if the disk has no room. Nothing was written then, except the end of an episode that had to
+        end here.
         """
         lane = self.lanes[0]
         flags = _flags(lane, next_obs, terminated, truncated, episode)
@@ -124,7 +125,7 @@ class EpisodeWriter:
             self.read_clock()
             rows = 2 if terminated or truncated or next_obs is not None else 1
             segment = self.make_room(lane, items, rows, values=bool(episode))
-            flags = _flags(lane, next_obs, terminated, truncated, episode)  # the episode before may have been cut
+            flags = _flags(lane, next_obs, terminated, truncated, episode)  # the open episode may have been cut
             lane.cursor = AppendCursor(lane, segment, self.columns, *self.rotation.row_limits())
             if not lane.cursor.append(items, next_obs, *flags, episode, self.now):
                 self._append_block_of_one(lane, items, next_obs, terminated, truncated, episode)
@@ -138,7 +139,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step of a lane by the primitive: its rows may lie in several chunks."""
+        """Write and publish a step of a lane by `SegmentWriter`: its rows may be in several chunks."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)
@@ -166,7 +167,7 @@ class EpisodeWriter:
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
-        # Each row has a time of its own, so that they can leave one by one; to write one takes longer than that.
+        # Each row has its own time, so that rows can leave one by one; writing a row takes longer than the difference.
         times = np.arange(self.now, self.now + steps)
         self.now += steps
         fields = dict(zip(self.columns, values, strict=True))
@@ -175,7 +176,7 @@ class EpisodeWriter:
             flags[-1] |= EPISODE_VALUES
         self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
         if self.rotation.segment_per_episode:
-            # Nothing comes after it; lanes that wait for their next episode should not hold descriptors.
+            # No row follows; lanes that wait for their next episode should not hold descriptors.
             segment.close()
 
     def _append_rows(
@@ -188,11 +189,11 @@ class EpisodeWriter:
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish successive steps of a lane, for which there is room, and the observation behind them.
+        """Write and publish successive steps of a lane, for which there is room, and the observation after them.
 
-        ``final`` has the flags of a row behind them that ends the episode, or 0; ``episode`` are the values of that.
+        ``final`` has the flags of a final row after them that ends the episode, or is 0. ``episode`` has its values.
 
-        Raises StorageFull where reserved blocks are not kept and there is no room; the call may be repeated.
+        Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
         """
         at, row = lane.at, segment.rows[lane.at]
         stop = row + steps
@@ -216,8 +217,8 @@ class EpisodeWriter:
         flags: int,
         obs: Mapping[str, Any],
     ) -> None:
-        """Write rows behind the last steps of episodes, with ``obs`` where the observations are not there yet."""
-        # An append that was interrupted may have left bytes here.
+        """Write the rows after the last steps of episodes; ``obs`` has observations that are not written yet."""
+        # An interrupted append may have left bytes here.
         columns = segment.columns
         fields: dict[str, Any]
         if isinstance(rows, int):
@@ -236,24 +237,25 @@ class EpisodeWriter:
     def make_room(
         self, lane: Lane, items: Items, rows: int, *, whole: bool = False, values: bool = False
     ) -> SegmentWriter:
-        """Make room for the next rows of a lane, and return its segment; ``values`` asks for values of an episode.
+        """Make room for the next rows of a lane, and return its segment; ``values``: also for values of an episode.
 
-        ``items`` are those of its next step, the observation first: an open episode ends if they do not continue it, or
-        if its segment has to end. ``whole``: the rows are a whole episode, and the lane has none open.
+        ``items`` has the values of the next step, the observation first. An open episode ends if they do not continue
+        it, or if its segment has to end. ``whole``: the rows are a whole episode, and the lane has no open one.
 
-        Raises StorageFull where there is no room; nothing was written but, where the episode had to end here, its end.
+        Raises StorageFull if the disk has no room. Nothing was written then, except the end of an episode that had to
+        end here.
         """
         return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
 
     def reserve_next(self, segment: SegmentWriter, lanes: Ints, count: Ints | int) -> None:
         """Reserve the next ``count`` rows of each of some lanes of a segment.
 
-        Raises StorageFull where there is no room; nothing was written.
+        Raises StorageFull if the disk has no room; nothing was written.
         """
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:
-        """Return what a function returns; where there is no room, once more without the segment made ahead."""
+        """Call a function; if there is no room, remove the segment that was made ahead, and call it again."""
         try:
             return reserve()
         except StorageFull:
@@ -271,7 +273,7 @@ class EpisodeWriter:
             changes = self.rotation.changes
             self.rotation.assign_segment(lane, rows if whole else 1)
             if self.rotation.changes != changes:
-                self.read_clock()  # no row is older than its segment, which may be the first of a boot
+                self.read_clock()  # no row may be older than its segment, which may be the first of a boot
         self.rotation.preallocate()
         segment = lane.home
         row = segment.rows[lane.at]
@@ -283,10 +285,10 @@ class EpisodeWriter:
     # --- cuts --------------------------------------------------------------------------------------------------------
 
     def cut(self, lane: Lane, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
-        """End the open episode of a lane, if there is one, without the environment.
+        """Cut the open episode of a lane, if there is one.
 
-        The observation after its last step is kept where it is known: the one already visible, else ``final_obs``.
-        ``marked``: readers see at once that it ended, and not by what follows.
+        The observation after its last step is kept if it is known: the one already visible, else ``final_obs``.
+        ``marked``: a flag tells readers at once that it ended; otherwise the next row does.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -303,11 +305,11 @@ class EpisodeWriter:
             obs = {} if unwritten is None else dict(zip(self._obs_columns, unwritten, strict=True))
             self.write_final(segment, at, row, final_flags(False, has_observation, bool(episode)), obs)
             segment.publish(at, row + 1, 1, valued=at if episode else None)
-        # Else the cut is read off what follows: a first step, or the end of the sealed segment.
+        # Else readers see the cut by what follows: a first step, or the end of the sealed segment.
         lane.open, lane.pending = False, None
 
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
-        """Cut a lane's open episode; the observation that is already visible wins over a different ``final``."""
+        """Cut a lane's open episode; an already visible observation is kept, even if ``final`` differs."""
         if lane.open and final is not None and not self._continues(final, lane.pending):
             self._note_discontinuity(lane)
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
@@ -319,9 +321,9 @@ class EpisodeWriter:
         self.cut(lane, final, episode, marked=True)
 
     def discard(self, lane: Lane) -> None:
-        """End a lane's episode, if it has one, so that readers leave out all of it, earlier parts included.
+        """End a lane's episode, if it has one, so that readers leave out all of it, including earlier parts.
 
-        Raises StorageFull if there is no room; the call may be repeated.
+        Raises StorageFull if the disk has no room; the call may be repeated.
         """
         if not lane.open and not lane.continues:
             return
@@ -329,7 +331,7 @@ class EpisodeWriter:
             segment, flags = lane.home, DISCARD
             segment.reserve(lane.at, segment.rows[lane.at])
         else:
-            lane.resumes_at = None  # no step follows, so nothing has to continue the part before
+            lane.resumes_at = None  # no step follows, so no observation has to continue the earlier part
             segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
         row = segment.rows[lane.at]
         self.write_final(segment, lane.at, row, flags, {})
@@ -337,11 +339,11 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def tell_of_cuts(self, told: Callable[[], Callable[[int], None] | None]) -> None:
-        """Call what ``told`` returns with the number of a lane that an observation does not continue, not to warn."""
+        """Register a weak reference to a function that gets the lane of each discontinuity, in place of a warning."""
         self._told_of_cuts = told
 
     def _note_discontinuity(self, lane: Lane) -> None:
-        """Tell, or warn once, that an observation did not continue its episode."""
+        """Report a discontinuity to the registered function, or warn once."""
         if (tell := self._told_of_cuts()) is not None:
             tell(lane.number)
         elif not self._warned:
@@ -358,9 +360,9 @@ class EpisodeWriter:
             lane.continues, lane.resumes_at = True, list(obs)
 
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Whether a step with these items, the observation first, continues from a known observation, if one is known.
+        """Return whether a step with these items, the observation first, continues from a known observation.
 
-        Nearly all that do have the same bytes. The others are compared by value.
+        If none is known, it does. Nearly always the bytes are equal; otherwise the values are compared.
         """
         if known is None or items[: len(known)] == known:
             return True
@@ -370,7 +372,7 @@ class EpisodeWriter:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cut what is open and hand every segment over to be sealed; it may be repeated after an interrupt."""
+        """Cut open episodes and submit every segment for sealing; it may be repeated after an interrupt."""
         self.read_clock()
         full: StorageFull | None = None
         try:
@@ -387,7 +389,7 @@ class EpisodeWriter:
             raise full
 
     def flush(self) -> None:
-        """Make every published step durable, also those in segments that wait to be sealed."""
+        """Make every published step durable, also in segments that wait for sealing."""
         for segment in self.rotation.open:
             segment.publish_delayed()
             segment.mark()
@@ -396,12 +398,12 @@ class EpisodeWriter:
             self.rotation.waits_for_sealing = False
 
     def drain(self) -> None:
-        """Wait until every segment that was handed over is sealed."""
+        """Wait until every submitted segment is sealed."""
         self._sealer.drain()
 
 
 def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
-    """Tell for each row whether it has the values of another one: NaN equals NaN, and 0.0 equals -0.0."""
+    """Return for each row whether it has the same values as another one: NaN equals NaN, and 0.0 equals -0.0."""
     same = rows == others
     if rows.dtype.kind == "f":
         same |= (rows != rows) & (others != others)
@@ -412,7 +414,7 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
 def _flags(
     lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and those of a final row behind it, or 0."""
+    """Return the flags of a lane's next step, and the flags of a final row after it, or 0."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
     if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))

@@ -1,10 +1,11 @@
-"""Who may use a writer: one call at a time, and none once it is closed; and what becomes of one that nobody closed.
+"""The lifetime of a writer: one call at a time, none after it is closed, and sealing if it is never closed.
 
-A call deletes the attribute `free` of the lock and puts it back afterwards. That an attribute is deleted, or is not
-there, is one operation: no other thread and no signal's handler comes in between. A lock of `threading` would take
-several times as long, and stay locked where a handler raises between its acquisition and the block that releases it.
+A call deletes the attribute `free` of the lock and sets it again at its end. Deleting an attribute, or finding it
+missing, is one operation: no other thread and no signal handler comes in between. A lock of `threading` would take
+several times as long. It would also stay locked if a handler raised between its acquisition and the block that releases
+it.
 
-A writer that nobody closed is sealed when it is collected, or when the interpreter ends.
+A writer that was not closed is sealed when it is garbage collected, or when the interpreter ends.
 """
 
 import _thread
@@ -29,9 +30,9 @@ _POLL_S = 0.001
 
 
 class CallLock:
-    """The right to use a writer, which can be had if there is an attribute `free`.
+    """The right to use a writer: it can be acquired while the attribute `free` exists.
 
-    `taken`: nobody releases it any more, since `acquire` had it.
+    `taken`: it was acquired for good by `acquire`.
     """
 
     __slots__ = ("free", "taken")
@@ -40,10 +41,10 @@ class CallLock:
         self.free, self.taken = True, False
 
     def acquire(self) -> bool:
-        """Acquire the lock for good, if it is free; else return False.
+        """Acquire the lock for good if it is free; else return False.
 
-        A call always releases it: between the deletion and the block that does so, no signal's handler can run. Nor can
-        it here, before the lock is `taken`.
+        A call always releases it: no signal handler can run between the deletion and the block that releases it. Here
+        none can run before the lock is `taken`.
         """
         try:
             del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, at which tests interrupt it
@@ -52,14 +53,15 @@ class CallLock:
         return True
 
     def release(self) -> None:
-        """Release what `acquire` had."""
+        """Release a lock that `acquire` has acquired."""
         self.taken, self.free = False, True
 
 
 class OnError:
-    """Calls a method with the error that a block met: as a generator would, which takes a microsecond.
+    """Calls a method with the error that a block raised, faster than a generator, which takes a microsecond.
 
-    The method's object has this one, which refers to it weakly: a cycle would put off its end to the garbage collector.
+    The method's object refers to this one, which refers to it weakly: a cycle would delay its end until a garbage
+    collection.
     """
 
     __slots__ = ("_method",)
@@ -71,17 +73,17 @@ class OnError:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Call it."""
+        """Call the method with an error."""
         if error is not None and (method := self._method()) is not None:
             method(error)
 
 
-# What runs while the writer in its variable `self` is in use.
+# The code objects that run while the writer in their variable `self` is in use.
 _codes: set[CodeType] = set()
 
 
 def note_exclusive(method: Callable[..., Any]) -> None:
-    """Note a method that acquires its writer's lock by itself."""
+    """Register a method that acquires its writer's lock itself."""
     _codes.add(method.__code__)
 
 
@@ -108,7 +110,7 @@ def one_call_at_a_time(method: Method) -> Method:
 
 
 def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
-    """Acquire a writer's lock for good; False where a call did not end in time.
+    """Acquire a writer's lock for good; False if a call did not end in time.
 
     It may be repeated after an interrupt.
     """
@@ -121,7 +123,7 @@ def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
 
 
 def is_inside(writer: Any) -> bool:
-    """Tell whether this thread is in the middle of a call of a writer: a signal's handler runs there, or a caster."""
+    """Return whether this thread is inside a call of a writer: it then runs a signal handler, or a caster."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _codes and frame.f_locals.get("self") is writer:
@@ -130,14 +132,14 @@ def is_inside(writer: Any) -> bool:
     return False
 
 
-# --- writers that nobody closed ---------------------------------------------------------------------------------------
+# --- writers that were not closed -------------------------------------------------------------------------------------
 
-# A daemon thread may be in the middle of an append when the interpreter ends.
+# Seconds to wait for a daemon thread that is appending when the interpreter ends.
 _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """What is left of a writer, and the writer where the interpreter ends before that is gone."""
+    """The rest of a dropped writer, and the writer itself if the interpreter ends before it is collected."""
 
     episode_writer: EpisodeWriter
     lock: CallLock
@@ -145,12 +147,12 @@ class Dropped(NamedTuple):
 
 
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
-    """Return what to ``detach()`` when the writer is closed; it is not ``alive`` where the interpreter has ended it."""
+    """Return a finalizer to ``detach()`` when the writer is closed; it is not ``alive`` after the interpreter's end."""
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
 
-# The collector may come in the middle of anything, in a thread that holds any lock: what it finds is put on a queue
-# that takes it even then, and another thread does the work, started by the only call that waits for no other thread.
+# The garbage collector may run at any point, in a thread that holds any lock. So dropped writers go to a queue that
+# accepts them even then. Another thread does the work, started by the only call that waits for no other thread.
 _waiting: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
 _working = _thread.allocate_lock()
 _ending = False
@@ -165,7 +167,7 @@ def _drop(dropped: Dropped, owner: int) -> None:
         _waiting.put(dropped)
         try:
             _thread.start_new_thread(seal_dropped, ())
-        except RuntimeError:  # the interpreter is ending: `_end` does it
+        except RuntimeError:  # the interpreter is ending: `_end` seals it
             pass
     warnings.warn(
         f"a writer of {dropped.episode_writer.path} was not closed, and its segments are sealed only now: close it, or "
@@ -176,7 +178,7 @@ def _drop(dropped: Dropped, owner: int) -> None:
 
 
 def seal_dropped() -> None:
-    """Seal what dropped writers have left, and wait for that."""
+    """Seal the segments of dropped writers, and wait for it."""
     with _working:
         while True:
             try:
@@ -187,7 +189,7 @@ def seal_dropped() -> None:
 
 
 def _seal(dropped: Dropped) -> None:
-    """Seal what a writer has, and wait for it; where that fails, the next process that opens the store does it."""
+    """Seal a writer's segments, and wait for it; if that fails, the next process that opens the store seals them."""
     writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:
         writer.refuse_calls()  # of daemon threads
@@ -208,10 +210,10 @@ def _end() -> None:
 
 def _renew() -> None:
     global _waiting, _working
-    _waiting, _working = queue.SimpleQueue(), _thread.allocate_lock()  # what waits is the parent's
+    _waiting, _working = queue.SimpleQueue(), _thread.allocate_lock()  # the queued writers are the parent's
 
 
 os.register_at_fork(after_in_child=_renew)
-# Called before the finalizers of writers that are still there, which register at the first one.
+# Runs before the finalizers of existing writers, which are registered at the first one.
 weakref.finalize(Dropped, int)
 atexit.register(_end)

@@ -1,4 +1,4 @@
-"""Rate limiters: how many steps are drawn for each that is inserted, kept between bounds across processes."""
+"""Rate limiters: they keep the ratio of drawn to inserted steps between bounds, across processes."""
 
 import math
 import os
@@ -14,44 +14,45 @@ from diskreplay.segments.documents.limiters import SLOTS, Inserted, StepCounter,
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.locks import Lock, try_lock
 
-# Between two looks at the counts: short at first, for the other side may be in the middle of its step.
+# Seconds between checks of the counts: short at first, as the other side may be about to finish its step.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.0002, 0.01, 1.5
 
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Keeps samplers and writers of a store in step: each waits while it is too far ahead of the other.
+    """Keeps samplers and writers of a store in step: each side waits while it is too far ahead of the other.
 
-    With ``offset = samples_per_insert * min_size``, in steps, as Reverb (Cassirer et al. 2021) has it:
+    The rule is Reverb's (Cassirer et al. 2021), counted in steps, with ``offset = samples_per_insert * min_size``:
 
-    - n steps may be drawn when the store holds `min_size`, and then
+    - n steps may be drawn when the store holds `min_size`, and
       ``inserted * samples_per_insert - drawn - n >= offset - error_buffer``;
     - a step may be inserted while the store holds fewer than `min_size`, or when
       ``(inserted + 1) * samples_per_insert - drawn <= offset + error_buffer``.
 
-    Steps that are appended in one call, of a vector's lanes or of an episode, go in together as soon as the first of
-    them may. Inserted are all steps ever committed, by writers without the limiter too; drawn are those of samplers
-    with a limiter of this name. Give the same numbers everywhere.
+    Steps that are appended in one call, of a vector's lanes or of an episode, are inserted together as soon as the
+    first of them may be. All steps ever committed count as inserted, also those of writers without the limiter. Steps
+    drawn by samplers with a limiter of this name count as drawn. Use the same arguments everywhere.
 
-    Immutable; may be given to any number of writers and samplers, in any processes on this machine.
+    Immutable; any number of writers and samplers, in any processes on this machine, may use it.
 
     Parameters
     ----------
     samples_per_insert : float
-        Steps drawn for each one inserted, on average.
+        The average number of steps drawn for each step inserted.
     min_size : int
-        Steps that the store holds before any is drawn.
+        The number of steps that the store must hold before any is drawn.
     error_buffer : float
-        How far, in steps drawn, either side may be ahead: at least half of a batch and `samples_per_insert` together.
+        The number of drawn steps by which either side may be ahead: at least half of the sum of a batch's steps and
+        `samples_per_insert`.
     name : str
-        Limiters of one name in one store count together.
+        Limiters of the same name in one store count together.
     timeout : float or None
-        Seconds after which a call that has to wait raises RateLimited; None waits forever.
+        Seconds after which a waiting call raises RateLimited; None waits forever.
 
     Raises
     ------
     ValueError
-        An argument is invalid, or with them and no timeout both sides could wait for each other forever.
+        An argument is invalid, or both sides could wait for each other forever, as there is no timeout.
     """
 
     samples_per_insert: float
@@ -76,17 +77,17 @@ class RateLimiter:
 
     @property
     def offset(self) -> float:
-        """The difference of ``inserted * samples_per_insert`` and drawn that the limiter keeps to."""
+        """The value of ``inserted * samples_per_insert - drawn`` around which the limiter keeps it."""
         return self.samples_per_insert * self.min_size
 
     def check_batch(self, steps: int) -> None:
-        """Refuse a batch with which both sides could wait for each other, where they would wait forever.
+        """Refuse a batch with which both sides could wait for each other forever.
 
         Raises
         ------
         ValueError
-            `timeout` is None and `error_buffer` is less than half of the batch's steps and `samples_per_insert`
-            together.
+            `timeout` is None, and `error_buffer` is less than half of the sum of the batch's steps and
+            `samples_per_insert`.
         """
         if self.timeout is None and not self.fits(steps):
             raise ValueError(
@@ -96,37 +97,37 @@ class RateLimiter:
             )
 
     def fits(self, steps: int) -> bool:
-        """Tell whether a batch of so many steps may be drawn sooner or later, as long as writers go on."""
+        """Return whether a batch of ``steps`` steps may be drawn sooner or later, as long as writers insert."""
         return self.error_buffer >= self._least_buffer(steps)
 
     def _least_buffer(self, steps: int) -> float:
-        # The bounds are 2 * error_buffer apart. Inserting stops less than one insert below the upper one, and there a
+        # The bounds are 2 * error_buffer apart. Inserting stops less than one insert below the upper bound, and there a
         # batch must fit above the lower one.
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
-        """Tell whether a step may be inserted."""
+        """Return whether a step may be inserted."""
         if inserted.held < self.min_size:
             return True
         lead = (inserted.ever + 1) * self.samples_per_insert - drawn
         return lead <= self.offset + self.error_buffer + _rounding(lead, drawn)
 
     def may_draw(self, inserted: Inserted, drawn: int, steps: int) -> bool:
-        """Tell whether so many steps may be drawn."""
+        """Return whether ``steps`` steps may be drawn."""
         if inserted.held < self.min_size:
             return False
         lead = inserted.ever * self.samples_per_insert - drawn - steps
         return lead >= self.offset - self.error_buffer - _rounding(lead, drawn)
 
     def attach(self, store: Any) -> "AttachedLimiter":
-        """Return the limiter of a store, open with mode "a"; one for each writer and each sampler.
+        """Return the limiter at work in a store, open with mode "a"; each writer and each sampler needs its own.
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         StorageFull
-            There is no room for the limiter's counts.
+            The disk has no room for the limiter's counts.
         """
         if store.mode != "a":
             raise ReadOnlyError(
@@ -136,19 +137,18 @@ class RateLimiter:
 
 
 def _rounding(lead: float, drawn: int) -> float:
-    """Return more than rounding can take from a lead: with the least error_buffer, both sides would wait for ever."""
+    """Return more than a lead's rounding error: with the least error_buffer, both sides could else wait forever."""
     return 1e-12 * (1.0 + abs(lead) + drawn)
 
 
 class AttachedLimiter:
     """A limiter at work for one writer or one sampler.
 
-    The rule holds exactly, with any number of processes: whoever inserts or draws holds the limiter's lock from the
-    look at the counts to their change. Steps drawn are added to one of the limiter's 64 slots, that of the process's
-    number; two samplers may share one, for they add under the lock. A process that dies frees the lock and leaves its
-    counts.
+    The rule holds exactly, with any number of processes: a process holds the limiter's lock from reading the counts
+    until it has changed them. Drawn steps are added to one of the limiter's 64 slots, chosen by the process id. Two
+    samplers may share a slot, as they add under the lock. A process that dies frees the lock, and its counts stay.
 
-    Concurrency: one thread at a time, as the writer's or sampler's own. A forked child may go on using it.
+    Concurrency: one thread at a time, as for the writer or sampler itself. A forked child may use it.
     """
 
     def __init__(self, limiter: RateLimiter, root: Root) -> None:
@@ -160,7 +160,7 @@ class AttachedLimiter:
             self._steps = StepCounter(root)
 
     def counts(self) -> tuple[Inserted, int]:
-        """Return the steps inserted, and the steps drawn."""
+        """Return the counts of inserted steps, and the number of drawn steps."""
         inserted = self._steps.read()
         capacity = self._root.limits.capacity
         held = inserted.held if capacity is None else min(inserted.held, capacity)
@@ -168,10 +168,10 @@ class AttachedLimiter:
 
     @contextmanager
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Wait until a step may be inserted, and let nobody else insert or draw during the block that commits it.
+        """Wait until a step may be inserted, and let no other insert or draw during the block that commits it.
 
-        While it waits, ``check`` is called now and then; what it raises ends the wait, and nothing changed. Raises
-        RateLimited where it may not within the timeout; nothing changed.
+        While it waits, ``check`` is called now and then; an exception of it ends the wait. Raises RateLimited at the
+        timeout. In both cases nothing has changed.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
@@ -180,11 +180,11 @@ class AttachedLimiter:
             lock.release()
 
     def draw(self, steps: int) -> None:
-        """Wait until so many steps may be drawn, and count them as drawn.
+        """Wait until ``steps`` steps may be drawn, and count them as drawn.
 
-        Raises RateLimited where they may not within the timeout, StorageFull where the file system copies on write and
-        there is no room for the count, both with nothing changed; ValueError where both sides could wait for each other
-        and there is no timeout.
+        Raises RateLimited at the timeout, and StorageFull if the file system copies on write and has no room for the
+        count; nothing has changed then. Raises ValueError if both sides could wait for each other and there is no
+        timeout.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")
@@ -194,9 +194,9 @@ class AttachedLimiter:
             lock.release()
 
     def _wait(self, may: Callable[[Inserted, int], bool], what: str, check: Callable[[], None] = lambda: None) -> Lock:
-        """Return the lock, held, when the counts allow it.
+        """Return the lock, held, when the counts allow the operation.
 
-        Raises StoreNotFound where the store was deleted or replaced since it was opened.
+        Raises StoreNotFound if the store was deleted or replaced since it was opened.
         """
         try:
             return self._wait_for(may, what, check)

@@ -1,4 +1,4 @@
-"""The background thread that brings what writers published to the disk, so that no append waits for it."""
+"""The background thread that makes published rows durable, so that no append waits for the disk."""
 
 import threading
 import time
@@ -15,8 +15,8 @@ Durability = str | float
 
 DEFAULT_DURABILITY_S = 5.0
 _MOST_SECONDS = 1_000_000
-# More segments than these share two syncs of the file system. To sync the files of fewer does not wait for what other
-# programs write.
+# More segments than these are marked together, with two syncs of the file system. Syncing the files of fewer segments
+# does not wait for the writes of other programs.
 _MOST_ALONE = 4
 
 
@@ -36,16 +36,16 @@ class Marked(Protocol):
     """The open segments of a writer, as the thread sees them."""
 
     def fail(self, error: Exception) -> None:
-        """Take note of what went wrong: the writer's next call raises it."""
+        """Record an error: the writer's next call raises it."""
 
     @property
     def open(self) -> Iterable[SegmentWriter]:
-        """The segments at this moment; asked for by any thread."""
+        """The present segments; any thread may ask."""
 
 
 @dataclass(eq=False)
 class _Left:
-    """A segment that its writer has left, and when rows of it that no mark covers have to be marked."""
+    """A segment that its writer has left, and the time at which its unmarked rows are due."""
 
     segment: SegmentWriter
     writer: Marked
@@ -54,7 +54,7 @@ class _Left:
 
 
 class Marker:
-    """Marks the segments of writers, of each every so many seconds.
+    """Marks the segments of writers, each writer's at its own interval in seconds.
 
     A segment that its writer has left is marked until it is sealed, which may take longer than the interval.
 
@@ -67,22 +67,22 @@ class Marker:
         self._condition = threading.Condition()
         self._every: dict[Marked, float] = {}
         self._due: dict[Marked, float] = {}
-        self._left: dict[int, _Left] = {}  # by number
+        self._left: dict[int, _Left] = {}  # by segment number
         self._busy = threading.RLock()  # held while segments are being marked
         self._thread: threading.Thread | None = None
-        self._file_system: FileSystemSync | None = None  # there as long as the thread
+        self._file_system: FileSystemSync | None = None  # exists as long as the thread
 
     def add(self, segments: Marked, every_s: float) -> None:
-        """Begin to mark what is published in the segments of a writer."""
+        """Start marking the published rows in the segments of a writer."""
         with self._condition:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s
             if self._thread is None:
-                # A daemon: an interpreter that ends without close() has what was marked until then.
+                # A daemon: if the interpreter ends without close(), the earlier marks count.
                 thread = threading.Thread(target=self._run, name="diskreplay-marker", daemon=True)
                 try:
                     thread.start()
-                except BaseException:  # the system has no thread left
+                except BaseException:  # the system allows no more threads
                     del self._every[segments], self._due[segments]
                     self._file_system = None
                     raise
@@ -91,9 +91,9 @@ class Marker:
                 self._condition.notify_all()
 
     def remove(self, segments: Marked) -> None:
-        """Mark the open segments of a writer no more; none is being marked when this returns. Twice is fine.
+        """Stop marking the open segments of a writer, and wait for a mark in progress. Calling it twice is allowed.
 
-        Those that it has left are marked until `forget`.
+        Segments that the writer has left are marked until `forget`.
         """
         with self._condition:
             self._every.pop(segments, None)
@@ -102,18 +102,18 @@ class Marker:
         self._end_if_idle()
 
     def leave(self, segments: Marked, segment: SegmentWriter) -> None:
-        """Go on to mark a segment that a writer leaves; the writer was added, and was not removed yet."""
+        """Keep marking a segment that a writer leaves; the writer was added, and was not removed yet."""
         with self._condition:
-            if segments in self._every:  # else a mark failed, and what the disk holds is unknown
+            if segments in self._every:  # else a mark failed, and it is unknown which rows are durable
                 left = _Left(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 
     def has_left(self, number: int) -> bool:
-        """Whether a segment that its writer has left is still marked."""
+        """Return whether a segment that its writer has left is still marked."""
         return number in self._left
 
     def wait(self) -> None:
-        """Wait for the marks that are being made: whoever seals a segment that was left before may begin then.
+        """Wait for the marks in progress: segments that were left before may be sealed after this.
 
         Later marks of such a segment do not disturb sealing.
         """
@@ -121,14 +121,14 @@ class Marker:
             pass
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Mark segments no more that are sealed, or whose locks are about to be released."""
+        """Stop marking segments that are sealed, or whose locks are about to be released."""
         with self._busy, self._condition:
             for number in numbers:
                 self._left.pop(number, None)
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """Where nothing is left to be marked, wait until the thread has ended, or there is something again."""
+        """If there is nothing to mark, wait until the thread has ended, or has work again."""
         with self._condition:
             thread = self._thread
             self._condition.notify_all()
@@ -148,7 +148,7 @@ class Marker:
             self._mark(due)
 
     def _next(self) -> list[Marked] | None:
-        """Wait until something is due, and return the writers that are; None: there are none any more."""
+        """Wait until a writer or segment is due, and return the due writers; None: there is no work any more."""
         with self._condition:
             while self._has_work:
                 left = [one.due for one in self._left.values() if one.segment.has_unmarked]
@@ -164,25 +164,25 @@ class Marker:
             return None
 
     def _mark(self, due: Sequence[Marked]) -> None:
-        """Mark the segments of writers, and all that writers have left: these are marked once, whenever that is."""
+        """Mark the segments of due writers, and all segments that writers have left."""
         writers: dict[SegmentWriter, Marked] = {}
         with self._busy:
             try:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        one.due = time.monotonic() + one.every_s  # where there is no room
-                # Those that a writer leaves from now on are not sealed before this is done.
+                        one.due = time.monotonic() + one.every_s  # tried again then if there is no room
+                        # A segment that a writer leaves after this is not sealed before this is done.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
                 writers |= {one.segment: one.writer for one in left}
                 if writers:
                     self._root.check_still_there()
                     self._fail(writers, self._mark_each(list(writers)))
-            except Exception as error:  # also what nobody foresaw: rows that are not marked must not stay untold
+            except Exception as error:  # also unexpected ones: the writer must learn that its rows are not marked
                 self._fail(writers, dict.fromkeys(writers, error))
 
     def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:
-        """Mark some segments; return what went wrong with which."""
+        """Mark some segments; return the errors by segment."""
         if len(segments) > _MOST_ALONE and self._file_system is not None:
             return mark_together(segments, self._file_system.sync)
         failed: dict[SegmentWriter, Exception] = {}
@@ -197,5 +197,5 @@ class Marker:
         for segment, error in failed.items():
             reason = self._root.reason(error)
             has_left = not isinstance(reason, StorageFull) and self._left.pop(segment.number, None) is not None
-            if not (has_left and isinstance(reason, FileNotFoundError)):  # else it was sealed meanwhile, and evicted
+            if not (has_left and isinstance(reason, FileNotFoundError)):  # else it was sealed and evicted meanwhile
                 writers[segment].fail(reason)

@@ -1,6 +1,6 @@
-"""The rotation of a writer's segments: which one each lane writes to, and when it moves on to the next one.
+"""The rotation of a writer's segments: the segment of each lane, and the move to the next one.
 
-Threads in the background make that one and its chunks, so that no append waits for files.
+Background threads make the next segment and its chunks, so that no append waits for files.
 """
 
 import os
@@ -26,16 +26,16 @@ from diskreplay.writing.sealer import Sealer
 
 
 class Preallocator:
-    """Makes the segment after the present one, with the blocks of its first chunks, before it is needed.
+    """Makes the segment after the present one, with disk blocks for its first chunks, before it is needed.
 
-    Until `acquire` it has no number and no place among the segments: readers do not see it, and a process that dies
-    leaves a folder whose lock is free, which the next one that opens the store with mode "a" removes.
+    Until `acquire` it has no number and no place among the segments: readers do not see it. A process that dies leaves
+    a folder with a free lock, which the next process that opens the store with mode "a" removes.
 
-    It also reserves the next rows of lanes, in a second thread: see `SegmentWriter.reserve_ahead`. That one unmaps the
-    segments that the writer has left, too.
+    A second thread reserves the next rows of lanes: see `SegmentWriter.reserve_ahead`. It also unmaps the segments that
+    the writer has left.
 
     Concurrency: the thread that uses the writer. The first thread lives while there is work, the second from its first
-    work on until `close`.
+    work until `close`.
     """
 
     def __init__(self, root: Root, retention: Retention) -> None:
@@ -46,9 +46,9 @@ class Preallocator:
         self._reserver = Workers(1, "diskreplay-reserver")
 
     def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
-        """Begin to make a segment; returns at once. See `draft_segment`."""
+        """Start making a segment, and return at once. See `draft_segment`."""
         if self._thread is None and self._made is None:
-            # A daemon: an interpreter that ends without close() leaves the draft to the next process.
+            # A daemon: if the interpreter ends without close(), the next process gets the draft.
             self._thread = threading.Thread(
                 target=self._make, args=(writer, lanes, size, has_priority), name="diskreplay-preallocator", daemon=True
             )
@@ -68,7 +68,7 @@ class Preallocator:
                 raise
             self._made = segment
         except (OSError, ReplayError):
-            # No room, or a folder that is gone: whoever needs the segment makes it itself, and says what is wrong.
+            # No room, or the folder is gone: the call that needs the segment makes it, and raises the error.
             pass
 
     def _wait(self) -> SegmentWriter | None:
@@ -79,9 +79,9 @@ class Preallocator:
         return made
 
     def acquire(self) -> SegmentWriter | None:
-        """Return the segment, placed among the others, or None where none was made. Waits for one that is begun.
+        """Return the segment, placed among the others, or None if none was made. Waits for one in progress.
 
-        Raises StoreLocked where the store lock was not free for a minute, StoreNotFound where the store was deleted or
+        Raises StoreLocked if the store lock stayed taken for a minute, StoreNotFound if the store was deleted or
         replaced since it was opened.
         """
         segment = self._wait()
@@ -97,12 +97,12 @@ class Preallocator:
         return segment
 
     def discard(self) -> bool:
-        """Remove the segment that was made, or is being made; return whether there was one.
+        """Remove the segment that was made or is being made; return whether there was one.
 
-        One that found no room itself counts: it had taken what is free now.
+        One that failed for lack of room counts too: the space that it had taken is free now.
         """
         if os.getpid() != self._pid:
-            return False  # a forked child's copy: the parent's segment stays the parent's
+            return False  # a forked child's copy: the segment belongs to the parent
         begun = self._thread is not None
         segment = self._wait()
         if segment is not None:
@@ -110,24 +110,24 @@ class Preallocator:
         return begun or segment is not None
 
     def unmap(self) -> None:
-        """Unmap what was made, in a forked child."""
+        """Unmap the prepared segment, in a forked child."""
         if self._made is not None:
             self._made.release()
 
     def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
-        """Have rows that lanes of a segment need soon reserved; returns at once."""
+        """Start reserving rows that lanes of a segment will soon need, and return at once."""
         segment.begin_reserving()
         self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
 
     def unmap_later(self, held: list[Mapping]) -> None:
-        """Have the chunks of a segment that its writer has left unmapped in the background: each takes milliseconds.
+        """Unmap the chunks of a segment that its writer has left in the background: each takes milliseconds.
 
-        The caller must hold no reference to them. Where no thread can do it, they are unmapped at once.
+        The caller must hold no reference to them. If no thread can be started, they are unmapped at once.
         """
         self._reserver.begin(Job(held.clear))
 
     def close(self) -> None:
-        """Remove the segment that was made ahead, and end the threads."""
+        """Remove the prepared segment, and end the threads."""
         self.discard()
         self._reserver.close()
 
@@ -136,27 +136,28 @@ class Preallocator:
         remove_draft(segment.info, segment.lock)
 
 
-# --- which segment each lane writes to -------------------------------------------------------------------------------
+# --- the segment of each lane ----------------------------------------------------------------------------------------
 
-# A lane that does not append keeps its segment, and with it the writer's next one, open for so many targets of rows.
+# A lane that does not append keeps its segment open, and with it the writer's next one, for this many targets of rows.
 _MOST_TARGETS = 16
 
-# An episode that comes step by step, in a segment of its own.
+# A segment for one episode whose length is not known yet.
 _UNKNOWN = Size(256)
-# How many bytes a chunk has at least, by the rows of a quarter of a segment: to make, seal and delete a file takes as
-# long as thousands of steps. Of the shortest segments a page would have all rows, and damage to it would cost all.
+# The minimum bytes of a chunk, by the rows of a quarter of a segment. Creating, sealing and deleting a file takes as
+# long as thousands of steps. The shortest segments have no minimum: all their rows would be in one page, and damage to
+# it would cost all.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
-# A segment that is a quarter full sooner would be full before the next one is ready.
+# If a segment is a quarter full sooner, it would be full before the next one is ready.
 LEAST_QUARTER_S = 0.05
 
 
-# What the writers of the parent write to must not stay on disk because a child has it mapped.
+# Segments that the parent's writers leave must not stay on disk because a child has them mapped.
 _alive = told_of_forks(lambda rotation: rotation.unmap())
 
 
 class Rotation:
-    """The open segments of one writer: at most two, or one a lane in the layout of one group an episode.
+    """The open segments of one writer: at most two, or one per lane with ``segment_steps="episode"``.
 
     ``cut`` ends a lane's open episode. Concurrency: as `EpisodeWriter`.
     """
@@ -184,14 +185,14 @@ class Rotation:
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
         self.preallocator = Preallocator(root, retention)
-        self._has_preallocated = False  # whether the segment after the newest was asked for
+        self._has_preallocated = False  # whether the segment after the newest was requested
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
-        self._members: dict[int, set[Lane]] = {}  # lanes that write to a segment, by its number
+        self._members: dict[int, set[Lane]] = {}  # by segment number: the lanes that write to it
         _alive.add(self)
         self.changes = 0  # how many times a segment was opened or released
-        self.waits_for_sealing = False  # whether segments were handed over to be sealed since the last flush
-        self.failure: Exception | None = None  # what went wrong in the background
+        self.waits_for_sealing = False  # whether segments were submitted for sealing since the last flush
+        self.failure: Exception | None = None  # an error of a background thread
         self._seals = True
         self._marker: Marker | None = None
         self._refuse_calls: Callable[[], Callable[[], None] | None] = lambda: None
@@ -204,35 +205,35 @@ class Rotation:
     def begin_marking(
         self, marker: Marker, durability: Durability, refuse_calls: Callable[[], Callable[[], None] | None]
     ) -> None:
-        """Have what is published made durable in the background, until `abandon`.
+        """Make published rows durable in the background, until `abandon`.
 
-        What a weak reference ``refuse_calls`` gives, if anything, is called when that fails.
+        If that fails, the function that the weak reference ``refuse_calls`` returns, if any, is called.
         """
         if durability != "none":
             self._marker, self._refuse_calls = marker, refuse_calls
             marker.add(self, DEFAULT_DURABILITY_S if durability == "episode" else float(durability))
 
     def fail(self, error: Exception) -> None:
-        """Take note of what went wrong in the background: the writer's next call raises it."""
+        """Record an error of a background thread: the writer's next call raises it."""
         self.failure = error
         if (refuse_calls := self._refuse_calls()) is not None:
             refuse_calls()
 
-    # --- when a segment ends ----------------------------------------------------------------------------------------
+    # --- the end of a segment ----------------------------------------------------------------------------------------
 
     def has_to_end(self, segment: SegmentWriter) -> bool:
-        """Whether an open episode must be cut because its segment has to end."""
+        """Return whether an open episode must be cut because its segment has to end."""
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
         return self._holds(segment, 2) and (self._holds(segment, _MOST_TARGETS) or not self._older_lanes())
 
     def _holds(self, segment: SegmentWriter, targets: int) -> bool:
-        """Whether a segment has so many times the rows at which it is full."""
+        """Return whether a segment has ``targets`` times the rows at which it is full."""
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
 
     def has_room_for_episode(self) -> bool:
-        """Whether the newest segment has room for an episode that begins now."""
+        """Return whether the newest segment has room for an episode that begins now."""
         newest = self.newest
         return newest is not None and not self._is_full(newest, 1)
 
@@ -243,14 +244,15 @@ class Rotation:
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
 
     def _older_lanes(self) -> list[Lane]:
-        """Return the lanes still in the segment before the newest; none in the layout of one group an episode."""
+        """Return the lanes still in the segment before the newest; none with one segment per episode."""
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
     def row_limits(self) -> tuple[int, int]:
-        """Return how many rows a lone lane may have in its segment before this has to be asked again.
+        """Return how many rows a lone lane may have in its segment before `EpisodeWriter` has to ask again.
 
-        First of any step, for `preallocate` and `has_to_end`; then of one that begins an episode, for `assign_segment`.
+        The first number is for any step: `preallocate` and `has_to_end`. The second is for a step that begins an
+        episode: `assign_segment`.
         """
         if self.segment_per_episode:
             return 2 * self._target, 1
@@ -258,7 +260,7 @@ class Rotation:
         return limit, min(limit, self._target)
 
     def begin_priorities(self) -> None:
-        """Give all segments the array of initial priorities, from now on. Raises as `Retention.add_priority`."""
+        """Give all segments the array of initial priorities from now on. Raises as `Retention.add_priority`."""
         for segment in self.open:
             self._add_priority(segment)
         self.has_priority = True
@@ -270,7 +272,7 @@ class Rotation:
     # --- moving ------------------------------------------------------------------------------------------------------
 
     def assign_segment(self, lane: Lane, rows: int) -> None:
-        """Give a lane between two episodes a segment with room for ``rows`` rows."""
+        """Assign a segment with room for ``rows`` rows to a lane between two episodes."""
         segment = lane.segment
         if self.segment_per_episode:
             if segment is None or segment.rows[0]:
@@ -283,7 +285,7 @@ class Rotation:
         if newest is None or self._is_full(newest, rows):
             older = self._older_lanes()
             if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
-                # It goes on, full as it is, until the lanes in the one before are cut at their next append.
+                # The full segment is used further, until the lanes in the one before are cut at their next append.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -298,7 +300,7 @@ class Rotation:
         self._move(lane, newest)
 
     def preallocate(self) -> None:
-        """Have the next segment made in the background when the newest one is a quarter full."""
+        """Start making the next segment in the background when the newest one is a quarter full."""
         newest = self.newest
         if self._has_preallocated or newest is None or 4 * newest.total_rows < self._target:
             return
@@ -307,7 +309,7 @@ class Rotation:
             self.preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def _size(self) -> Size:
-        # A quarter: a chunk that is begun has its blocks, and what lies unused in it should be small beside the rest.
+        # A quarter: a chunk that was begun has all its disk blocks, and the unused part should be small.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
         if len(self._lanes) > layout.CLOSE_LANES:
             close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
@@ -321,7 +323,7 @@ class Rotation:
             segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
         elif self.has_priority:
             try:
-                self._add_priority(segment)  # it may have been asked for before
+                self._add_priority(segment)  # it may have been requested before priorities were used
             except BaseException:
                 segment.close()
                 self._hand_over(segment)
@@ -345,9 +347,9 @@ class Rotation:
                 self._leave(before)
 
     def _leave(self, segment: SegmentWriter, *, seal: bool = True, ends: bool = False) -> None:
-        """Release a segment that no lane writes to, and have it sealed; it may be repeated after an interrupt.
+        """Release a segment that no lane writes to, and submit it for sealing; it may be repeated after an interrupt.
 
-        Unless the writer ``ends``, the chunks of several lanes are unmapped in the background.
+        The chunks of several lanes are unmapped in the background, unless the writer ``ends``.
         """
         self.changes += 1
         if self._marker is not None and seal:
@@ -361,17 +363,17 @@ class Rotation:
             self._hand_over(segment)
         else:
             segment.lock.release()
-        # Last: until then an interrupt leaves it among the open ones.
+        # Last: an interrupt before this leaves it among the open segments.
         self._members.pop(segment.number, None)
         self.by_number.pop(segment.number, None)
 
     def _hand_over(self, segment: SegmentWriter) -> None:
-        """Have a segment that is closed sealed in the background, when all that was appended is published."""
+        """Submit a closed segment for sealing, which waits until all appended rows are published."""
         self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
-        """Unmap everything, in a forked child: its locks were released already."""
-        self._marker = None  # it has what the parent's writers have left
+        """Unmap everything, in a forked child; its locks are already released."""
+        self._marker = None  # it has segments that the parent's writers have left
         for lane in self._lanes:
             lane.cursor = None
         for segment in self.by_number.values():
@@ -379,13 +381,13 @@ class Rotation:
         self.preallocator.unmap()
 
     def abandon(self, *, seal: bool = True) -> None:
-        """Release every segment as it is; each is sealed up to what was committed, now or by the next process.
+        """Release every segment unchanged; each is sealed up to its committed rows, now or by the next process.
 
-        It may be repeated after an interrupt; without ``seal`` once, nothing is sealed by this process any more.
+        It may be repeated after an interrupt. After one call without ``seal``, this process seals nothing any more.
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:
-            self._marker.remove(self)  # first: whoever takes a lock that is released seals the segment
+            self._marker.remove(self)  # first: a process that takes a released lock seals the segment
         try:
             for lane in self._lanes:
                 lane.segment = lane.cursor = None

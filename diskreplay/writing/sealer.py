@@ -1,4 +1,4 @@
-"""The background thread that seals segments, many at once, so that no collector waits for a disk."""
+"""The background thread that seals segments, many at once, so that no collecting process waits for a disk."""
 
 import threading
 import time
@@ -15,17 +15,18 @@ from diskreplay.writing.marker import Marker
 
 # Each waiting segment holds the descriptor of its lock.
 _MOST_WAITING = 128
-# With a segment for each episode, syncs one after the other would slow down their making: a batch waits for more.
+# With one segment per episode, syncing each would slow down the making of segments: a batch waits for more.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
-# Between two looks for whether whoever holds a segment's lock has sealed it: it syncs, which takes as long at least.
+# Seconds between checks whether the holder of a segment's lock has sealed it. Its sync takes at least as long.
 _POLL_S = 0.01
 
 
 class Sealer:
-    """Seals segments handed to it, in the order they came.
+    """Seals submitted segments, in the order in which they came.
 
-    ``after`` is called when some were. ``marker`` marks those that writers have left, until they are sealed.
+    ``after`` is called when segments were sealed. ``marker`` marks segments that writers have left, until they are
+    sealed.
 
     Concurrency: any thread of the process that made it. The thread lives while there is work.
     """
@@ -38,9 +39,9 @@ class Sealer:
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        # Until there is room again. The locks of marked segments are held until `drain` has raised the error.
+        # Segments that wait for room. The locks of marked ones are held until `drain` has raised the error.
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
-        self._is_behind = False  # there was no room for what follows sealing
+        self._is_behind = False  # whether ``after`` found no room
         self._of_dead_writers: set[int] = set()
         self._delayed: dict[int, Callable[[], None]] = {}  # by the number of the segment
 
@@ -52,15 +53,15 @@ class Sealer:
         of_dead_writer: bool = False,
         publish_delayed: Callable[[], None] | None = None,
     ) -> None:
-        """Take over an unsealed segment with its lock; waits while too many are waiting.
+        """Submit an unsealed segment with its lock; waits while too many are waiting.
 
-        ``publish_delayed`` publishes what a full disk has delayed, or raises StorageFull where there is still no room.
-        It is called before the segment is sealed.
+        ``publish_delayed`` publishes counters that a full disk has delayed, or raises StorageFull if there is still no
+        room. It is called before the segment is sealed.
 
-        One that was submitted before is not sealed again: after an interrupt nobody knows whether it was.
+        A segment that was already submitted is not sealed again: after an interrupt, the caller may submit it twice.
 
-        One of a dead writer that turns out to be damaged is left as it is: readers warn of it, and repair is asked for
-        by hand. What this process wrote itself has to be sealed.
+        A damaged segment of a dead writer is left as it is: readers warn of it, and the user runs repair. A segment
+        that this process wrote must be sealed.
         """
         if of_dead_writer:
             self._of_dead_writers.add(info.number)
@@ -75,21 +76,21 @@ class Sealer:
                 self._begin()
 
     def _begin(self) -> None:
-        """Start a thread that seals, unless another one does; a signal's handler may raise before it is there."""
+        """Start a sealing thread, unless one is running; a signal handler may raise before it has started."""
         try:
-            # A daemon: an interpreter that ends without close() leaves the segment to the next process.
+            # A daemon: if the interpreter ends without close(), the next process seals the segment.
             threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
         except RuntimeError:
-            # The interpreter is ending, which from Python 3.12 on begins no threads: seal in this one.
+            # The interpreter is ending; from Python 3.12 on it starts no more threads. Seal in this one.
             self._seals_at_once = True
             self._run()
 
     def drain(self) -> None:
-        """Wait until everything is sealed.
+        """Wait until all submitted segments are sealed.
 
-        Raises StorageFull where there is no room to seal a segment: it is whole and readable, the next call tries
-        again, as does the next open with mode "a". Raises OSError with what else kept a segment from being sealed; the
-        next process with write access, or the next open with mode "a", seals it.
+        Raises StorageFull if there is no room to seal a segment. Its rows are intact and readable, and the next call
+        tries again, as does the next open with mode "a". Raises OSError for any other error that kept a segment from
+        being sealed. The next process with write access, or the next open with mode "a", then seals it.
         """
         self._resubmit_postponed()
         with self._condition:
@@ -98,17 +99,17 @@ class Sealer:
             while self._runner != threading.get_ident() and self._has_work:
                 if self._runner is None:
                     self._begin()
-                if self._has_work:  # else this thread has done it: there is no other one
+                if self._has_work:  # else this thread has done the work
                     self._condition.wait()
         self._seals_at_once = False
         with self._condition:
             postponed = self._postponed
             self._postponed = {number: (info, None, full) for number, (info, _, full) in postponed.items()}
-        # Others may seal what is postponed as soon as there is room.
+        # Other processes may seal postponed segments when there is room.
         self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
         error, self._error = self._error, None
         if error is not None:
-            # Once more: while the store was being deleted, it was still there.
+            # Once more: the store may have been deleted only in part when the error was raised.
             raise self._root.reason(error)
         for _, _, full in postponed.values():
             raise full
@@ -130,7 +131,7 @@ class Sealer:
                 self.submit(info, lock)
 
     def _resubmit(self, info: SegmentInfo) -> None:
-        """Submit a segment again whose lock was released, or wait for whoever seals it meanwhile."""
+        """Submit a segment again whose lock was released, or wait for another process that seals it."""
         try:
             while not read_segment(self._root, info.number).sealed:
                 if (lock := try_lock(info.lock_path)) is None:
@@ -141,10 +142,10 @@ class Sealer:
                     self.submit(info, lock)
                     return
         except FileNotFoundError:
-            pass  # sealed, and evicted
+            pass  # it was sealed and evicted
 
     def _seal(self, batch: list[tuple[SegmentInfo, Lock]], held: set[int]) -> None:
-        """Seal segments; add the numbers of postponed ones that keep their locks to ``held``."""
+        """Seal segments; add the numbers of postponed ones whose locks stay held to ``held``."""
         infos = [info for info, _ in batch]
         self._marker.wait()
         try:
@@ -152,7 +153,7 @@ class Sealer:
         except NotWritten as error:
             self._error = self._root.reason(error)
         except BaseException:
-            # One of them may be damaged; the others need not wait for it.
+            # One of them may be damaged: seal the others without it.
             for info, lock in batch:
                 try:
                     if not read_segment(self._root, info.number).sealed:
@@ -171,7 +172,7 @@ class Sealer:
                         self._error = reason
 
     def _seal_published(self, infos: list[SegmentInfo]) -> None:
-        """Seal segments after all that was appended to them is published."""
+        """Seal segments after all rows appended to them are published."""
         for info in infos:
             if (publish_delayed := self._delayed.get(info.number)) is not None:
                 publish_delayed()
@@ -184,7 +185,7 @@ class Sealer:
             lock.release()
 
     def _run(self) -> None:
-        """Seal until nothing is waiting, unless another thread does so."""
+        """Seal until no segment is waiting, unless another thread does so."""
         with self._condition:
             if self._runner is not None:
                 return
@@ -206,19 +207,19 @@ class Sealer:
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
-                    self._runner = None  # before the condition is free: who submits from now on begins another one
+                    self._runner = None  # before the condition is released: a later `submit` then begins another one
                     return
             held = set[int]()
             try:
                 self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
-                # By now `drain` may have submitted a postponed segment again, with its lock.
+                # Meanwhile `drain` may have submitted a postponed segment again, with its lock.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()
             except StoreLocked:
-                pass  # what has to leave does so after the next segment
+                pass  # due segments are evicted after the next one is sealed
             except StorageFull:
-                self._is_behind = True  # `drain` tries again: there may be room by then
+                self._is_behind = True  # `drain` tries again, when there may be room
             except BaseException as error:
                 self._error = self._root.reason(error)

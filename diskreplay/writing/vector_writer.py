@@ -1,6 +1,6 @@
-"""The writer of a vector of environments: a lane each, one call a step.
+"""The writer of a vector of environments: one lane per environment, one call per step.
 
-A step is a few writes of whole arrays, and Python only where a lane needs more than that.
+A step is a few writes of whole arrays. Python loops only over lanes that need more than a write.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,16 +26,16 @@ from diskreplay.writing.writer import BaseWriter
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Numbers that no segment has: of a lane without one, and for no segment.
+# Two numbers that no segment has: the home of a lane without a segment, and a number that equals no home.
 _NOWHERE = -1
 _NONE = -2
 
-# Compiled where a store with so many lanes is sampled: a process that only writes does not wait for that.
+# Compiled when a store with many lanes is sampled: a process that only writes does not wait for the compiler.
 STEP_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
-    """One step of the lanes ``lanes``, None for all: arrays of all lanes, whatever the others' rows hold."""
+    """One step of the lanes ``lanes``, or of all (None): arrays of all lanes, whose other rows are ignored."""
 
     lanes: Ints | None
     values: list[Array]
@@ -43,34 +43,34 @@ class Step(NamedTuple):
     ends: Bools
     cuts: Bools
     episode: dict[str, Array] | None
-    ended: Bools  # by either
+    ended: Bools  # ends or cuts
     some_end: bool
 
     @property
     def ending(self) -> Ints:
-        """The lanes of the step whose episodes end."""
+        """The lanes whose episodes end with the step."""
         return np.flatnonzero(self.ended) if self.lanes is None else self.lanes[self.ended[self.lanes]]
 
 
 class LaneArrays:
-    """What `Lane` says of one lane, for all lanes of a vector."""
+    """The state of `Lane` for all lanes of a vector, as arrays."""
 
     def __init__(self, count: int) -> None:
         self.open = np.zeros(count, np.bool_)
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
-        self.known = np.zeros(count, np.bool_)  # whether the observation for a lane's next row is written already
-        # Whether all are open, are no continuations and have that observation, as before most steps; in doubt, no.
+        self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
+        # Whether all lanes are open, no continuations, and `known`, as before most steps; if in doubt, False.
         self.steady = False
         self._next_obs: list[Array] = []
-        self._words: list[Array] = []  # the same bytes
+        self._words: list[Array] = []  # the same bytes as integers
 
     def next_obs_of(self, lane: int) -> list[bytes]:
-        """Return the bytes of that observation."""
+        """Return the bytes of a lane's known next observation."""
         return [kept[lane].tobytes() for kept in self._next_obs]
 
     def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
-        """Keep a copy of the next observations of some lanes, None for all: the caller may reuse its arrays."""
+        """Keep a copy of the next observations of some lanes (None: all): the caller may reuse its arrays."""
         if not self._next_obs:
             self._next_obs = [np.zeros_like(value, order="C") for value in next_obs]
             self._words = [np.frombuffer(value, _word_of(value)) for value in self._next_obs]
@@ -81,9 +81,9 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Tell which lanes have another observation than the announced one; None for no lane.
+        """Return a mask of the lanes whose observation differs from their known one; None if there are none.
 
-        Bytes are compared first, and values only where these differ.
+        Bytes are compared first, and values only if these differ.
         """
         found = None
         if not self.steady and not np.count_nonzero(self.known):
@@ -98,13 +98,13 @@ class LaneArrays:
 
 
 def _word_of(values: Array) -> np.dtype[Any]:
-    """Return the widest integer of which rows are made, to compare their bytes: NaN is itself to it."""
+    """Return the widest integer that divides a row, for comparing bytes: as integers, equal NaN bytes are equal."""
     nbytes = values.nbytes // len(values)
     return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
 
 
 class _ArrayLane(Lane):
-    """A lane whose state is in the arrays of all of them."""
+    """A lane whose state is in the arrays of all lanes."""
 
     __slots__ = ("_arrays", "_segment")
 
@@ -145,15 +145,15 @@ class _ArrayLane(Lane):
 
     @pending.setter
     def pending(self, value: list[bytes] | None) -> None:
-        # An observation that is known is kept by `LaneArrays.keep_next_obs`, for all lanes in one.
+        # `LaneArrays.keep_next_obs` keeps known observations, for all lanes at once.
         assert value is None
         self._arrays.known[self.number] = self._arrays.steady = False
 
 
 class VectorSteps:
-    """Writes steps of a vector through an `EpisodeWriter`, whose lanes it replaces by its own.
+    """Writes steps of a vector through an `EpisodeWriter`, and replaces that one's lanes by its own.
 
-    Concurrency: as the writer of episodes.
+    Concurrency: as `EpisodeWriter`.
     """
 
     def __init__(self, writer: EpisodeWriter) -> None:
@@ -163,7 +163,7 @@ class VectorSteps:
         self._state = LaneArrays(count)
         self._no_flags = np.zeros(count, np.uint8)
         self._times: Ints = np.zeros(count, np.int64)
-        # With one group an episode each lane has a segment of its own, in which it is the only one.
+        # With one segment per episode, each lane is the only lane of its own segment.
         self._segment_per_episode = writer.rotation.segment_per_episode
         self._only: Ints = np.zeros(1, np.int64)
         writer.lanes[:] = [_ArrayLane(i, self._state) for i in range(count)]
@@ -171,7 +171,7 @@ class VectorSteps:
     def append(self, step: Step) -> None:
         """Write and publish a step.
 
-        Raises StorageFull where there is no room; no lane's step was written.
+        Raises StorageFull if the disk has no room; no lane's step was written.
         """
         self._episode_writer.read_clock()
         self._make_room(step)
@@ -184,14 +184,14 @@ class VectorSteps:
             lanes = self._every if step.lanes is None else step.lanes
             home = self._state.home[lanes]
             homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
-            # All are written before any is published: a disk that is full refuses the whole step.
+            # All are written before any is published, so that a full disk refuses the whole step.
             rows = [self._write(segment, here, step) for segment, here in homes]
             for i, (segment, here) in enumerate(homes):
                 segment.publish(self._places(here), *rows[i], late=i > 0)
         self._update_lanes(step)
 
     def last_ids(self) -> Ints:
-        """Return the id of each lane's newest step, -1 where it has none in its segment."""
+        """Return the id of each lane's newest step; -1 if it has no step in its segment."""
         segments = self._episode_writer.rotation.open
         if len(segments) == 1 and not self._segment_per_episode:
             return self._last_ids_in(segments[0], None)
@@ -202,9 +202,9 @@ class VectorSteps:
         return found
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
-        """Return the newest ids of lanes of one segment, None for all."""
+        """Return the newest ids of lanes of one segment; None: all lanes."""
         at = self._places(lanes)
-        ids, count = segment.rows_of(at), len(segment.info.lanes)  # rows behind the newest steps, for a start
+        ids, count = segment.rows_of(at), len(segment.info.lanes)  # at first, the rows after the newest steps
         nowhere = None
         if not self._state.steady:
             is_open = self._state.open if lanes is None else self._state.open[lanes]
@@ -218,7 +218,7 @@ class VectorSteps:
         return ids
 
     def _places(self, lanes: Ints | None) -> Ints | None:
-        """Return where some lanes of a segment are in it."""
+        """Return the positions of some lanes in their segment."""
         return self._only if self._segment_per_episode else lanes
 
     # --- making room -------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class VectorSteps:
                 writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
 
     def _reserve_ahead(self) -> None:
-        """Have the rows that lanes need soon reserved in the background."""
+        """Start reserving the rows that lanes will soon need in the background."""
         rotation = self._episode_writer.rotation
         segments = rotation.open
         for segment in segments:
@@ -264,9 +264,9 @@ class VectorSteps:
                 self._episode_writer.reserve_next(segment, here, count)
 
     def _in_turn(self, step: Step) -> Iterator[int]:
-        """Yield the lanes whose step takes more than writing it, in order.
+        """Yield the lanes whose step needs more than a write, in order.
 
-        Making room for one may let others need it: the first lane that leaves a segment lets the newest one end.
+        Making room for one may make others need it: when the first lane leaves a segment, the newest segment may end.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1
@@ -280,7 +280,7 @@ class VectorSteps:
                     break
 
     def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
-        """Whether the steps of all lanes take no more than room in the newest segment and writing; in doubt, no."""
+        """Return whether the step only needs room in the newest segment and a write; if in doubt, False."""
         state, rotation = self._state, self._episode_writer.rotation
         if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
             return False
@@ -296,7 +296,7 @@ class VectorSteps:
         return discontinuous is None or (step.lanes is not None and not np.count_nonzero(discontinuous[step.lanes]))
 
     def _lanes_that_need_more(self, step: Step) -> Ints:
-        """Return the lanes whose step takes more than writing it."""
+        """Return the lanes whose step needs more than a write."""
         lanes = self._every if step.lanes is None else step.lanes
         if self._segment_per_episode:
             return lanes
@@ -327,7 +327,7 @@ class VectorSteps:
     def _write(
         self, segment: SegmentWriter, lanes: Ints | None, step: Step
     ) -> tuple[Ints, int, bool | NDArray[np.bool_], Ints | None]:
-        """Write prepared steps of lanes of one segment, None for all; return what `publish` shows."""
+        """Write prepared steps of lanes of one segment (None: all lanes); return the arguments of `publish`."""
         writer = self._episode_writer
         at = self._places(lanes)
         rows = segment.rows_of(at)
@@ -368,7 +368,7 @@ class VectorSteps:
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
-        """Write the observations that are not there since the step before."""
+        """Write the observations that were not written as next observations of the step before."""
         if self._state.steady:
             return
         known = self._state.known if lanes is None else self._state.known[lanes]
@@ -383,12 +383,12 @@ class VectorSteps:
         segment.write(self._places(lanes), rows, fields, if_made(STEP_KERNEL))
 
     def _update_lanes(self, step: Step) -> None:
-        """Bring the state of the lanes up to date after the step."""
+        """Update the state of the lanes after the step."""
         state = self._state
         if step.next_obs is not None:
             state.keep_next_obs(step.lanes, step.next_obs)
             if state.steady and not step.some_end:
-                return  # all of them are what they were
+                return  # their state is unchanged
         chosen: Any = slice(None) if step.lanes is None else step.lanes
         going_on = ~step.ended[chosen]
         state.open[chosen] = going_on
@@ -398,17 +398,17 @@ class VectorSteps:
 
 
 def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
-    """Return what arrays of all lanes hold of some, None for all."""
+    """Return the values of some lanes (None: all) from arrays of all lanes."""
     return values if lanes is None else [value[lanes] for value in values]
 
 
 def as_item(leaf: str, value: Any) -> Any:
-    """Return one lane's value as the writer of episodes takes it: the bytes of a row, or a number."""
+    """Return one lane's value as an item of `EpisodeWriter`: the bytes of a row, or a number."""
     return value.tobytes() if is_bytes(leaf, value.shape) else value
 
 
 class VectorWriter(BaseWriter):
-    """Appends the steps of ``num_envs`` environments, each in a lane of its own. Made by ``Store.writer(num_envs=N)``.
+    """Appends the steps of ``num_envs`` environments, one lane each. Made by ``Store.writer(num_envs=N)``.
 
     Concurrency: as `Writer`.
     """
@@ -424,7 +424,7 @@ class VectorWriter(BaseWriter):
 
     @property
     def last_ids(self) -> NDArray[np.int64]:
-        """The id of each lane's newest step, ``(num_envs,)``; -1 where it has none since it moved to a new segment."""
+        """The id of each lane's newest step, ``(num_envs,)``; -1 if it has none since it moved to a new segment."""
         return self._steps.last_ids()
 
     @one_call_at_a_time
@@ -443,20 +443,20 @@ class VectorWriter(BaseWriter):
     ) -> None:
         """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
 
-        Tensors of a CUDA device are copied to pinned memory behind the operations of the current stream, and the call
-        waits once. It cannot return earlier, since it checks their values before it writes, and the step can be sampled
-        when it returns. The caller may then change the tensors.
+        Tensors on a CUDA device are copied to pinned memory after the operations of the current stream, and the call
+        waits once. It cannot return earlier: it checks their values before it writes, and the step can be sampled when
+        it returns. The caller may change the tensors after that.
 
         Parameters
         ----------
         obs, action, reward, next_obs, **extra
-            As in `Writer.append`. ``next_obs`` holds the true next observations: an ended lane's is its final one.
+            As in `Writer.append`. ``next_obs`` has the true next observations; an ended lane's is its final one.
         terminated, truncated : (num_envs,) bool
-            How the step ended each lane's episode, if it did; 0 and 1 will do, other numbers are refused.
+            Whether the step ended each lane's episode, and how. 0 and 1 are accepted, other numbers are refused.
         mask : (num_envs,) bool, optional
-            Lanes where it is False are passed over; what the arrays hold for them does not matter.
+            Lanes with False are skipped; their values in the arrays are ignored.
         episode : dict, optional
-            Values of whole episodes, ``(num_envs, ...)``; stored for the lanes that end with this step.
+            Values of whole episodes, ``(num_envs, ...)``; stored for the lanes whose episodes end with this step.
         priority : (num_envs,) float, optional
             As in `Writer.append`; NaN for lanes whose step has none.
 
@@ -465,10 +465,10 @@ class VectorWriter(BaseWriter):
         SchemaError
             A value does not fit the schema; nothing was written.
         StorageFull
-            There is no room; no lane's step was written.
+            The disk is full; no lane's step was written.
         StoreLocked
-            Another process has held the store lock for a minute, or another thread is in the middle of a call of this
-            writer; no lane's step was written.
+            Another process has held the store lock for a minute, or another thread is inside a call of this writer; no
+            lane's step was written.
         WriterClosed
             The writer is closed.
         """
@@ -491,7 +491,7 @@ class VectorWriter(BaseWriter):
             chosen = slice(None) if lanes is None else lanes
             values.append(self._with_priorities(as_priorities(priority, count, chosen, may_lack=True)))
         ended = ends | cuts
-        some_end = bool(np.count_nonzero(ended))  # in lanes that are passed over, too
+        some_end = bool(np.count_nonzero(ended))  # also in skipped lanes
         with self._recording():
             self._steps.append(Step(lanes, values, next_values, ends, cuts, finals, ended, some_end))
         if self._flushes_episodes and some_end:
@@ -514,16 +514,16 @@ class VectorWriter(BaseWriter):
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Append an episode to one lane in one piece; see `Writer.append_episode`."""
+        """Append an episode to one lane at once; see `Writer.append_episode`."""
         if not isinstance(lane, (int, np.integer)) or isinstance(lane, bool) or not 0 <= lane < self.num_envs:
-            raise SchemaError(f"lane {lane!r} is not one of 0 to {self.num_envs - 1}")
+            raise SchemaError(f"lane must be from 0 to {self.num_envs - 1}, not {lane!r}")
         target = self._episode_writer.lanes[int(lane)]
         given = {"terminated": terminated, "truncated": truncated, "episode": episode, "priority": priority}
         self._append_episode(target, obs, action, reward, **given, **extra)
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: dict[str, Any] | None = None) -> None:
-        """Cut the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.end_episode`."""
+        """Cut the open episodes of all lanes, or of lanes where ``mask`` is True; see `Writer.end_episode`."""
         count = self.num_envs
         chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
         final = None if final_obs is None else self._cast("obs", final_obs, (count,), np.flatnonzero(chosen))
@@ -541,6 +541,6 @@ class VectorWriter(BaseWriter):
 
     @one_call_at_a_time
     def discard_episode(self, mask: Any = None) -> None:
-        """Discard the open episodes of all lanes, or of those where ``mask`` is True; see `Writer.discard_episode`."""
+        """Discard the open episodes of all lanes, or of lanes where ``mask`` is True; see `Writer.discard_episode`."""
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else as_flags(mask, "mask", self.num_envs)
         self._end_episodes(np.flatnonzero(chosen).tolist(), self._episode_writer.discard)

@@ -1,6 +1,6 @@
-"""The writer of one environment, and what it shares with that of a vector.
+"""The writer of one environment, and the base of both writers.
 
-Everything is checked and cast before the first byte is written.
+All values are checked and cast before the first byte is written.
 """
 
 import os
@@ -33,7 +33,7 @@ from diskreplay.writing.lifetime import (
 from diskreplay.writing.limiter import AttachedLimiter
 from diskreplay.writing.marker import Durability, Marker
 
-# That of one step, or those of many.
+# The priority of one step, or those of many.
 Priorities = TypeVar("Priorities", float, NDArray[Any])
 
 # In a forked child, the writers of its parent refuse every call.
@@ -41,11 +41,11 @@ _alive = told_of_forks(lambda writer: writer.refuse_calls())
 
 
 class BaseWriter:
-    """What both writers share: casting by the schema, syncing, closing.
+    """The common part of both writers: casting by the schema, syncing, closing.
 
-    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. It is the writer's own one, or another that is
-    never free: of a writer that is closed, is being closed, or has to refuse calls for another reason, as `_refusal`
-    says. So an append pays for one check only.
+    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. It is the writer's own lock, or one that is never free
+    if the writer is closed, is being closed, or has to refuse calls for another reason. `_refusal` names the reason. So
+    an append pays for one check only.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class BaseWriter:
         self._schema, self._episode_writer, self._limiter = schema, episode_writer, limiter
         self._checks = checks
         self._flushes_episodes = durability == "episode"
-        self._store = store  # it lives as long as its writers
+        self._store = store  # keeps the store alive as long as its writers
         self._pid, self._closed = os.getpid(), False
         self._gives_priorities = False
         self._own_lock, self._on_error = CallLock(), OnError(weakref.WeakMethod(self._abandon_after))
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
-        self.closes_later = False  # when the call ends in the middle of which `close` was called
-        # First: where the system has no thread left, there is no writer.
+        self.closes_later = False  # whether the present call closes the writer at its end, as `close` interrupted it
+        # First: if the system has no thread left, there is no writer.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -78,13 +78,13 @@ class BaseWriter:
         return f"{type(self).__name__}({state}, num_envs={len(self._episode_writer.lanes)})"
 
     def refuse_calls(self) -> None:
-        """Have every later call refused."""
+        """Make every later call raise an error."""
         held = CallLock()
         del held.free
         self._lock = held
 
     def _refusal(self) -> Exception:
-        """Return what to raise where the lock cannot be acquired."""
+        """Return the error to raise when the lock cannot be acquired."""
         if os.getpid() != self._pid:
             return WriterClosed(
                 "this writer belongs to the parent of this forked process; open the store here for another"
@@ -99,7 +99,7 @@ class BaseWriter:
         return WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return what went wrong in the background, if anything did: once where there was no room, else for good."""
+        """Return the error of a background thread, if any: StorageFull once, any other error for good."""
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
@@ -113,7 +113,7 @@ class BaseWriter:
         return error
 
     def _release(self, lock: CallLock) -> None:
-        """Release the lock after a call during which others came to be refused."""
+        """Release the lock after a call during which later calls came to be refused."""
         if not self._closed:
             lock.free = True
         if self.closes_later:
@@ -130,7 +130,7 @@ class BaseWriter:
     def _cast(
         self, part: str, value: Any, leading: tuple[int, ...] = (), rows: NDArray[np.int64] | None = None
     ) -> list[NDArray[Any]]:
-        """Cast, and check what the store checks, of these rows alone where they are given."""
+        """Cast a part of some steps, and apply the store's checks, only to ``rows`` if these are given."""
         leaves = self._schema.cast(part, value, leading)
         if self._checks:
             for path in self._checks.keys() & leaves.keys():
@@ -145,14 +145,14 @@ class BaseWriter:
         leading: tuple[int, ...],
         rows: NDArray[np.int64] | None = None,
     ) -> list[NDArray[Any]]:
-        """Cast what steps have beside their observations, in the order of the schema's leaves."""
+        """Cast the values of steps that are not observations, in the order of the schema's leaves."""
         values = self._cast("action", action, leading, rows) + self._cast("reward", reward, leading, rows)
         if extra or self._schema.extra:
             values += self._cast("extra", extra, leading, rows)
         return values
 
     def _with_priorities(self, cast: Priorities) -> Priorities:
-        """Return what is stored of the priorities of steps; from now on all steps have that."""
+        """Return stored priorities of steps, and expect one for every later step."""
         if not self._gives_priorities:
             with self._on_error:
                 self._episode_writer.begin_priorities()
@@ -188,7 +188,7 @@ class BaseWriter:
         truncated = as_flag(truncated, "truncated", reward)
         steps = length(reward, "reward")
         if steps < 1:
-            raise SchemaError("an episode has at least one step; this one has none")
+            raise SchemaError("an episode needs at least one step; this one has none")
         path, leaf = self._schema.flatten("obs", obs)[0]
         obs_rows = length(leaf, path)
         if obs_rows not in (steps, steps + 1):
@@ -219,7 +219,7 @@ class BaseWriter:
         self._after_episode()
 
     def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:
-        """Wait for the limiter; close the writer where a step may have been interrupted before our notes of it."""
+        """Return a context that waits for the limiter, and closes the writer if a step may be half recorded."""
         return self._on_error if self._limiter is None or not inserts else self._limited(self._limiter)
 
     @contextmanager
@@ -228,8 +228,8 @@ class BaseWriter:
             yield
 
     def _abandon_after(self, error: BaseException) -> None:
-        """Close where an error that a call met may have come in the middle of writing; raise what explains it."""
-        if not isinstance(error, (StorageFull, StoreLocked)):  # refused as a whole, before anything was written
+        """Close the writer after an error that may have come while it was writing; raise the reason of the error."""
+        if not isinstance(error, (StorageFull, StoreLocked)):  # raised before anything was written
             self._abandon()
             self._episode_writer.explain(error)
 
@@ -237,7 +237,7 @@ class BaseWriter:
         self.refuse_calls()
         self._closed = True
         self._episode_writer.rotation.abandon(seal=seal)
-        self._dropped.detach()  # last: an interrupt before leaves the rest to `close`
+        self._dropped.detach()  # last: after an earlier interrupt, `close` does the rest
 
     @shown_paths()
     @one_call_at_a_time
@@ -249,13 +249,13 @@ class BaseWriter:
         WriterClosed
             The writer is closed.
         StorageFull
-            There is no room to mark what is durable, or to seal. Everything is there; flush again later.
+            The disk has no room to mark durable steps, or to seal. All steps are there; flush again later.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
         StoreLocked
-            Another thread is in the middle of a call of this writer.
+            Another thread is inside a call of this writer.
         OSError
-            The disk refused. What it holds is unknown from then on, so the writer closes.
+            The disk refused a sync. From then on, it is unknown which steps are durable, so the writer closes.
         """
         self._flush()
 
@@ -265,32 +265,31 @@ class BaseWriter:
         except StorageFull:
             raise
         except OSError as error:
-            self._abandon(seal=False)  # after a failed sync, a later one that succeeds proves nothing
+            self._abandon(seal=False)  # after a failed sync, a later successful one proves nothing
             self._episode_writer.drain()
             self._episode_writer.explain(error)
             raise
 
     @shown_paths()
     def close(self) -> None:
-        """Cut what is open, seal, and wait until that is done. Closing twice is fine.
+        """Cut open episodes, seal, and wait until that is done. Closing twice is allowed.
 
-        One that is interrupted is completed by the next call, of the writer or of the store.
-        Any thread may call it. It waits for the call in progress in another one, and those that begin later raise
-        WriterClosed. Called by a signal's handler in the middle of a call of this thread, the writer closes at the end
-        of that.
+        If a call is interrupted, the next one, of the writer or of the store, completes it. Any thread may call it. It
+        waits for a call in progress in another thread; later calls raise WriterClosed. If a signal handler calls it
+        during a call of its own thread, the writer closes at the end of that call.
 
         Raises
         ------
         StorageFull
-            There is no room to seal. Everything is there; the next process that opens the store seals it.
+            The disk has no room to seal. All steps are there; the next process that opens the store seals them.
         OSError
-            The disk refused, here or in the background. What it holds is unknown.
+            The disk refused a sync, here or in the background. It is unknown which steps are durable.
         """
         if os.getpid() != self._pid or not self._dropped.alive:
-            return  # the parent's segment stays the parent's; or it is closed, and no interrupt kept it from that
+            return  # the segment belongs to the parent, or the writer is completely closed
         self.refuse_calls()
         if self._closer == threading.get_ident():
-            return  # a handler again, in the middle of this
+            return  # a signal handler calls it again during this
         if is_inside(self):
             self.closes_later = True
         else:
@@ -303,14 +302,14 @@ class BaseWriter:
                 if not self._closed:
                     wait_for_calls(self._own_lock)
                 if not self._dropped.alive:
-                    return  # another thread has closed it, or the call in progress gave up
+                    return  # another thread has closed it, or the call in progress has
                 self._closed = True
                 try:
                     self._finish()
                 except Exception:
                     self._dropped.detach()
                     raise
-                self._dropped.detach()  # last: an interrupt before leaves the rest to the next call
+                self._dropped.detach()  # last: after an earlier interrupt, the next call does the rest
             finally:
                 self._closer = 0
 
@@ -328,14 +327,14 @@ class BaseWriter:
             self._episode_writer.drain()
 
     def tell_of_cuts(self, tell: Callable[[int], None]) -> None:
-        """Call a method with the number of each lane whose episode is cut where an observation does not continue it.
+        """Call a method with the number of each lane whose episode is cut because an observation does not continue it.
 
-        It is called before the step is written, and in place of the warning. Its object is referred to weakly.
+        It is called before the step is written, and replaces the warning. Its object is referenced weakly.
         """
         self._episode_writer.tell_of_cuts(weakref.WeakMethod(tell))
 
     def leave_at_exit(self) -> None:
-        """Leave it to whoever owns this writer to close it when the interpreter ends."""
+        """Leave it to the owner of this writer to close it when the interpreter ends."""
         self._dropped.atexit = False
 
     def __reduce__(self) -> Any:
@@ -356,12 +355,12 @@ class BaseWriter:
 class Writer(BaseWriter):
     """Appends the steps of one environment. Made by `Store.writer`.
 
-    Concurrency: one thread at a time, in the process that made it. A call during another thread's raises StoreLocked,
-    but for `close`, which waits for that one's end; a forked child gets WriterClosed. Any number of writers, in any
-    processes, write to one store at once without waiting for each other.
+    Concurrency: one thread at a time, in the process that made it. A call during another thread's call raises
+    StoreLocked; only `close` waits for that call to end. A forked child gets WriterClosed. Any number of writers, in
+    any processes, write to one store at the same time without waiting for each other.
 
-    One that is collected without `close`, or that is open when the interpreter ends, is sealed with what it has then,
-    with a ResourceWarning.
+    A writer that is garbage collected without `close`, or is open when the interpreter ends, is sealed with the steps
+    that it has then, and a ResourceWarning is issued.
     """
 
     def __init__(self, schema: Schema, episode_writer: EpisodeWriter, *args: Any) -> None:
@@ -376,7 +375,7 @@ class Writer(BaseWriter):
 
     @property
     def last_id(self) -> int:
-        """The id of the newest step, which batches have in `index`; -1 before the first, and once it is closed."""
+        """The id of the newest step, as in `index` of batches; -1 before the first step, and after `close`."""
         return self._lane.last_id
 
     def append(
@@ -396,35 +395,37 @@ class Writer(BaseWriter):
         Parameters
         ----------
         obs, action, reward
-            Of this step, as the schema says.
+            The values of this step, as the schema describes them.
         terminated, truncated : bool
-            How the step ended the episode, if it did; 0 and 1 will do, other numbers are refused.
+            Whether the step ended the episode, and how. 0 and 1 are accepted, other numbers are refused.
         next_obs : optional
-            The observation the step led to, the final one where it ended the episode. With it the step can be sampled
-            at once. The next ``obs`` must have the same values; where it has not, the episode is cut, with a warning.
+            The observation that the step led to; the final one if it ended the episode. If it is given, the step can be
+            sampled at once. The next ``obs`` must then have the same values; otherwise the episode is cut, with a
+            warning.
         episode : dict, optional
-            Values of the whole episode, with the step that ends it.
+            The values of the whole episode; given with the step that ends it.
         priority : float, optional
-            The TD error of this step by the collector's own network, of either sign: `Prioritized` begins with it
-            (Horgan et al. 2018, section 3). None: it begins with the largest priority given.
+            The TD error of this step by the collector's own network, of either sign, as its initial priority in
+            `Prioritized` (Horgan et al. 2018, section 3). None: the largest priority given so far.
         **extra
-            The schema's further fields of a step, all of them.
+            All further fields of a step in the schema.
 
         Raises
         ------
         SchemaError
             A value does not fit the schema; nothing was written.
         StorageFull, RateLimited
-            There is no room, or the limiter's timeout passed; nothing was written.
+            The disk is full, or the limiter's timeout passed; nothing was written.
         StoreLocked
-            Another process holds the store lock, or another thread is in a call of this writer; nothing was written.
+            Another process holds the store lock, or another thread is inside a call of this writer; nothing was
+            written.
         WriterClosed
             The writer is closed.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
         """
         lock = self._lock
-        try:  # as `one_call_at_a_time`, without the time that a call takes
+        try:  # as `one_call_at_a_time`, without the call
             del lock.free
         except AttributeError:
             raise self._refusal() from None
@@ -434,7 +435,7 @@ class Writer(BaseWriter):
             if truncated is not False:
                 truncated = as_flag(truncated, "truncated", reward)
             obs_leaf, action_leaf = self._obs_leaf, self._action_leaf
-            # One array and one action, as most schemas have it: without the lists in between.
+            # Most schemas have one observation array and one action array: no lists are needed for these.
             if obs_leaf is not None and action_leaf is not None:
                 items = [obs_leaf.item(obs), action_leaf.item(action), self._reward.item(reward)]
             else:
@@ -455,7 +456,7 @@ class Writer(BaseWriter):
                 with self._recording():
                     self._episode_writer.append(items, next_items, terminated, truncated, finals)
             else:
-                try:  # as `_recording`, without the time that a context manager takes
+                try:  # as `_recording`, without the context manager
                     lane = self._lane
                     cursor = lane.cursor
                     if ended or not lane.open or cursor is None or not cursor.append(items, next_items):
@@ -484,20 +485,20 @@ class Writer(BaseWriter):
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Append an episode of T steps in one piece; readers see all of it or nothing.
+        """Append an episode of T steps at once; readers see all of it or nothing.
 
-        ``obs`` has T + 1 rows with the final observation, or T without; all else has T, also ``priority``. An episode
-        that is neither terminated nor truncated is recorded as cut. One that `append` left open is cut first. Raises as
-        `append`.
+        ``obs`` has T + 1 rows with the final observation, or T without it; all other values have T, also ``priority``.
+        An episode that is neither terminated nor truncated is recorded as cut. An episode that `append` left open is
+        cut first. Raises as `append`.
         """
         given = {"terminated": terminated, "truncated": truncated, "episode": episode, "priority": priority}
         self._append_episode(self._lane, obs, action, reward, **given, **extra)
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:
-        """Cut the open episode: recorded as truncated, with ``final_obs`` as its last observation where given.
+        """Cut the open episode: it is recorded as truncated, with ``final_obs`` as its last observation if given.
 
-        Nothing happens where no episode is open. Raises as `append`.
+        Nothing happens if no episode is open. Raises as `append`.
         """
         final = None if final_obs is None else self._obs.items(final_obs)
         values = self._cast_episode(episode)
@@ -505,13 +506,13 @@ class Writer(BaseWriter):
 
     @one_call_at_a_time
     def discard_episode(self) -> None:
-        """Discard the steps of the open episode, such as one of a simulator that crashed.
+        """Discard the steps of the open episode, for example after a simulator crashed.
 
-        Readers leave them out after their next refresh. So they do with the parts of the episode that ended before
-        because a segment was full. The next append begins a new episode.
+        Readers leave them out after their next refresh, together with earlier parts of the episode, which ended because
+        a segment was full. The next append begins a new episode.
 
-        The steps stay on the disk until their segments are deleted, and count towards the store's capacity until then.
-        ``Store.info`` counts them as discarded, a limiter as inserted. Samplers skip priorities for them; a batch that
+        The steps stay on disk until their segments are deleted, and count towards the store's capacity until then.
+        ``Store.info`` counts them as discarded, a limiter as inserted. Samplers skip priorities for them. A batch that
         was made ahead may still have them.
 
         Nothing happens if no episode is open. Raises as `append`.

@@ -151,7 +151,7 @@ def test_observations_that_are_normalised_anew_are_cut_with_a_warning() -> None:
     with dr.ReplayBuffer(100, n_step=3) as buffer:
         steps = [(np.float32([t / (t + 1)]), 0, 1.0, np.float32([(t + 1) / (t + 2.5)]), False) for t in range(6)]
         buffer.add(*steps[0])
-        with pytest.warns(UserWarning, match="normalised or stacked anew"):
+        with pytest.warns(UserWarning, match="normalised or stacked again"):
             buffer.add(*steps[1])
         for step in steps[2:]:
             buffer.add(*step)

@@ -1,1 +1,1 @@
-"""Merging and compressing sealed segments, in the background, in a process of its own, or at once."""
+"""Merging and compressing sealed segments, by a call or in the background by a process of its own."""

@@ -1,4 +1,4 @@
-"""Compaction by itself: a process that writes has another one merge small segments; one at a time for all stores."""
+"""Background compaction: a process that writes starts another one that merges small segments, one store at a time."""
 
 import errno
 import os
@@ -17,15 +17,15 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.locks import Lock, try_lock
 from diskreplay.segments.files.machine import boot_id
 
-# With fewer segments there is nothing that pays; so much is worth being compressed.
+# Merging fewer segments does not pay. This many bytes are worth compressing.
 LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
-# Seconds after which segments are looked at first, and then at the least: who writes for a moment merges nothing.
+# Seconds before the first check of segments, and the minimum between checks: short-lived writers merge nothing.
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
-# So many segments have to be begun before they are looked at again.
+# The number of segments that must be begun before the next check.
 _BEGUN = 32
-# Seconds after which a process that goes on is told to stop once more.
+# Seconds after which a process that is still running is told to stop again.
 _ASK_AGAIN_S = 1.0
-# How a process ends that has merged segments: there may be more to merge.
+# The exit code of a process that has merged segments: there may be more to merge.
 MERGED = 3
 _PROCESS = "diskreplay.writing.merging.process"
 
@@ -35,31 +35,31 @@ class _Stopped(Exception):
 
 
 class BackgroundCompaction:
-    """Merges segments of one store, now and then, in a process that lives while there may be something to merge.
+    """Merges segments of one store now and then, in a process that lives while there may be something to merge.
 
-    It is a process as a thread would wait for Python's lock after each file, and take it from those who collect. All
-    stores of a user take turns: one of them is merged at a time. Chance decides which of the waiting stores is next.
+    A thread would need the GIL after each file, and take it from the collecting threads. All stores of a user take
+    turns: one of them is merged at a time, and the next waiting store is chosen at random.
 
     Concurrency: any thread of the process that made it.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, is_busy: Callable[[], bool]) -> None:
-        """Merge unless ``is_busy()``: another process is at it."""
+        """Prepare merging; ``is_busy()`` returns whether another process is merging this store."""
         self._is_busy = is_busy
         self._root, self._counters, self._compresses = root, counters, root.compression is not None
         self._between = _segments_between(root)
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._looked_at: int | None = None  # the number that the next segment had then
+        self._looked_at: int | None = None  # the number of the next segment at the last check
         self._is_stopped = False
         self._wait_s = _FIRST_S
 
     def note_sealed(self) -> None:
-        """Note that segments were sealed."""
+        """Record that segments were sealed, and start merging if it is due."""
         with self._condition:
             is_due = self._has_new and (self._compresses or self._has_many)
-            # One that an error ended is there no more: another may begin.
+            # A thread that an error ended may be replaced.
             is_idle = self._thread is None or not self._thread.is_alive()
             if is_due and is_idle and not self._is_stopped:
                 thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
@@ -69,7 +69,7 @@ class BackgroundCompaction:
 
     @property
     def _has_new(self) -> bool:
-        """Whether enough segments were begun since they were looked at; those that were there may be many."""
+        """Whether enough segments were begun since the last check, or there was none: old segments may be many."""
         return self._looked_at is None or self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at >= self._between
 
     @property
@@ -78,7 +78,7 @@ class BackgroundCompaction:
         return self._counters.peek(layout.NEXT_SEGMENT) - self._counters.peek(layout.FIRST_LIVE) >= LEAST_SEGMENTS
 
     def stop_soon(self) -> None:
-        """Stop, and wait for nothing; what is half made is removed."""
+        """Stop without waiting; a half-made pack is removed."""
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()
@@ -91,7 +91,7 @@ class BackgroundCompaction:
         thread = self._thread
         while thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_ASK_AGAIN_S)
-            self.stop_soon()  # a program that ignores signals hands that on: the process heard nothing before it began
+            self.stop_soon()  # again: the child of a program that ignores signals ignores the first until it has begun
 
     def _run(self) -> None:
         with suppress(_Stopped):
@@ -99,25 +99,25 @@ class BackgroundCompaction:
             while goes_on:
                 self._pause(self._wait_s)
                 self._wait_s, has_merged = _BETWEEN_S, False
-                with suppress(OSError):  # no process can be had: next time
+                with suppress(OSError):  # no process could be started: try again later
                     has_merged = self._merge()
                 with self._condition:
                     goes_on = has_merged or self._has_new
                     self._thread = self._thread if goes_on else None
 
     def _pause(self, seconds: float) -> None:
-        """Wait. Raises _Stopped."""
+        """Wait. Raises _Stopped when the store is being closed."""
         with self._condition:
             if self._condition.wait_for(lambda: self._is_stopped, seconds):
                 raise _Stopped
 
     def _merge(self) -> bool:
-        """Have a process merge segments when it is this store's turn; wait for it, and return whether it merged any.
+        """Let a process merge segments when it is this store's turn; wait for it, and return whether it merged any.
 
-        Raises _Stopped, and OSError where there can be none.
+        Raises _Stopped, and OSError if no process could be started.
         """
         since, turn = self._looked_at, None
-        while not self._is_busy():  # else another process has it merged
+        while not self._is_busy():  # else another process is merging it
             self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
             has_turn, turn = _try_turn()
             if has_turn:
@@ -140,7 +140,7 @@ class BackgroundCompaction:
 
 
 def _segments_between(root: Root) -> int:
-    """Return how many segments are begun between two looks: of long ones that are to be compressed, fewer."""
+    """Return how many segments must be begun between two checks: fewer if long segments are to be compressed."""
     if root.compression is None or root.segment_steps == "episode":
         return _BEGUN
     limits = root.limits
@@ -149,11 +149,11 @@ def _segments_between(root: Root) -> int:
 
 
 def _try_turn() -> tuple[bool, Lock | None]:
-    """Return whether a store may be merged now, and the lock that keeps other stores of the user waiting meanwhile.
+    """Return whether a store may be merged now, and the lock that makes the user's other stores wait meanwhile.
 
     Without a private folder there is no lock, and each store may be merged.
     """
-    # Nodes of a cluster and containers often name the first folder, and lack it.
+    # Cluster nodes and containers often name the first folder without having it.
     for above in (os.environ.get("XDG_RUNTIME_DIR", ""), None):
         with suppress(OSError):
             folder = _private_folder(tempfile.gettempdir() if above is None else above)
@@ -163,7 +163,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
 
 def _private_folder(above: str) -> str:
-    """Return a folder for processes of this user alone in another one, made where it is missing. Raises OSError."""
+    """Return a folder that only processes of this user can use, in ``above``; it is made if missing. Raises OSError."""
     if not os.path.isabs(above):
         raise NotADirectoryError(errno.ENOTDIR, "not the path that it has to be", above)
     folder = f"{above}/diskreplay-{os.geteuid()}"
@@ -176,18 +176,17 @@ def _private_folder(above: str) -> str:
 
 
 def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes]":
-    """Begin a process that merges what is due; it finds what this one imports from.
+    """Start a process that merges due segments; it imports from the same paths as this one.
 
-    ``since`` is the number that the next segment had when segments were looked at last. The process keeps the ``turn``
-    as long as it lives, whatever becomes of this one. The store's folder is where it works, whatever becomes of the
-    path.
+    ``since`` is the number of the next segment at the last check. The process keeps the ``turn`` for its lifetime, even
+    if this one dies. The store's folder is its working directory, whatever happens to the path.
     """
-    from multiprocessing.spawn import get_executable  # the user's, where Python is part of another program
+    from multiprocessing.spawn import get_executable  # the user's setting, if Python is part of another program
 
     interpreter = get_executable()
     if not interpreter or getattr(sys, "frozen", False):
         raise FileNotFoundError("this program knows no interpreter")
-    # Others than strings are allowed there, and mean nothing.
+    # sys.path may have other items than strings, which mean nothing.
     imported_from = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
     return subprocess.Popen(
         [os.fsdecode(interpreter), "-P", "-m", _PROCESS, root.uuid, str(os.getpid()), str(since)],
@@ -196,5 +195,5 @@ def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes
         cwd=root.folder,
         env={**os.environ, "PYTHONPATH": imported_from},
         pass_fds=() if turn is None else (turn.fd,),
-        process_group=0,  # what interrupts this one at a terminal does not interrupt that one
+        process_group=0,  # an interrupt of this process at a terminal does not reach it
     )

@@ -1,4 +1,4 @@
-"""Merges segments into packs: which ones, in what order, and one pack after the other."""
+"""Merges segments into packs: selects and orders them, and makes one pack after another."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ from diskreplay.writing.merging.background import LEAST_SEGMENTS, MUCH_BYTES
 
 Progress = Callable[[int, int], None]
 
-# Of what a store may keep at most, so much is in one pack, which leaves as a whole.
+# A pack has at most one part in this many of a store's limits, as it is evicted as a whole.
 SHARE = 16
-# What fills half of a pack stays as it is: it would be copied for little.
+# A segment that fills at least half of a pack stays as it is: copying it would gain little.
 _ENOUGH = 2
-# So many segments that are about as long are merged by themselves, or fewer that fill a pack.
+# This many segments of about the same length are merged, or fewer that fill a pack.
 _MANY = 64
-# After so many seconds no more packs are begun: other stores wait for their turn.
+# Seconds after which no more packs are begun: other stores wait for their turn.
 _TURN_S = 30.0
 
 
 def _at_once() -> None:
-    """Do nothing: nobody waits for the processor."""
+    """Do nothing: no other work waits for the processor."""
 
 
 class Compacted(NamedTuple):
-    """What a compaction did: how many segments it merged, their steps, and what these took on disk before and after."""
+    """The result of a compaction: the merged segments, their steps, and their bytes on disk before and after."""
 
     segments: int = 0
     steps: int = 0
@@ -45,7 +45,7 @@ class Compacted(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A pack that was made, and the numbers of the segments, and packs, that it stands for."""
+    """A pack that was made, and the numbers of the segments and packs that it replaces."""
 
     pack: SegmentInfo
     numbers: list[int]
@@ -59,12 +59,12 @@ class Candidate(NamedTuple):
 
     @property
     def values(self) -> int:
-        """The values of episodes in it."""
+        """The number of values of episodes in it."""
         return sum(self.info.values)
 
 
 class Compaction:
-    """Compacts one store. Not thread-safe; any number of processes may compact a store, one at a time does."""
+    """Compacts one store. Not thread-safe; any number of processes may try to compact a store, one at a time does."""
 
     def __init__(
         self,
@@ -95,15 +95,15 @@ class Compaction:
         return Compacted(*map(sum, zip(*made, strict=True)))
 
     def plan(self) -> Compacted:
-        """Return what `run` would merge now; what it would take on disk then is not known: 0."""
+        """Return what `run` would merge now, with 0 for the unknown bytes after it."""
         every = [one.info for group in self.groups(self.candidates()) for one in group]
         steps = sum(info.steps or 0 for info in every)
         return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
 
     def run_due(self, pace: Callable[[], None]) -> bool:
-        """Merge segments where it pays: many that are about as long, or much to be compressed; tell whether any.
+        """Merge segments if it pays: many of about the same length, or much to compress. Return whether any was merged.
 
-        Each step is so copied once for each time that packs become `_MANY` times as long. ``pace`` is called often.
+        So a step is only copied again when packs become `_MANY` times as long. ``pace`` is called often.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}
         for one in self.candidates(pace):
@@ -115,7 +115,7 @@ class Compaction:
             for group in self.groups(candidates)
             if self._pays(group, is_new=is_new)
         ]
-        # Some of them, as to look at all segments takes long where they are many.
+        # Several packs per call: reading the attributes of many segments takes long.
         until, has_merged = time.monotonic() + _TURN_S, False
         for group in due:
             has_merged = self.merge(group, pace) is not None or has_merged
@@ -138,13 +138,13 @@ class Compaction:
             try:
                 info = read_segment(self._root, number)
             except DAMAGE:
-                continue  # gone, or damaged: that is left to repair
+                continue  # gone, or damaged: repair handles it
             if info.sealed and not info.claimed and not info.came_before(int(words[layout.HORIZON])):
                 infos.append(info)
         current = {*current_numbers(self._root)} if infos else set[int]()
         found = []
         for info in infos:
-            # What was compressed by an argument of a call would be decompressed by another without it.
+            # A pack that a call's argument compressed would be decompressed by a call without it.
             is_wanted = self._compresses(info) or not (self._only_compress or (info.compressed and self._level is None))
             if info.number in current and is_wanted:
                 try:
@@ -156,10 +156,10 @@ class Compaction:
         return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
 
     def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Return which segments are put into each pack: such that are neighbours in time.
+        """Return the segments for each pack; they are neighbours in time.
 
-        Two at least, or one that is to be compressed and is not. Those of this boot are not put together with others:
-        who makes a segment looks there for the clock of the boot.
+        A pack has at least two segments, or one that has to be compressed. Segments of this boot are not mixed with
+        others: new segments take the clock of the boot from them.
         """
         most, most_values = self._most_rows(), self._most_values()
         groups: list[list[Candidate]] = []
@@ -180,7 +180,7 @@ class Compaction:
         return [group for group in groups if len(group) > 1 or any(self._compresses(one.info) for one in group)]
 
     def _compresses(self, info: SegmentInfo) -> bool:
-        """Whether a segment has fields that a pack would compress, and has them as they are."""
+        """Return whether a segment has uncompressed fields that a pack would compress."""
         wide = {leaf for leaf, array in info.arrays.items() if is_compressed(array)}
         return self._level is not None and bool(wide - info.compressed.keys())
 
@@ -199,7 +199,7 @@ class Compaction:
         return min(most, limit // SHARE // self._root.value_bytes)
 
     def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
-        """Put segments into a pack, without those that are gone or damaged; None: nothing is left."""
+        """Put segments into a pack, except segments that are gone or damaged; None if too few are left."""
         left = list(group)
         while len(left) > 1 or any(self._compresses(one.info) for one in left):
             try:

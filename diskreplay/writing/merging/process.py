@@ -1,7 +1,7 @@
-"""The process that merges what is due of a store, and keeps out of the way; see `BackgroundCompaction`.
+"""The process that merges the due segments of a store, and keeps out of the way; see `BackgroundCompaction`.
 
-It has the priority of its parent, and rests. A process of low priority gets no processor time on a busy machine. While
-it holds the store lock, or a lock of the file system, every writer would wait.
+It has the priority of its parent, and rests. A process of low priority might get no processor time on a busy machine,
+and every writer would wait while it holds the store lock or a lock of the file system.
 """
 
 import os
@@ -19,22 +19,22 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# After so many seconds of the processor it rests, some times as long, and so many seconds at most.
+# Seconds of processor time after which it rests, the rest as a multiple of these, and the maximum rest in seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
-# Seconds after which one that rests looks whether it has to stop.
+# Seconds between checks, during a rest, whether it has to stop.
 _SLICE_S = 0.05
-# It rests less, and at last not at all, as so many segments were begun since the last look: else it would fall behind.
+# It rests less the more segments were begun since the last check, and not at all after this many, to keep up.
 _BEHIND = 1024
 
 
 class Stopped(Exception):
-    """Who wanted it is gone, or wants it no more."""
+    """The process that wanted the merge is gone, or has stopped it."""
 
 
 class Pace:
-    """How fast a process works: call it often. It rests; it raises Stopped after `stop`, or when ``parent`` is gone.
+    """The pace of a process: call it often. It rests; it raises Stopped after `stop`, or when ``parent`` is gone.
 
-    ``since`` is the number that the next segment had when segments were looked at last.
+    ``since`` is the number of the next segment at the last check.
     """
 
     def __init__(self, counters: StoreCounters, parent: int, since: int) -> None:
@@ -43,14 +43,14 @@ class Pace:
         self._begin_work()
 
     def stop(self, *_: object) -> None:
-        """Stop soon. A signal's handler: it takes no lock."""
+        """Stop soon. A signal handler: it takes no lock."""
         self._is_stopped = True
 
     def _begin_work(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
 
     def __call__(self) -> None:
-        """Rest, if it is time for it, at least as long as the work took with its waiting; less if it falls behind."""
+        """Rest, if it is time, at least as long as the work took with its waiting; less if it falls behind."""
         worked = time.process_time() - self._cpu_s
         if worked >= _WORK_S:
             begun = self._counters.peek(layout.NEXT_SEGMENT) - self._since
@@ -70,10 +70,10 @@ class Pace:
 
 
 def main(uuid: str, parent: str, since: str) -> bool:
-    """Merge segments of the store in the working directory, if that pays; return whether it merged any.
+    """Merge segments of the store in the working directory, if that pays; return whether any were merged.
 
-    It stops when the process with the number ``parent`` is gone. Another store than that with this ``uuid`` is left
-    alone. For ``since`` see `Pace`.
+    It stops when the process with the id ``parent`` is gone. A store with another identity than ``uuid`` is left alone.
+    For ``since`` see `Pace`.
     """
     root = read_root(Path.cwd())
     if root.uuid != uuid or not root.compacts:
@@ -81,7 +81,7 @@ def main(uuid: str, parent: str, since: str) -> bool:
     counters = root.counters(writable=True)
     pace = Pace(counters, int(parent), int(since))
     signal.signal(signal.SIGTERM, pace.stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as the parent's, it may be blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the mask is inherited from the parent
     retention = Retention(root, counters)
     retention.look(pace)
     return Compaction(root, counters, retention, root.compression).run_due(pace)
@@ -89,7 +89,7 @@ def main(uuid: str, parent: str, since: str) -> bool:
 
 if __name__ == "__main__":
     has_merged = False
-    # A full disk, another process, a store that is gone: the next one has more luck.
+    # After a full disk, a lock of another process or a deleted store, the next process tries again.
     with suppress(Stopped, ReplayError, OSError):
         has_merged = main(*sys.argv[1:])
     sys.exit(MERGED if has_merged else 0)
