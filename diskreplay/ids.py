@@ -56,7 +56,7 @@ class EpisodeTable:
 
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
     and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits. ``time`` is the time at
-    which the first step was published, in nanoseconds since the epoch; it is 0 in a store without a horizon. These are
+    which the first step was published, in nanoseconds since the epoch; it is 0 in a store without limits. These are
     views of ``lines``.
     """
 

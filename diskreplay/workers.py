@@ -37,15 +37,15 @@ def each_of(alive: weakref.WeakSet[Any]) -> list[Any]:
             continue
 
 
-def told_of_forks(tell: Callable[[Any], object]) -> weakref.WeakSet[Any]:
-    """Return a set; in every forked child, ``tell(object)`` is called for each object in it."""
+def fork_listeners(notify: Callable[[Any], object]) -> weakref.WeakSet[Any]:
+    """Return a set; in every forked child, ``notify(object)`` is called for each object in it."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def tell_all() -> None:
+    def notify_all() -> None:
         for each in each_of(alive):
-            tell(each)
+            notify(each)
 
-    os.register_at_fork(after_in_child=tell_all)
+    os.register_at_fork(after_in_child=notify_all)
     return alive
 
 
@@ -200,7 +200,7 @@ def _dismiss(line: _Line, count: int) -> None:
         line.jobs.put(None)
 
 
-_alive = told_of_forks(lambda workers: workers._renew())
+_alive = fork_listeners(lambda workers: workers._renew())
 
 
 @atexit.register

@@ -55,7 +55,7 @@ class Recorder:
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
-            self._writer.tell_of_cuts(self._leave_cut)
+            self._writer.report_cuts_to(self._leave_cut)
         writer, step = self._writer, self._host_copy.later(rows, None if behind is None else behind[1:])
 
         def call() -> None:

@@ -252,7 +252,7 @@ class DiskReplayBuffer(ReplayBuffer):
         else:
             writer = self._store.writer(self.n_envs, durability=self._durability)
         writer.leave_at_exit()
-        writer.tell_of_cuts(self._note_cut)
+        writer.report_cuts_to(self._note_cut)
         self._kept.append(writer)
         self._writer = writer
         return writer

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from diskreplay.kernels.huge_pages import CACHE_LINE, LARGE_PAGE, zeros
 from diskreplay.segments.files.mapping import count_mappings, relieved_by
-from diskreplay.workers import each_of, told_of_forks
+from diskreplay.workers import each_of, fork_listeners
 
 BLOCK_BYTES = 2 * LARGE_PAGE
 
@@ -255,7 +255,7 @@ _counts: deque[int] = deque()  # bytes that came and went of pieces that are no 
 _begun: "dict[int, tuple[Piece, int]]" = {}  # pieces with room for more inner chunks of a size, and how many are in it
 os.register_at_fork(after_in_child=lambda: _start_anew())
 
-_alive: "weakref.WeakSet[StoreChunks]" = told_of_forks(lambda tables: tables.reset_after_fork())
+_alive: "weakref.WeakSet[StoreChunks]" = fork_listeners(lambda tables: tables.reset_after_fork())
 
 
 def _start_anew() -> None:

@@ -52,7 +52,7 @@ from diskreplay.sampling.transforms import (
 )
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
-from diskreplay.workers import told_of_forks
+from diskreplay.workers import fork_listeners
 from diskreplay.writing.limiter import AttachedLimiter, RateLimiter
 
 # One line says what is active: when a sampler is made, and when its view or distribution is set.
@@ -733,4 +733,4 @@ class _ForeignLock:
 
 
 # A forked child's samplers get a lock that refuses, and so a parent's lock costs nothing more.
-_alive = told_of_forks(lambda sampler: setattr(sampler, "_lock", _ForeignLock()))
+_alive = fork_listeners(lambda sampler: setattr(sampler, "_lock", _ForeignLock()))

@@ -40,7 +40,7 @@ from diskreplay.segments.files.durable import warn_of
 from diskreplay.store import tables
 from diskreplay.store.eviction import evict, hidden_before
 from diskreplay.store.info import episode_table, store_info
-from diskreplay.workers import told_of_forks
+from diskreplay.workers import fork_listeners
 from diskreplay.writing.casting import checks_of
 from diskreplay.writing.episode_writer import EpisodeWriter
 from diskreplay.writing.lifetime import seal_dropped
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
-_alive = told_of_forks(lambda store: store._reset_after_fork())
+_alive = fork_listeners(lambda store: store._reset_after_fork())
 
 
 def _call_each(calls: Iterable[Callable[[], object]]) -> None:

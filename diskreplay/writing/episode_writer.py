@@ -80,7 +80,7 @@ class EpisodeWriter:
         self._sealer = sealer
         self.explain = root.explain
         self._warned = False
-        self._told_of_cuts: Callable[[], Callable[[int], None] | None] = lambda: None
+        self._cut_listener: Callable[[], Callable[[int], None] | None] = lambda: None
         self.now = 0
         self.lanes: list[Lane] = [Lane(i) for i in range(lanes)]
         self.rotation = Rotation(
@@ -338,14 +338,14 @@ class EpisodeWriter:
         segment.publish(lane.at, row + 1, 1)
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
-    def tell_of_cuts(self, told: Callable[[], Callable[[int], None] | None]) -> None:
+    def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
         """Register a weak reference to a function that gets the lane of each discontinuity, in place of a warning."""
-        self._told_of_cuts = told
+        self._cut_listener = listener
 
     def _note_discontinuity(self, lane: Lane) -> None:
         """Report a discontinuity to the registered function, or warn once."""
-        if (tell := self._told_of_cuts()) is not None:
-            tell(lane.number)
+        if (listener := self._cut_listener()) is not None:
+            listener(lane.number)
         elif not self._warned:
             self._warned = True
             warn_caller(DISCONTINUITY)

@@ -17,7 +17,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.mapping import Mapping
 from diskreplay.segments.segment import DRAFT, Size, draft_segment, remove_draft
 from diskreplay.segments.segment_writer import SegmentWriter
-from diskreplay.workers import Job, Workers, told_of_forks
+from diskreplay.workers import Job, Workers, fork_listeners
 from diskreplay.writing.append_cursor import Lane
 from diskreplay.writing.marker import DEFAULT_DURABILITY_S, Durability, Marker
 from diskreplay.writing.sealer import Sealer
@@ -153,7 +153,7 @@ LEAST_QUARTER_S = 0.05
 
 
 # Segments that the parent's writers leave must not stay on disk because a child has them mapped.
-_alive = told_of_forks(lambda rotation: rotation.unmap())
+_alive = fork_listeners(lambda rotation: rotation.unmap())
 
 
 class Rotation:

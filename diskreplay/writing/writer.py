@@ -17,7 +17,7 @@ from diskreplay.device_tensors import fetched
 from diskreplay.errors import SchemaError, StorageFull, StoreLocked, WriterClosed
 from diskreplay.folders import shown_paths
 from diskreplay.schema.schema import Schema
-from diskreplay.workers import told_of_forks
+from diskreplay.workers import fork_listeners
 from diskreplay.writing.append_cursor import EpisodeItems, Lane
 from diskreplay.writing.casting import Check, PartCaster, as_flag, as_priorities, as_priority, leaf_caster, length
 from diskreplay.writing.episode_writer import EpisodeWriter
@@ -37,7 +37,7 @@ from diskreplay.writing.marker import Durability, Marker
 Priorities = TypeVar("Priorities", float, NDArray[Any])
 
 # In a forked child, the writers of its parent refuse every call.
-_alive = told_of_forks(lambda writer: writer.refuse_calls())
+_alive = fork_listeners(lambda writer: writer.refuse_calls())
 
 
 class BaseWriter:
@@ -326,12 +326,12 @@ class BaseWriter:
         finally:
             self._episode_writer.drain()
 
-    def tell_of_cuts(self, tell: Callable[[int], None]) -> None:
+    def report_cuts_to(self, listener: Callable[[int], None]) -> None:
         """Call a method with the number of each lane whose episode is cut because an observation does not continue it.
 
         It is called before the step is written, and replaces the warning. Its object is referenced weakly.
         """
-        self._episode_writer.tell_of_cuts(weakref.WeakMethod(tell))
+        self._episode_writer.report_cuts_to(weakref.WeakMethod(listener))
 
     def leave_at_exit(self) -> None:
         """Leave it to the owner of this writer to close it when the interpreter ends."""

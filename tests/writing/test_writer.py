@@ -211,7 +211,7 @@ def test_cuts_are_told_to_whoever_wants_to_know_in_place_of_the_warning(store):
 
     owner = Owner()
     with store.writer(2) as writer:
-        writer.tell_of_cuts(owner.note)
+        writer.report_cuts_to(owner.note)
         pairs = [np.stack([obs(t), obs(t)]) for t in (0, 1, 2)]
         rest = {"action": [0, 0], "reward": [1.0, 1.0], "terminated": [False, False], "serial": [0, 1]}
         writer.append(pairs[0], next_obs=pairs[1], **rest)
