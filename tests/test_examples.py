@@ -79,7 +79,8 @@ def last_line(capsys: pytest.CaptureFixture) -> str:
 
 
 def test_every_example_is_tested_here() -> None:
-    elsewhere = [EXAMPLES / "many_machines.py"]  # in tests/interop/ray: it needs Ray to be imported
+    # In tests/interop: to be imported, these need Ray and Isaac Lab.
+    elsewhere = [EXAMPLES / "many_machines.py", EXAMPLES / "isaac_lab.py"]
     assert sorted(EXAMPLES.glob("*.py")) == sorted([*(Path(module.__file__) for module in MODULES), *elsewhere])
 
 
