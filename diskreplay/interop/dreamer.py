@@ -239,7 +239,7 @@ class _Replay:
 
     def read(self, parts: Sequence[_Part], names: Mapping[str, str], wanted: Collection[str]) -> EpisodeData:
         """Return the wanted leaves of an episode, and its rewards."""
-        paths = {path: key for path, key in names.items() if path in wanted or path == REWARD}
+        paths = {path: key for path, key in names.items() if path in wanted}
         rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}
         for path, key in paths.items():
@@ -247,7 +247,8 @@ class _Replay:
                 steps[path] = rows[key]
             else:
                 steps[path] = rows[key][:-1] if is_part(path, ACTION) and self._takes_actions else rows[key][1:]
-        steps[REWARD] = steps[REWARD].reshape(len(rows[REWARD]) - 1)
+        if REWARD in steps:
+            steps[REWARD] = steps[REWARD].reshape(len(rows[REWARD]) - 1)
         terminal = rows.get(_DISCOUNT, np.ones(1))[-1] == 0
         if _TERMINAL in rows:
             terminal = as_flags(rows[_TERMINAL], f"{where}: {_TERMINAL}", FormatError)[-1]

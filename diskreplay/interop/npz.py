@@ -20,7 +20,7 @@ from typing import Any, Literal, Unpack, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, FormatError, SchemaError, Store
+from diskreplay import FormatError, SchemaError, Store
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option, is_in, lay_out
 from diskreplay.interop.exchange.description import Description
@@ -282,7 +282,8 @@ class _Arrays:
         after = None if self._after is None else arrays.get(self._after)
         if after is not None and len(obs) == 1 and len(steps[obs[0]]) == part.stop - part.start:
             steps[obs[0]] = np.concatenate([steps[obs[0]], after[last : part.stop].astype(steps[obs[0]].dtype)])
-        steps[REWARD] = steps[REWARD].reshape(-1) if REWARD in steps else np.zeros(part.stop - part.start, np.float32)
+        if REWARD in steps:
+            steps[REWARD] = steps[REWARD].reshape(-1)
         ends, limits = flags
         if ends is None and limits is None:
             return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED, fields)
@@ -293,7 +294,7 @@ class _Arrays:
         rows = {path: first[name] for path, name in self.names.items()}
         if REWARD in rows:
             rows[REWARD] = rows[REWARD].reshape(-1)
-        leaves = {REWARD: Field((), "float32")} | leaves_of({**rows, **fields}, self._place, "; skip leaves arrays out")
+        leaves = leaves_of({**rows, **fields}, self._place, "; skip leaves arrays out")
         names = self.names | {path: path.removeprefix(f"{FIELDS}/") for path in fields}
         left_out = [name for name in first if self._choice.skips(name)]
         return Source(

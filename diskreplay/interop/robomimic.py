@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, FormatError, MissingExtra, Schema, Store, StoreNotFound
+from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -148,7 +148,8 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a file as robomimic has them, with ``obs``, ``next_obs`` and ``dones``.
 
-    Extra fields are arrays of a demonstration, and episode fields its attributes, or the lists of ``mask``.
+    Extra fields are arrays of a demonstration, and episode fields its attributes, or the lists of ``mask``. Episode
+    fields in ``initial_state`` are the group of this name, as in files of Isaac Lab.
 
     Parameters
     ----------
@@ -174,7 +175,8 @@ def export_dataset(
         lost = {name: why for name, why in _REASONS.items() if not (own and name == METADATA)}
         taken = {path: "the name is taken" for path in schema.leaves if _taken(path)}
         for path, leaf in schema.leaves.items():
-            if is_part(path, FIELDS) and leaf.row_bytes > _ATTRIBUTE_BYTES:
+            is_attribute = is_part(path, FIELDS) and not is_part(path.removeprefix(f"{FIELDS}/"), _INITIAL)
+            if is_attribute and leaf.row_bytes > _ATTRIBUTE_BYTES:
                 taken[path] = f"an attribute has at most {_ATTRIBUTE_BYTES} bytes"
         return Format(lost | taken, partial(_write, taken))
 
@@ -213,27 +215,26 @@ class _Demos:
             keys = self._find_keys(data)
             self.not_kept = dict.fromkeys(f"{_DATA}/{key}" for key in data if key not in keys)
             self.skipped = list[Skipped]()
-            found = {key: length for key in keys if (length := self._length_or_none(data, key)) is not None}
-            if not found:
+            self._counts = dict[str, int]()
+            listed = {key: names for key in keys if (names := self._names_or_none(data, key)) is not None}
+            if not listed:
                 raise FormatError(f"{file} has no demonstration that can be read: {self.skipped[0].why}")
-            self.keys, self.lengths = list(found), list(found.values())
+            self.keys, self.lengths = list(listed), list(self._counts.values())
             self._masks = self._read_masks(opened)
             self.metadata = self._read_metadata(data)
-            first = data[self.keys[0]]
-            names = _datasets(first)
+            first, names = data[self.keys[0]], listed[self.keys[0]]
             self._obs_states = self._find_states(names)
             self.names = self._find_names([name for name in names if not choice.skips(name)], first)
-            rows, fields, attributes = self._steps(first, self.names), dict[str, Any](), dict[str, None]()
-            for key in self.keys:
+            rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
+            for key, arrays in listed.items():
                 fields = self._fields(key, data[key]) | fields
                 attributes |= dict.fromkeys(data[key].attrs)
-                self.not_kept |= dict.fromkeys(name for name in _datasets(data[key]) if name not in names)
+                self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
             every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
             self.left_out = [name for name in every if choice.skips(name)]
         self.names |= {path: path.removeprefix(f"{FIELDS}/") for path in fields}
         own = {path: values[:0] for path, values in rows.items()}
-        self.leaves = {REWARD: Field((), "float32")}
-        self.leaves |= leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
+        self.leaves = leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
 
     def _find_keys(self, data: Any) -> list[str]:
         """Return the groups of demonstrations in the order of their numbers."""
@@ -254,13 +255,15 @@ class _Demos:
         wanted = [name for name in states if any(is_in(name, each) for each in self._choice.named(OBS) or ())]
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
-    def _length_or_none(self, data: h5py.Group, key: str) -> int | None:
-        """Return the steps of a demonstration; None where it has none and is left out."""
+    def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
+        """Return the arrays of a demonstration, and note its steps; None if it has none and is left out."""
         try:
             demo = data.get(key)
             if not isinstance(demo, h5py.Group):
                 raise FormatError(f"{self._file}: {_DATA}/{key} is no group of arrays")
-            return self._length(demo)
+            names = _datasets(demo)
+            self._counts[key] = self._length(demo, names)
+            return names
         except FormatError as error:
             if self._choice.on_error == "raise":
                 raise
@@ -279,9 +282,9 @@ class _Demos:
                 found |= {} if name in _COUNTS else {name: noted}
         return found
 
-    def _length(self, demo: h5py.Group) -> int:
+    def _length(self, demo: h5py.Group, names: Sequence[str]) -> int:
         actions = demo.get(_ACTIONS)
-        arrays = [demo[name] for name in _datasets(demo) if is_part(name, _ACTIONS)]
+        arrays = [demo[name] for name in names if is_part(name, _ACTIONS)]
         if not arrays or not arrays[0].shape or arrays[0].shape[0] < 1:
             raise FormatError(
                 f"{self._file}: {demo.name} has no actions, but {actions!r:.80}; on_error='skip' leaves it out"
@@ -324,24 +327,24 @@ class _Demos:
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the wanted leaves of the demonstrations from number ``first`` on."""
-        names = {path: name for path, name in self.names.items() if path in wanted or path == REWARD}
+        names = {path: name for path, name in self.names.items() if path in wanted}
         with h5py.File(self._file, "r") as opened:
             for key in self.keys[first:]:
                 yield self._episode(key, opened[_DATA][key], names)
 
     def _episode(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> EpisodeData:
-        steps = self._steps(demo, {path: name for path, name in names.items() if not is_part(path, FIELDS)})
+        steps = self._steps(key, demo, {path: name for path, name in names.items() if not is_part(path, FIELDS)})
         is_done = False
         if _DONES in demo and not self._choice.skips(_DONES):
-            flags = self._rows(demo, _DONES, self._length(demo))
+            flags = self._rows(demo, _DONES, self._counts[key])
             is_done = bool(as_flags(flags, f"{self._file}: {key}/{_DONES}", FormatError)[-1])
         texts = {name: _json(value) for name, value in demo.attrs.items() if not self._choice.skips(name)}
         texts = {name: text for name, text in texts.items() if isinstance(text, str)}
         return EpisodeData(steps, is_done, not is_done, self._fields(key, demo), notes=texts or None)
 
-    def _steps(self, demo: h5py.Group, names: Mapping[str, str]) -> Rows:
+    def _steps(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> Rows:
         """Return the rows of a demonstration, with an observation after the last step where the file has it."""
-        count = self._length(demo)
+        count = self._counts[key]
         check_memory(sum(demo[name].nbytes for name in names.values() if name in demo), f"{self._file}: {demo.name}")
         found: Rows = {path: self._rows(demo, name, count) for path, name in names.items()}
         obs = [path for path in found if is_obs(path)]
@@ -362,8 +365,8 @@ class _Demos:
                 before = np.asarray(demo[names[path].replace(_STATES, _INITIAL, 1)][()])[:1]
                 rows = np.concatenate([before.astype(found[path].dtype), found[path]])
                 found[path] = rows if has_final else rows[:-1]
-        found.setdefault(REWARD, np.zeros(count, np.float32))
-        found[REWARD] = found[REWARD].reshape(count)
+        if REWARD in found:
+            found[REWARD] = found[REWARD].reshape(count)
         return found
 
     def _rows(self, demo: h5py.Group, name: str, count: int) -> NDArray[Any]:
@@ -383,7 +386,9 @@ class _Demos:
             if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:
                 found[f"{FIELDS}/{name}"] = np.asarray(value)
         if self._is_isaac and not self.has_states_alone:
-            initial = [name for name in _datasets(demo) if is_part(name, _INITIAL)]
+            group = demo.get(_INITIAL)
+            inside = _datasets(group) if isinstance(group, h5py.Group) else [""] if group is not None else []
+            initial = [f"{_INITIAL}/{name}".rstrip("/") for name in inside]
             found |= {f"{FIELDS}/{name}": np.asarray(demo[name][()])[0] for name in initial}
         return {path: value for path, value in found.items() if not self._choice.skips(path.removeprefix("episode/"))}
 
@@ -423,7 +428,9 @@ def _write(taken: Collection[str], plan: Plan, episodes: Iterable[EpisodeData]) 
                 if path in taken:
                     continue
                 name = path.removeprefix(f"{FIELDS}/")
-                if name.startswith(f"{_MASK}_") and isinstance(value, np.bool_):
+                if is_part(name, _INITIAL):  # a row, as Isaac Lab has it
+                    demo[name] = np.asarray(value)[None]
+                elif name.startswith(f"{_MASK}_") and np.asarray(value).dtype == np.bool_ and not np.ndim(value):
                     masks.setdefault(name.removeprefix(f"{_MASK}_"), [])
                     if value:
                         masks[name.removeprefix(f"{_MASK}_")].append(f"demo_{number}")

@@ -280,13 +280,14 @@ class _Transitions:
         rows, lane, last = self._order[piece.start : piece.stop], piece.lane, piece.stop - 1
         steps: Leaves = {}
         for path, key in self.names.items():
-            if path not in wanted and path != REWARD:
+            if path not in wanted:
                 continue
             steps[path] = self._leaves[key][rows, lane]
             if is_obs(path):
                 final = self._leaves[f"{_NEXT}/{key}"][rows[-1:], lane]
                 steps[path] = with_final(steps[path], final, f"{self._folder}: {_NEXT}/{key}")
-        steps[REWARD] = steps[REWARD].reshape(len(piece))
+        if REWARD in steps:
+            steps[REWARD] = steps[REWARD].reshape(len(piece))
         terminated, truncated = (bool(self._flags[name][last, lane]) for name in (_TERMINATED, _TRUNCATED))
         return EpisodeData(steps, terminated, truncated)
 

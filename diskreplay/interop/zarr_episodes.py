@@ -25,6 +25,7 @@ from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotF
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
+    FIELDS,
     NOTES,
     OBS,
     PRIORITY,
@@ -302,7 +303,8 @@ class _DataSet:
         self.not_kept = [f"rows {self._rows} to {longest}, behind the last episode"] if longest > self._rows else []
         self.metadata = self._layout.metadata if self._layout else {}
         self.schema = self._layout.schema if self._layout else None
-        self.names, self.leaves = found, self._leaves()
+        self.leaves = self._leaves()
+        self.names = found | {path: _meta_name(path) for path in self.leaves if is_part(path, FIELDS)}
         self._meta = {name: _Column(root.array(f"meta/{name}")) for name in self._meta_names()}
         if short := [name for name, column in self._meta.items() if len(column) < len(ends)]:
             raise FormatError(f"{file}: meta/{short[0]} does not have a row for each of {len(ends)} episodes")
@@ -322,7 +324,7 @@ class _DataSet:
         if self._layout:
             kept = self._layout.schema.leaves.items()
             return {path: leaf for path, leaf in kept if path in none or path not in self._layout.names}
-        return {REWARD: Field((), "float32"), **leaves_of(none, self._file, "; skip leaves arrays out")}
+        return leaves_of(none, self._file, "; skip leaves arrays out")
 
     def _meta_names(self) -> list[str]:
         if not self._layout:
@@ -334,33 +336,33 @@ class _DataSet:
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the wanted leaves of the episodes from number ``first`` on."""
         row_bytes = sum(column.row_bytes for column in self._columns.values())
-        columns = {path: each for path, each in self._columns.items() if path in {*wanted, REWARD, PRIORITY}}
+        columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
+        lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}
+        names = [name for name in self._meta if name not in lacking]
         for number, (start, stop) in zip(self._numbers[first:], self.bounds[first:], strict=True):
             what = f"{self._file}: the episode of rows {start} to {stop}"
             check_claim((stop - start) * row_bytes, self._root.stored, what)
             check_memory((stop - start) * row_bytes, what)
             with reading(f"{self._file}: rows {start} to {stop}"):
                 steps = {path: column.read(start, stop) for path, column in columns.items()}
-                meta = {name: column.read(number, number + 1)[0] for name, column in self._meta.items()}
+                meta = {name: self._meta[name].read(number, number + 1)[0] for name in names}
             yield self._episode(meta, stop - start, steps)
 
     def _episode(self, meta: Rows, count: int, steps: dict[str, NDArray[Any]]) -> EpisodeData:
-        if REWARD not in steps:
-            steps[REWARD] = np.zeros(count, np.float32)
-        steps[REWARD] = steps[REWARD].reshape(count)
+        if REWARD in steps:
+            steps[REWARD] = steps[REWARD].reshape(count)
         if not self._layout:
             return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED)
         names, priority = self._layout.names, steps.pop(PRIORITY, None)
         if meta[_HAS_FINAL]:
             final = {path: meta[f"{_FINAL}{names[path]}"] for path in steps if is_obs(path)}
             steps |= {path: np.concatenate([steps[path], row[None]]) for path, row in final.items()}
-        leaves = self._layout.schema.leaves
-        fields = [path for path in leaves if path.startswith("episode/") and meta[_HAS_FIELDS]]
+        fields = [path for path in self._layout.schema.leaves if is_part(path, FIELDS) and meta[_HAS_FIELDS]]
         return EpisodeData(
             steps,
             bool(meta[_TERMINATED]),
             bool(meta[_TRUNCATED]),
-            {path: meta[_meta_name(path)] for path in fields},
+            {path: meta[name] for path in fields if (name := _meta_name(path)) in meta},
             None if priority is None or np.isnan(priority).all() else priority,
         )
 

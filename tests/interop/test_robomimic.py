@@ -12,7 +12,7 @@ import diskreplay as dr
 h5py = pytest.importorskip("h5py")
 
 from diskreplay.interop.robomimic import export_dataset, import_dataset  # noqa: E402
-from tests.interop.round_trips import make_store  # noqa: E402
+from tests.interop.round_trips import check_held, make_store  # noqa: E402
 from tests.testing.support import REPOSITORY  # noqa: E402
 
 LIFT = REPOSITORY.parent / "shared/data/robosuite_lift/demo.hdf5"
@@ -105,6 +105,20 @@ def test_demonstrations_of_isaac_lab(tmp_path: Path) -> None:
             np.testing.assert_array_equal(initial, found["pose"][0])
             assert (int(episode["seed"]), bool(episode["success"])) == (number + 5, bool(number))
             assert episode.reward.tolist() == [0.0] * len(episode)
+
+
+def test_an_export_has_the_initial_states_where_isaac_lab_looks_for_them(tmp_path: Path) -> None:
+    demos = write_isaac(tmp_path / "set.hdf5")
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "store")
+    names = {name for name, _ in export_dataset(tmp_path / "store", tmp_path / "again.hdf5").not_held}
+    assert names == {"no_final_obs", "schema"}
+    with h5py.File(tmp_path / "set.hdf5") as before, h5py.File(tmp_path / "again.hdf5") as after:
+        for number in range(len(demos)):
+            name = f"data/demo_{number}/initial_state/articulation/robot/root_pose"
+            np.testing.assert_array_equal(after[name][()], before[name][()], strict=True)
+            assert not [key for key in after[f"data/demo_{number}"].attrs if key.startswith("initial_state")]
+    import_dataset(tmp_path / "again.hdf5", tmp_path / "back")
+    check_held(tmp_path / "store", tmp_path / "back", names)
 
 
 def test_states_of_isaac_lab_are_not_those_before_their_steps(tmp_path: Path) -> None:

@@ -228,9 +228,8 @@ class Layout:
             path: self._cast(what, path, rows if is_final and is_obs(path) else rows[:count])
             for path, rows in steps.items()
         }
-        if REWARD not in made:
-            made[REWARD] = np.zeros(count, self.schema.reward.dtype)
-        made[REWARD] = made[REWARD].reshape(count)
+        rewards = made.get(REWARD)  # without any, they are zeros in every format
+        made[REWARD] = np.zeros(count, self.schema.reward.dtype) if rewards is None else rewards.reshape(count)
         fields = {path: self._cast(what, path, value) for path, value in given.items()}
         for path in self.schema.leaves:
             name = path.split("/")[1] if is_part(path, FIELDS) and path not in fields else ""
@@ -274,8 +273,7 @@ def lay_out(
     leaves : dict of str to Field
         What the reader yields, by the default path.
     names : dict of str to str
-        The name of the feature behind each default path. A path without one is made up by the reader: the options do
-        not see it, and it gives way to a feature that takes its place.
+        The name of the feature behind each default path.
     schema : Schema, optional
         That of the leaves, with tuples; it is used where no option moves a feature.
     choice : Choice
@@ -291,8 +289,8 @@ def lay_out(
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
-    dtypes, unsafe = _dtypes(place, choice.dtype or {}, set(paths.values()))
-    made = {}
+    dtypes, unsafe = _dtypes(place, choice.dtype or {}, {*paths.values(), REWARD})
+    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # of zeros, if no feature is the reward
     for old, new in paths.items():
         kind = leaves[old]
         shape = () if new == REWARD and kind.shape == (1,) else kind.shape
@@ -354,7 +352,6 @@ class _Chooser:
         for path, name in names.items():
             if path in leaves:  # a step and an episode may each have a feature of the same name
                 self._names[path if name in self._names else name] = path
-        self._made_up = [path for path in leaves if path not in names]
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
         """Return the leaves by default paths, and the names of features that are in none."""
@@ -390,8 +387,7 @@ class _Chooser:
                 raise SchemaError(f"{self._place}: rename names {name!r}, which is no feature that is kept")
             target[name] = path if path.split("/")[0] in _PARTS else f"{target[name].split('/')[0]}/{path}"
         self._check(target)
-        found = {self._names[name]: path for name, path in target.items()}
-        return found | {path: path for path in self._made_up if path not in target.values()}, not_kept
+        return {self._names[name]: path for name, path in target.items()}, not_kept
 
     def _wanted(self, part: str, given: Names | None) -> Iterator[tuple[str, str]]:
         """Yield the features that an option names, and their leaves."""

@@ -115,7 +115,7 @@ class Source:
     leaves : dict of str to Field, optional
         What the episodes hold by the default path of each feature. None: the leaves of ``schema``.
     names : dict of str to str, optional
-        The name of the feature behind each default path, without those that the reader makes up. None: the paths.
+        The name of the feature behind each default path. None: the paths.
     numbers : list of int, optional
         The number of each episode in the data set, for messages. None: from 0 on, without a gap.
     """
@@ -401,10 +401,10 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
     name, number = source.name, source.number_of(position)
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"episode {number} of {name} has no {missing[0]}; it has {', '.join(episode.steps)}")
-    count = len(episode)
+    count, shortest = min((len(rows), path) for path, rows in episode.steps.items())
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
-            raise FormatError(f"episode {number} of {name} has {len(rows)} rows of {path} and {count} of reward")
+            raise FormatError(f"episode {number} of {name} has {len(rows)} rows of {path} and {count} of {shortest}")
     leaves = source.leaves or (source.schema.leaves if source.schema else {})
     shapes = {path: np.shape(rows)[1:] for path, rows in episode.steps.items() if path != REWARD}
     shapes |= {path: np.shape(value) for path, value in episode.fields.items()}

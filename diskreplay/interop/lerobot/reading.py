@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from diskreplay import Field, FormatError, SchemaError
+from diskreplay import FormatError, SchemaError
 from diskreplay.interop.exchange.choosing import Choice
-from diskreplay.interop.exchange.episode_data import FIELDS, REWARD, EpisodeData, Json
+from diskreplay.interop.exchange.episode_data import FIELDS, EpisodeData, Json
 from diskreplay.interop.exchange.foreign import reading
 from diskreplay.interop.exchange.threads import read_ahead
 from diskreplay.interop.lerobot import images
@@ -100,7 +100,7 @@ class Reader:
         self.names = {column.path: column.key for column in self._columns} | self._fields
         own = {column.path: column.field for column in self._columns}
         fields = {path: self._meta.fields[name] for path, name in self._fields.items()}
-        self.leaves = {REWARD: Field((), "float32")} | own | fields
+        self.leaves = own | fields
         tasks = self._meta.tasks
         self.texts = {column.path: self._texts[column.key] for column in self._columns if column.kind == "text"}
         if tasks and min(tasks) >= 0 and max(tasks) < _MOST_TASKS:
@@ -184,15 +184,13 @@ class Reader:
                         steps[column.path] = self._array(column, rows, piece)
                 for column in moving:
                     steps[column.path] = videos.frames(number + k, column, rows[TIMESTAMP].to_numpy())
-                yield self._episode(number + k, part.stop - part.start, steps)
+                yield self._episode(number + k, steps)
             waiting, lengths, number = waiting.slice(int(bounds[ready])), lengths[ready:], number + ready
 
     def _array(self, column: Column, table: pa.Table, piece: _Piece) -> Array:
         return from_arrow(column, table[column.key], self._texts, f"{piece.path}: {column.key!r}")
 
-    def _episode(self, number: int, length: int, steps: dict[str, Array]) -> EpisodeData:
-        if REWARD not in steps:
-            steps[REWARD] = np.zeros(length, self.leaves[REWARD].dtype)
+    def _episode(self, number: int, steps: dict[str, Array]) -> EpisodeData:
         fields = {}
         for path, name in self._fields.items():
             value = self._meta.values[name][number] if name in self._meta.values else None

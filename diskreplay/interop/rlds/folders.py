@@ -221,7 +221,7 @@ class DataSet:
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the wanted leaves of the episodes from number ``first`` on."""
-        paths = {path: name for path, name in self._paths.items() if path in wanted or path == REWARD}
+        paths = {path: name for path, name in self._paths.items() if path in wanted}
         names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}"}
         episodes = iter(self._episodes[first:])
         episode = next(episodes, None)
@@ -244,7 +244,8 @@ class DataSet:
             else:
                 values = self._decoded(record, name, rows)
                 steps[path] = values if is_obs(path) else values[:count]
-        steps[REWARD] = steps[REWARD].reshape(count) if REWARD in steps else np.zeros(count, np.float32)
+        if REWARD in steps:
+            steps[REWARD] = steps[REWARD].reshape(count)
         terminal = f"{STEPS}{TERMINAL}"
         is_terminal = terminal in self._features and bool(self._decoded(record, terminal, rows)[-1])
         return EpisodeData(steps, is_terminal, not is_terminal, fields)
