@@ -3,6 +3,7 @@
 Earlier releases kept values in side folders. An import names these values, and reads none.
 """
 
+import math
 import os
 import shutil
 import warnings
@@ -293,7 +294,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
     if note is None:
         if len(store) or changed:
             raise StoreExists(f"{store.path} has steps that no import has written; give the path of a new store")
-        noted = {**origin, COMPLETE: False, "metadata": dict(source.metadata)}
+        noted = {**origin, COMPLETE: False, "metadata": _as_note(source.metadata)}
         store.write_note(NOTE, {**noted, "options": options} if options else noted)
         return False, 0
     if {name: note.get(name) for name in origin} != origin:
@@ -402,6 +403,8 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"episode {number} of {name} has no {missing[0]}; it has {', '.join(episode.steps)}")
     count, shortest = min((len(rows), path) for path, rows in episode.steps.items())
+    if not count:
+        raise FormatError(f"episode {number} of {name} has no steps")
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
             raise FormatError(f"episode {number} of {name} has {len(rows)} rows of {path} and {count} of {shortest}")
@@ -473,6 +476,15 @@ class _Segments:
             self._store.compact(only_compress=True)
 
 
+def _as_note(value: Json) -> Json:
+    """Return a value as strict JSON: Python's json reads infinities and NaN, and a note has texts in their place."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: _as_note(inner) for key, inner in value.items()}
+    return [_as_note(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 class _Notes:
     """Notes of episodes on their way to the store, some in each document."""
 
@@ -484,7 +496,7 @@ class _Notes:
             self.flush()
             self._number = number
         if note is not None:
-            self._waiting[str(first_id)] = note
+            self._waiting[str(first_id)] = _as_note(note)
 
     def flush(self) -> None:
         if self._waiting:
