@@ -147,7 +147,7 @@ def _can_be_imported(name: str) -> bool:
 
 def __getattr__(name: str) -> object:
     if name == "__all__":
-        # `from diskreplay import *` leaves out names whose library is missing. `diskreplay.NAME` says what to install.
+        # `from diskreplay import *` skips names whose library is missing. `diskreplay.NAME` names the extra to install.
         return ["__version__", *filter(_can_be_imported, _MODULES)]
     if name not in _MODULES:
         raise AttributeError(f"module 'diskreplay' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Checks of the arguments with which a store is created."""
+"""Checks of the arguments of `create` and `Store.resize`."""
 
 import sys
 from typing import Any

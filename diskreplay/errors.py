@@ -27,12 +27,12 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# Modules that a warning is never attributed to: ours, and those of decorators and imports between two of ours.
+# Modules that a warning is never attributed to: ours, and decorators and imports between two of ours.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
 class ReplayError(Exception):
-    """Base of every error of this package. Messages name the files of a store by the path with which it was opened."""
+    """Base of every error of this package. Messages name a store's files by the path given to `open`."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shown(arg) if isinstance(arg, str) else arg for arg in args))
@@ -99,8 +99,8 @@ class MissingExtra(ReplayError, ImportError):
 
     @classmethod
     @contextmanager
-    def raised_for(cls, what: str, extra: str) -> Iterator[None]:
-        """Raise this error if an import in the block fails: ``what`` needs the libraries of ``extra``.
+    def raised_for(cls, purpose: str, extra: str) -> Iterator[None]:
+        """Raise this error if an import in the block fails: ``purpose`` needs the libraries of ``extra``.
 
         A library may fail with any error, such as a ValueError if it was built with another version of NumPy.
         """
@@ -118,7 +118,7 @@ class MissingExtra(ReplayError, ImportError):
                 problem, said, command = "a library that cannot be imported", str(error), "pip install"
             else:
                 raise
-            raise cls(f'{what} needs {problem} ({said}): {command} "diskreplay[{extra}]"') from error
+            raise cls(f'{purpose} needs {problem} ({said}): {command} "diskreplay[{extra}]"') from error
 
 
 def _fails_to_import(error: Exception) -> str | None:

@@ -2,7 +2,7 @@
 
 `/proc/self/fd/N` is the folder that descriptor N was opened on, even after it was renamed, and after another folder has
 taken its old path. Reads and writes below it reach that very folder, or fail. Such paths mean nothing to users: `shown`
-and `show_paths` replace them by the path with which the folder was opened.
+and `show_paths` replace them by the path given for the folder.
 """
 
 import os
@@ -35,7 +35,7 @@ class OpenFolder:
         The folder by its descriptor; paths below it are used to open files.
         |4
         name : Path
-            The path with which it was opened, for messages.
+            The given path of the folder, for messages.
 
     Raises
     ------
@@ -225,7 +225,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def shown(text: os.PathLike[str] | str) -> str:
-    """Return a text, or a path, in which the paths of open folders are replaced by the given ones."""
+    """Return a text, or a path, with the paths of open folders replaced by the given ones."""
     text = os.fspath(text)
     return _BELOW.sub(_given, text) if _DESCRIPTORS in text else text
 

@@ -55,8 +55,8 @@ class EpisodeTable:
     """Episodes, one per line: (n, 6) int64.
 
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
-    and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits. ``time`` is the time at
-    which the first step was published, in nanoseconds since the epoch; it is 0 in a store without limits. These are
+    and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits. ``time`` is the
+    publishing time of the first step, in nanoseconds since the epoch; it is 0 in a store without limits. These are
     views of ``lines``.
     """
 
@@ -124,7 +124,7 @@ class EpisodeTable:
 
     @property
     def time(self) -> Ints:
-        """The times at which the first steps were published, or 0."""
+        """The publishing times of the first steps, or 0."""
         return self.lines[:, TIME]
 
 

@@ -1,4 +1,4 @@
-"""Pieces of HTML, in which all text from outside is escaped; a type tells which text has been.
+"""Pieces of HTML: all text from outside is escaped, and a type tells escaped text from other text.
 
 Only the functions here make `Html` of text, so a type checker refuses text that was not escaped.
 """

@@ -56,7 +56,7 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# Folders in which a living process makes something: the beginning of the name, and the path of the lock inside.
+# Folders of unfinished things that a living process makes: the beginning of their names, and the lock inside.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # The newest segments are searched for the clock of this boot: more than one, as some may be damaged or gone.
 _NEIGHBOURS = 16
@@ -129,7 +129,7 @@ class Retention:
         """Return the clock of this boot as the newest segments have it.
 
         So the times of all segments of a boot compare to the nanosecond, whatever happened to the wall clock meanwhile.
-        In a new boot, the clock starts behind the latest written time even if the wall clock was set back: the newest
+        In a new boot, the clock starts after the latest written time even if the wall clock was set back: the newest
         steps must not look oldest. The first call is made under the store lock.
         """
         if self._clock is None:
@@ -172,7 +172,7 @@ class Retention:
 
     @contextmanager
     def making_pack(self, nbytes: int) -> Iterator[str]:
-        """Yield a folder in which the block makes a pack. Only one block, among all processes, does so at a time.
+        """Yield a folder for the pack that the block makes. Only one block, among all processes, runs at a time.
 
         If the store has a capacity in bytes, room for ``nbytes`` is made first and counted until the block ends. Raises
         StoreLocked if another process is making a pack, StorageFull if the disk has no room.

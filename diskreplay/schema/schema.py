@@ -42,7 +42,7 @@ _TAKEN_BY_EPISODES = frozenset(["obs", "action", "reward", "terminated", "trunca
 
 @dataclass(frozen=True, init=False)
 class Schema:
-    """Describe what a store holds for each step and each episode.
+    """The fields of each step and each episode of a store.
 
     Immutable; may be shared between threads.
 

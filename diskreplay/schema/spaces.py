@@ -259,7 +259,7 @@ def _numbers(values: np.ndarray) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Spell out the infinities and NaN, for which JSON has no numbers."""
+    """Spell out infinities and NaN: JSON has no numbers for them."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

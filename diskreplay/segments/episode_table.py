@@ -141,7 +141,7 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
     return np.concatenate([(words[at >> 3] << 3) + (at & 7), rest + whole]), np.append(some, flags[whole:])
 
 
-def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, what: str) -> FormatError:
+def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> FormatError:
     """Return the error that names the damaged slice, found by parsing each slice alone."""
     number = 0
     stops = np.cumsum(slices.rows).tolist()
@@ -153,7 +153,7 @@ def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, what: str) -> FormatEr
             except FormatError as error:
                 return error
     where = f"segment {slices.segment[number]}, lane {slices.lane[number]}"
-    return FormatError(f"{where}: {what.format(slices.first_row[number])}; restore the segment")
+    return FormatError(f"{where}: {problem.format(slices.first_row[number])}; restore the segment")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

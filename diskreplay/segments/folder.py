@@ -1,4 +1,4 @@
-"""A folder of rows, of a segment or a pack: its rows, and where they are after a merge."""
+"""Folders of rows, of segments and packs: the rows, and their new places after a merge."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 class Folder:
-    """A folder of rows: of one segment. A `Pack` has the rows of many segments.
+    """The rows of one segment. A `Pack` has the rows of many segments.
 
     A reader whose snapshot is older than a merge keeps reading: the rows then come from the pack.
     """

@@ -47,7 +47,7 @@ from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.segment_column import MOST_DESCRIPTORS
 from diskreplay.segments.segment_reader import Extent, extent_of
 
-# Bytes of one lane's new rows in a chunk from which a checksum call of their own pays; fewer are gathered first.
+# One lane's new rows in a chunk get a checksum call of their own if they have this many bytes; else lanes are gathered.
 _LONG = 4096
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30

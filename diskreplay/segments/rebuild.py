@@ -208,8 +208,8 @@ def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without the damaged parts; return its folder, relative to the store.
 
     The caller holds the store lock. The damaged segment is only read. Raises StorageFull if the disk has no room.
-    Raises FormatError if a small file does not match its checksum, or a block that was intact is not any more. Nothing
-    is left behind then.
+    Raises FormatError if a small file does not match its checksum, or an intact block changed. Nothing is left behind
+    then.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -423,7 +423,9 @@ def finish_replacements(root: Root) -> list[int]:
     return sorted(number for number in {*found, *replaced} if os.path.lexists(root.segment_path(number)))
 
 
-def _replace(root: Root, number: int, reason: str = "was replaced by another one of it", steps: int = 0) -> str | None:
+def _replace(
+    root: Root, number: int, reason: str = "was replaced by another version of it", steps: int = 0
+) -> str | None:
     rebuilt, path = _beside(root, _REBUILT, number), root.segment_path(number)
     aside = None
     if os.path.lexists(path):

@@ -202,7 +202,7 @@ def seal_segments(
         for segment in finished:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
-            os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # after this, it may be evicted at any time
+            os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # it may be evicted after this
     sync_file_system(root.folder)
 
 

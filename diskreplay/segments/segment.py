@@ -489,7 +489,7 @@ def draft_segment(
 
 
 def pack_draft(root: Root) -> str:
-    """Return the folder in which a process makes a pack."""
+    """Return the folder of a pack in progress."""
     return f"{root.counters_folder}/{_PACK_DRAFT}"
 
 

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# The most that is reserved ahead: so many bytes for all lanes, or one chunk if that is more; and so many rows per lane.
+# The most that is reserved ahead: bytes for all lanes, or one chunk if that is more; and rows per lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
 # Lanes are a crowd if they are at least one in this many.
 _CROWD = 8

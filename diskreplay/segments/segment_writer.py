@@ -40,7 +40,7 @@ class SegmentWriter:
     of an episode have rows of their own: `reserve_values` and `write_values` handle these, and `publish` receives the
     lanes that have new values.
 
-    ``in_blocks``: rows come many at a time, for which mappings do not pay.
+    ``in_blocks``: rows come many at a time, so mappings do not pay.
 
     Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
     """
@@ -334,7 +334,7 @@ class SegmentWriter:
         self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
     def publish_delayed(self, *, late: bool = False) -> None:
-        """Publish what is owed by late calls; StorageFull if there is still no room and ``late`` is False.
+        """Publish the counters that late calls owe; StorageFull if there is still no room and ``late`` is False.
 
         Concurrency: the appending thread.
         """

@@ -334,9 +334,9 @@ class DiskUse:
             if progress is not None:
                 progress(done + 1, len(measured))
         self._growing_before = growing
-        beside = [name for name in os.listdir(self._root.folder) if name != layout.SEGMENTS]
-        beside.append(f"{layout.SEGMENTS}/{layout.METADATA}")
-        return total + sum(disk_usage(self._root.folder / name)[0] for name in beside)
+        other_files = [name for name in os.listdir(self._root.folder) if name != layout.SEGMENTS]
+        other_files.append(f"{layout.SEGMENTS}/{layout.METADATA}")
+        return total + sum(disk_usage(self._root.folder / name)[0] for name in other_files)
 
 
 # --- newest episodes -------------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def count_ended(snapshot: Snapshot) -> int:
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return episodes that include the newest: those of the newest segments, and if they are many, their last rows."""
+    """Return episodes that include the newest: of the newest segments, and if these have many, of their last rows."""
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
     enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # writers may have segments side by side

@@ -28,7 +28,7 @@ def evict(follower: Follower, retention: Retention, where: Callable[[Episode], b
 
 
 def hidden_before(follower: Follower) -> int:
-    """Return the time before which the limits now hide every step."""
+    """Return the time before which the limits hide every step now."""
     follower.refresh()
     return follower.snapshot.hidden_before
 

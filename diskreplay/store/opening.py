@@ -54,8 +54,8 @@ def create(
         `capacity`.
     compression : "zstd" or ("zstd", level), optional
         The compression of fields of at least 256 bytes per step when segments are merged. The level is from 1 to 22;
-        the default is 1. Samplers decompress what they draw. Needs ``diskreplay[zstd]``, here and wherever the store is
-        read.
+        the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and
+        wherever the store is read.
     compaction : "auto" or "manual"
         With "auto", processes that write merge small sealed segments in the background, in a child process that rests
         most of the time; see `Store.compact`. With "manual", only `Store.compact` merges.
@@ -111,7 +111,7 @@ def create(
 
 
 def _difference(found: Schema, wanted: Schema) -> str:
-    """Describe the first field in which two schemas differ."""
+    """Describe the first difference of two schemas."""
     for path in found.leaves | wanted.leaves:
         if (one := found.leaves.get(path)) != (other := wanted.leaves.get(path)):
             return f"in which {path} is {one or 'missing'}, not {other or 'missing'}"

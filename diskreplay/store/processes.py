@@ -156,9 +156,9 @@ def _newest_and_undurable(info: SegmentInfo, snapshot: Snapshot) -> tuple[int, i
 
 
 def _times(
-    info: SegmentInfo, snapshot: Snapshot, rows: NDArray[np.int64], which: NDArray[np.bool_]
+    info: SegmentInfo, snapshot: Snapshot, rows: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    lane = np.flatnonzero(which)
+    lane = np.flatnonzero(mask)
     ids = (info.number << layout.POSITION_BITS) + rows[lane] * len(info.lanes) + lane
     times: NDArray[np.int64] = snapshot.times(ids)
     return times
@@ -209,14 +209,14 @@ class SavedSamplers:
             rate = self._rates.setdefault(name, Rate(0.0)).add(saved.time, batches or 0)
             self._known[name] = saved, rate
         planner = saved.plain.get("planner") if isinstance(saved.plain, Mapping) else None
-        told = planner if isinstance(planner, Mapping) else {}
+        sampler = planner if isinstance(planner, Mapping) else {}
         return SavedSampler(
             name,
             max(0.0, now - saved.time),
             batches,
             _count(saved.plain, "steps"),
             rate if rate is None or rate >= 0 else None,  # negative: another sampler saved under the name
-            *(str(told[key]) if key in told else None for key in ("view", "distribution")),
+            *(str(sampler[key]) if key in sampler else None for key in ("view", "distribution")),
         )
 
 
@@ -276,7 +276,7 @@ class Limiters:
 
 
 def _bounds(limiter: RateLimiter | None, inserted: Inserted, drawn: int) -> tuple[int | None, int | None, str | None]:
-    """Return the steps that may be drawn, and inserted, until that side has to wait, and which side waits now."""
+    """Return how many steps may be drawn, and how many inserted, before that side has to wait; and who waits now."""
     if limiter is None:
         return None, None, None
     lead = inserted.ever * limiter.samples_per_insert - drawn

@@ -60,7 +60,7 @@ class Column:
 
     @property
     def is_next(self) -> bool:
-        """Whether the values are those of the next step."""
+        """Whether the column has values of the next step."""
         return self.leaf is not None and self.name.split(".")[0] == NEXT_OBS
 
     @property

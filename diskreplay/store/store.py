@@ -173,7 +173,7 @@ class Store:
 
     @property
     def mode(self) -> str:
-        """The mode in which the store was opened: "r" or "a"."""
+        """The mode of the open store: "r" or "a"."""
         return self._mode
 
     @property
@@ -246,7 +246,7 @@ class Store:
 
     @property
     def quarantine(self) -> list[Quarantined]:
-        """The records of what repair or a recovery set aside, by path: segment, steps, reason, since and where."""
+        """The entries that repair or a recovery set aside, by path: segment, steps, reason, since and where."""
         return read_quarantine(self._root.folder)
 
     @shown_paths()
@@ -263,7 +263,7 @@ class Store:
         Parameters
         ----------
         dry_run : bool
-            Change nothing, and return what would be done.
+            Change nothing, and return the actions that would be taken.
         foreign : bool
             Also seal segments that another machine wrote. Their writer must be dead, which cannot be checked from here.
         salvage : bool
@@ -300,7 +300,7 @@ class Store:
         return repaired.actions
 
     def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> "list[Problem]":
-        """Check the store on disk, and return the problems; an empty list if there are none.
+        """Check the store on disk, and return a list of problems.
 
         It checks structure and file sizes, and compares metadata with the schema and flags with counters. With
         ``deep``, it also compares every sealed chunk with its checksum. Others may write meanwhile. See
@@ -364,7 +364,7 @@ class Store:
         dry_run: bool = False,
         only_compress: bool = False,
     ) -> dict[str, int]:
-        """Merge sealed segments into packs while others write, read and evict, and return what was done.
+        """Merge sealed segments into packs while others write, read and evict, and return the result.
 
         A pack is a segment with the rows of many segments. A store of many short segments then opens faster, needs
         fewer files, and is sampled as fast as a store of few segments. Users see no change: ids, episodes, priorities
@@ -383,7 +383,7 @@ class Store:
         progress : callable, optional
             ``progress(done, total)`` is called now and then, with bytes on disk.
         dry_run : bool
-            Change nothing, and return what would be merged, with ``bytes_after`` 0.
+            Change nothing, and return the segments that would be merged, with ``bytes_after`` 0.
         only_compress : bool
             Only segments that are to be compressed are put into packs. Other segments, and packs, are not copied.
 
@@ -422,8 +422,8 @@ class Store:
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict the episodes for which a predicate is true, and return the number of their steps.
 
-        The predicate is called for every episode that has a visible step and is in a sealed segment, to which no writer
-        appends any more. An episode is evicted whole, and all its steps count, including those that a capacity hides.
+        The predicate is called for every episode that has a visible step and is in a sealed segment: one that no writer
+        appends to any more. An episode is evicted whole, and all its steps count, hidden ones included.
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or its
         process dies, either all of them are evicted or none. Bytes are deleted when a whole segment is evicted or
         hidden. Samplers still deliver the batches that they have planned. The priorities of evicted steps are gone, and
@@ -590,7 +590,7 @@ class Store:
               if an extra field is called `hidden`.
 
             A field whose name is taken is under its path, such as `extra/id` or `episode/length`. The observation that
-            a step led to is that of the next step, or the final observation after an episode's last step.
+            a step led to is the next step's observation, or the final observation after an episode's last step.
 
             Under `episodes`, the columns of E episodes: `id`, `length`, `hidden_steps`, `total_reward`, `ended`, (E,);
             `final_obs`, nested (E, ...); and the episode fields. The latter two are masked arrays, as an episode may
@@ -607,7 +607,7 @@ class Store:
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the steps of the current snapshot as a data frame, indexed by `episode` and `step`.
 
-        The columns are those of `to_numpy`, without `episodes`. Each element of a vector of up to 64 has its own
+        It has the columns of `to_numpy`, without `episodes`. Each element of a vector of up to 64 has its own
         column, such as `obs[0]`; a larger field is a column of arrays. A nested field is called `obs.image`, and an
         extra field called `id` is `extra.id`. ``pandas.DataFrame(store.episode_table())`` is a data frame of the
         episodes.
@@ -643,7 +643,7 @@ class Store:
     ) -> "ray.data.Dataset":
         """Return the steps of the current snapshot as a dataset of Ray Data with one row per step.
 
-        The columns are those of `to_pandas`, including `episode` and `step`. Arrays are tensors: ``obs`` has the shape
+        It has the columns of `to_pandas`, including `episode` and `step`. Arrays are tensors: ``obs`` has the shape
         of the field. Nothing is read here: Ray's tasks read, on the caller's machine. Each reads several small
         segments, or a part of a large one, and yields blocks of up to 32 MiB. The rows of an episode are in order
         inside a block. Ray's execution options decide the order of blocks.
@@ -651,8 +651,8 @@ class Store:
         Parameters
         ----------
         where : callable, optional
-            A predicate over episodes; the dataset has the steps of the episodes for which it is true. Tasks call it, so
-            it is pickled.
+            A predicate over episodes: the dataset has the steps of episodes with a true result. Tasks call it, so it is
+            pickled.
         fields : sequence of str, optional
             The columns: "obs" stands for all leaves of the observation, "obs.image" for one leaf, "..." for all
             columns. "next_obs", the observation that a step led to, is included only if it is named. A step without one

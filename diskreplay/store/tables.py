@@ -28,13 +28,14 @@ HIDDEN = "hidden"
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the columns of all steps, and under "episodes" those of all episodes; see `Store.to_numpy`."""
+    """Return the columns of all steps, and under "episodes" the columns of episodes; see `Store.to_numpy`."""
     schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
     nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
     extra = _apart("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
     known, values = episode_columns(snapshot)
     final = schema.unflatten("obs", {path: column for path, column in values.items() if path in leaves})
-    fields = _apart("episode", schema.unflatten("episode", values), {*known, "final_obs"}) if schema.episode else {}
+    taken = {*known, "final_obs"}
+    fields = _apart("episode", schema.unflatten("episode", values), taken) if schema.episode else {}
     return {**nested, **extra, **properties, "episodes": {**known, "final_obs": final, **fields}}
 
 

@@ -29,7 +29,7 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # the next episode continues one that was cut for its length
-        self.resumes_at: list[bytes] | None = None  # if known, the observation with which it must begin
+        self.resumes_at: list[bytes] | None = None  # if known, the first observation that it must have
         self.pending: list[bytes] | None = None  # the observation already written for the next row
 
     @property

@@ -78,7 +78,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return bounds from JSON, in which infinities are strings, as numbers."""
+    """Return bounds from JSON as numbers: there, infinities are strings."""
     if isinstance(values, list):
         return [_numbers(value) for value in values]
     return float(values) if isinstance(values, str) else values

@@ -189,7 +189,7 @@ class EpisodeWriter:
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish successive steps of a lane, for which there is room, and the observation after them.
+        """Write and publish successive steps of a lane, and the observation after them; there is room.
 
         ``final`` has the flags of a final row after them that ends the episode, or is 0. ``episode`` has its values.
 

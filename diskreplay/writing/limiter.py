@@ -42,7 +42,7 @@ class RateLimiter:
     min_size : int
         The number of steps that the store must hold before any is drawn.
     error_buffer : float
-        The number of drawn steps by which either side may be ahead: at least half of the sum of a batch's steps and
+        How far either side may be ahead, in drawn steps: at least half of the sum of a batch's steps and
         `samples_per_insert`.
     name : str
         Limiters of the same name in one store count together.
@@ -81,7 +81,7 @@ class RateLimiter:
         return self.samples_per_insert * self.min_size
 
     def check_batch(self, steps: int) -> None:
-        """Refuse a batch with which both sides could wait for each other forever.
+        """Refuse a batch that could make both sides wait for each other forever.
 
         Raises
         ------
@@ -193,18 +193,20 @@ class AttachedLimiter:
         finally:
             lock.release()
 
-    def _wait(self, may: Callable[[Inserted, int], bool], what: str, check: Callable[[], None] = lambda: None) -> Lock:
+    def _wait(
+        self, may: Callable[[Inserted, int], bool], action: str, check: Callable[[], None] = lambda: None
+    ) -> Lock:
         """Return the lock, held, when the counts allow the operation.
 
         Raises StoreNotFound if the store was deleted or replaced since it was opened.
         """
         try:
-            return self._wait_for(may, what, check)
+            return self._wait_for(may, action, check)
         except Exception as error:
             self._root.explain(error)
             raise
 
-    def _wait_for(self, may: Callable[[Inserted, int], bool], what: str, check: Callable[[], None]) -> Lock:
+    def _wait_for(self, may: Callable[[Inserted, int], bool], action: str, check: Callable[[], None]) -> Lock:
         timeout = self.limiter.timeout
         until = math.inf if timeout is None else time.monotonic() + timeout
         pause = _SHORTEST_S
@@ -221,15 +223,15 @@ class AttachedLimiter:
             check()
             now = time.monotonic()
             if now >= until:
-                raise self._limited(what)
+                raise self._limited(action)
             time.sleep(min(pause, until - now))
             pause = min(pause * _GROWTH, _LONGEST_S)
 
-    def _limited(self, what: str) -> RateLimited:
+    def _limited(self, action: str) -> RateLimited:
         limiter, (inserted, drawn) = self.limiter, self.counts()
         spi = limiter.samples_per_insert
         return RateLimited(
-            f"limiter {limiter.name!r}: waited {limiter.timeout:g} s to {what}. {inserted.ever} steps were inserted "
+            f"limiter {limiter.name!r}: waited {limiter.timeout:g} s to {action}. {inserted.ever} steps were inserted "
             f"and {drawn} drawn; the store holds {inserted.held}, and drawing begins at {limiter.min_size}; "
             f"inserted * {spi:g} - drawn is {inserted.ever * spi - drawn:g}, and is kept within {limiter.offset:g} +- "
             f"{limiter.error_buffer:g}. See that the other side runs, or choose a larger error_buffer or timeout"

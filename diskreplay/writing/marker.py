@@ -45,7 +45,7 @@ class Marked(Protocol):
 
 @dataclass(eq=False)
 class _Left:
-    """A segment that its writer has left, and the time at which its unmarked rows are due."""
+    """A segment that its writer has left, and the due time of its unmarked rows."""
 
     segment: SegmentWriter
     writer: Marked

@@ -23,7 +23,7 @@ _POLL_S = 0.01
 
 
 class Sealer:
-    """Seals submitted segments, in the order in which they came.
+    """Seals submitted segments, in order.
 
     ``after`` is called when segments were sealed. ``marker`` marks segments that writers have left, until they are
     sealed.

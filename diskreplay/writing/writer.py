@@ -33,7 +33,7 @@ from diskreplay.writing.lifetime import (
 from diskreplay.writing.limiter import AttachedLimiter
 from diskreplay.writing.marker import Durability, Marker
 
-# The priority of one step, or those of many.
+# The priority of one step, or an array of priorities.
 Priorities = TypeVar("Priorities", float, NDArray[Any])
 
 # In a forked child, the writers of its parent refuse every call.

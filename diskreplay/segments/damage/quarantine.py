@@ -303,7 +303,7 @@ def forget(root: Path, entry: Quarantined) -> None:
 
 
 def include_number(counters: StoreCounters, number: int) -> None:
-    """Make the counters include a segment that is there again. The caller holds the store lock."""
+    """Make the counters include a segment that has returned. The caller holds the store lock."""
     words = counters.read()
     if number < words[layout.FIRST_LIVE]:
         counters.lower(layout.FIRST_LIVE, number)

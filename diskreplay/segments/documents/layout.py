@@ -106,7 +106,7 @@ SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
 EVICTION_ROWS = 4096  # entries per chunk of evictions/
 LIMITER_SLOTS = 64
-# With more lanes than this, one step of all lanes stores to another page for each lane, in every field. With few rows
+# With more lanes than this, one step of all lanes stores to one page per lane, in every field. With few rows
 # per chunk, lanes share pages.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
 # Rows of at least this width are written by position, as their first touch through a mapping costs three times as much,

@@ -180,7 +180,7 @@ class Blueprint:
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
-        """Return the blueprint with the two tables of a pack, of so many lines, and other codecs of some arrays."""
+        """Return the blueprint with the two tables of a pack, and with other codecs of some arrays."""
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
         for path, lines, names in zip(layout.PACK_TABLES, (members, runs), layout.PACK_COLUMNS, strict=True):

@@ -338,8 +338,8 @@ def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
 
 
 def _not_found(path: Path) -> StoreNotFound:
-    what = "is not a store: it has no readable zarr.json" if path.exists() else "does not exist"
-    return StoreNotFound(f"{path} {what}; {_advice(path)}")
+    problem = "is not a store: it has no readable zarr.json" if path.exists() else "does not exist"
+    return StoreNotFound(f"{path} {problem}; {_advice(path)}")
 
 
 def _advice(path: Path) -> str:

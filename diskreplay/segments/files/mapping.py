@@ -215,4 +215,4 @@ def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) 
     """Check that none of these names in a segment is a symbolic link; FormatError if one is."""
     for name in names:
         if lookup.is_link(f"{segment}/{name}"):
-            raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore what was there")
+            raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore the file or folder")

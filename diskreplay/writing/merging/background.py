@@ -23,7 +23,7 @@ LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
 # The number of segments that must be begun before the next check.
 _BEGUN = 32
-# Seconds after which a process that is still running is told to stop again.
+# Seconds after which a process that still runs gets another request to stop.
 _ASK_AGAIN_S = 1.0
 # The exit code of a process that has merged segments: there may be more to merge.
 MERGED = 3
