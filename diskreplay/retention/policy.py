@@ -175,7 +175,7 @@ class RetentionPolicy:
         words = self._counters.read()
         end = self._look(words, again=again)
         self._move_horizon(int(words[layout.HORIZON]))
-        for number in self._left_by_merges(most):
+        for number in self._merged_leftovers(most):
             yield number, 0
             self._merged.discard(number)
         # As long as a merged segment exists, no other one is due: without its pack it would count again.
@@ -333,7 +333,7 @@ class RetentionPolicy:
                 self._forget(number)
                 self._merged.add(number)
 
-    def _left_by_merges(self, most: int) -> list[int]:
+    def _merged_leftovers(self, most: int) -> list[int]:
         """Return at most ``most`` segments and packs that still exist although their rows are in durable packs."""
         self._merged = {number for number in self._merged if os.path.lexists(self._root.segment_path(number))}
         self._durable &= self._merged

@@ -203,7 +203,7 @@ class Folder:
         Line i of a segment begins at row i * `_LINE`. Raises FileNotFoundError if the pack is gone.
         """
         now, row_bytes, total = tables.of(leaf), self.info.arrays[leaf].row_bytes, sum(count for _, count in ranges)
-        before = now.alone(self.info.number, _LINE) if self._tables is None else self._tables.of(leaf)
+        before = now.member_tables(self.info.number, _LINE) if self._tables is None else self._tables.of(leaf)
         try:
             copied = _zeros(total * row_bytes)
         except MemoryError:

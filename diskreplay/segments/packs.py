@@ -124,7 +124,7 @@ class PackTables:
         run = int(np.searchsorted(self.first_rows, row, "right")) - 1
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
-    def alone(self, number: int, line: int) -> "PackTables":
+    def member_tables(self, number: int, line: int) -> "PackTables":
         """Return the tables of one of its segments, with its lanes at multiples of ``line`` rows."""
         member = int(self.places(np.array([number]))[0])
         runs = self.runs[self.runs_of(member)].copy()

@@ -371,7 +371,7 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 
     The caller holds the store lock.
     """
-    os.rename(root.folder / building, _beside(root, _REBUILT, number))
+    os.rename(root.folder / building, _side_folder(root, _REBUILT, number))
     sync_folder(root.counters_folder)
     return _replace(root, number, reason, steps)
 
@@ -383,7 +383,7 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
     it is a pack. ``reason`` goes into the record of the segment that gives way; each of its steps is in the other one.
     """
     number = entry.segment or 0
-    move(root.folder / entry.where, _beside(root, _REBUILT, number))
+    move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
     forget(root.folder, entry)
     for one in (number, *members[:1]):
         include_number(root.counters(writable=True), one)
@@ -426,14 +426,14 @@ def finish_replacements(root: Root) -> list[int]:
 def _replace(
     root: Root, number: int, reason: str = "was replaced by another version of it", steps: int = 0
 ) -> str | None:
-    rebuilt, path = _beside(root, _REBUILT, number), root.segment_path(number)
+    rebuilt, path = _side_folder(root, _REBUILT, number), root.segment_path(number)
     aside = None
     if os.path.lexists(path):
         aside = move_aside(root.folder, f"{layout.SEGMENTS}/{path.name}", reason, steps=steps, rebuilt=True)
     elif not _gave_way(root, number) or number < int(root.counters().read()[layout.FIRST_LIVE]):
         _keep(root, number, "its segment was evicted meanwhile")
         return None
-    _beside(root, _REPLACED, number).mkdir(exist_ok=True)
+    _side_folder(root, _REPLACED, number).mkdir(exist_ok=True)
     move(rebuilt, path)
     _notify(root, number)
     return aside
@@ -442,7 +442,7 @@ def _replace(
 def _is_merged(root: Root, number: int) -> bool:
     """Return whether the rows of a rebuilt segment are in a pack by now: in its place it would be deleted."""
     with suppress(*DAMAGE):
-        members = read_members(read_segment(root, number, _beside(root, _REBUILT, number)))[:, 0]
+        members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]
         return any(np.isin(members, tables.numbers).any() for info, tables in read_packs(root) if info.number != number)
     return False
 
@@ -454,17 +454,17 @@ def _gave_way(root: Root, number: int) -> bool:
 
 def _keep(root: Root, number: int, reason: str) -> None:
     """Set aside a rebuilt segment whose place is gone. Only retention deletes."""
-    move_aside(root.folder, f"{layout.COUNTERS}/{_beside(root, _REBUILT, number).name}", reason, steps=0)
+    move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
     """Make readers list the segments again."""
     root.counters(writable=True).count(layout.CHANGES)
     with suppress(OSError):  # a file may be in it; listing segments again costs little
-        _beside(root, _REPLACED, number).rmdir()
+        _side_folder(root, _REPLACED, number).rmdir()
 
 
-def _beside(root: Root, beginning: str, number: int) -> Path:
+def _side_folder(root: Root, beginning: str, number: int) -> Path:
     return root.counters_folder / f"{beginning}{layout.segment_name(number)}"
 
 
@@ -472,5 +472,5 @@ def _numbers(root: Root, beginning: str) -> list[int]:
     """Return the numbers of the segments with such a folder next to the counters."""
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
-    folders = {number: _beside(root, beginning, number) for number in numbers}
+    folders = {number: _side_folder(root, beginning, number) for number in numbers}
     return [number for number, folder in folders.items() if is_folder(folder)]

@@ -195,14 +195,14 @@ def seal_segments(
                 check_written(f"{segment.info.path}/{name}")
     with storage_errors(root.folder):
         for segment in finished:
-            _write_sealed_beside(segment)
+            _write_sealed_draft(segment)
     with writing_back():
         sync_file_system(root.folder)
     with storage_errors(root.folder):
         for segment in finished:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
-            os.replace(_beside(info), f"{info.path}/{layout.METADATA}")  # it may be evicted after this
+            os.replace(_sealed_draft(info), f"{info.path}/{layout.METADATA}")  # it may be evicted after this
     sync_file_system(root.folder)
 
 
@@ -234,7 +234,7 @@ def _finish_files(
     return segment
 
 
-def _beside(info: SegmentInfo) -> str:
+def _sealed_draft(info: SegmentInfo) -> str:
     # Inside an array's folder: next to the segment's own document, zarr would warn of an unknown file.
     return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
 
@@ -253,7 +253,7 @@ def _place_table(segment: _Finished) -> None:
         os.rename(_table_draft(segment.info), folder)
 
 
-def _write_sealed_beside(segment: _Finished) -> None:
+def _write_sealed_draft(segment: _Finished) -> None:
     """Set the counter of durable rows to all rows, and write a draft of the sealed document."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
@@ -273,7 +273,7 @@ def _write_sealed_beside(segment: _Finished) -> None:
         unproven_time=0 if segment.claimed is None else _latest(info),
     )
     document = sealed.own_document()
-    write_file(_beside(info), document)
+    write_file(_sealed_draft(info), document)
     write_file(f"{info.path}/{layout.DOCUMENT_COPY}", document)
 
 

@@ -196,7 +196,7 @@ class Column:
             self._mappings[chunk].populate(first, last)
         return np.minimum(self._row_at(chunk, lanes, lasts), self._allocated[lanes])
 
-    def bring_in(self, rows: Ints) -> None:
+    def prefault(self, rows: Ints) -> None:
         """Bring the reserved pages of the next rows of several lanes into memory again.
 
         Concurrency: any thread, also while others reserve, write and release chunks.

@@ -364,19 +364,19 @@ class SegmentWriter:
         """Return the maker of marks. The caller holds it until the mark is made, as `close` may drop it meanwhile."""
         if self._is_closed:
             return DurableRows(self.info, is_left=True)  # it keeps no file open
-        durable = self._durable = self._durable or DurableRows(self.info, self._bring_in)
+        durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
         if self._is_closed:  # by another thread meanwhile
             self._durable = None
         return durable
 
-    def _bring_in(self, leaf: str) -> None:
+    def _prefault(self, leaf: str) -> None:
         """Touch the pages of the next rows of an array, which a sync has write-protected.
 
         Otherwise the next step of all lanes causes a page fault for each lane.
         """
         with suppress(OSError):  # no room for a page: the next store to it finds out
             if (column := self.columns.get(leaf)) is not None:
-                column.bring_in(self._lane_rows.copy())
+                column.prefault(self._lane_rows.copy())
 
     def add_priority(self) -> None:
         """Add the array of initial priorities; the rows so far have none. Errors as for `SegmentInfo.with_priority`.

@@ -31,15 +31,15 @@ def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
     """Return the columns of all steps, and under "episodes" the columns of episodes; see `Store.to_numpy`."""
     schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
     nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
-    extra = _apart("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
+    extra = _free_names("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
     known, values = episode_columns(snapshot)
     final = schema.unflatten("obs", {path: column for path, column in values.items() if path in leaves})
     taken = {*known, "final_obs"}
-    fields = _apart("episode", schema.unflatten("episode", values), taken) if schema.episode else {}
+    fields = _free_names("episode", schema.unflatten("episode", values), taken) if schema.episode else {}
     return {**nested, **extra, **properties, "episodes": {**known, "final_obs": final, **fields}}
 
 
-def _apart(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+def _free_names(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str, Any]:
     """Return fields by name, or by path if the name is taken."""
     return {f"{part}/{name}" if name in taken else name: column for name, column in fields.items()}
 

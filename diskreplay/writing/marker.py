@@ -32,7 +32,7 @@ def check_durability(durability: Durability) -> Durability:
     )
 
 
-class Marked(Protocol):
+class MarkedWriter(Protocol):
     """The open segments of a writer, as the thread sees them."""
 
     def fail(self, error: Exception) -> None:
@@ -44,11 +44,11 @@ class Marked(Protocol):
 
 
 @dataclass(eq=False)
-class _Left:
+class _LeftSegment:
     """A segment that its writer has left, and the due time of its unmarked rows."""
 
     segment: SegmentWriter
-    writer: Marked
+    writer: MarkedWriter
     every_s: float
     due: float
 
@@ -65,14 +65,14 @@ class Marker:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._condition = threading.Condition()
-        self._every: dict[Marked, float] = {}
-        self._due: dict[Marked, float] = {}
-        self._left: dict[int, _Left] = {}  # by segment number
+        self._every: dict[MarkedWriter, float] = {}
+        self._due: dict[MarkedWriter, float] = {}
+        self._left: dict[int, _LeftSegment] = {}  # by segment number
         self._busy = threading.RLock()  # held while segments are being marked
         self._thread: threading.Thread | None = None
         self._file_system: FileSystemSync | None = None  # exists as long as the thread
 
-    def add(self, segments: Marked, every_s: float) -> None:
+    def add(self, segments: MarkedWriter, every_s: float) -> None:
         """Start marking the published rows in the segments of a writer."""
         with self._condition:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
@@ -90,7 +90,7 @@ class Marker:
             else:
                 self._condition.notify_all()
 
-    def remove(self, segments: Marked) -> None:
+    def remove(self, segments: MarkedWriter) -> None:
         """Stop marking the open segments of a writer, and wait for a mark in progress. Calling it twice is allowed.
 
         Segments that the writer has left are marked until `forget`.
@@ -101,11 +101,11 @@ class Marker:
         self.wait()
         self._end_if_idle()
 
-    def leave(self, segments: Marked, segment: SegmentWriter) -> None:
+    def leave(self, segments: MarkedWriter, segment: SegmentWriter) -> None:
         """Keep marking a segment that a writer leaves; the writer was added, and was not removed yet."""
         with self._condition:
             if segments in self._every:  # else a mark failed, and it is unknown which rows are durable
-                left = _Left(segment, segments, self._every[segments], self._due[segments])
+                left = _LeftSegment(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 
     def has_left(self, number: int) -> bool:
@@ -147,7 +147,7 @@ class Marker:
         while (due := self._next()) is not None:
             self._mark(due)
 
-    def _next(self) -> list[Marked] | None:
+    def _next(self) -> list[MarkedWriter] | None:
         """Wait until a writer or segment is due, and return the due writers; None: there is no work any more."""
         with self._condition:
             while self._has_work:
@@ -163,9 +163,9 @@ class Marker:
             self._condition.notify_all()
             return None
 
-    def _mark(self, due: Sequence[Marked]) -> None:
+    def _mark(self, due: Sequence[MarkedWriter]) -> None:
         """Mark the segments of due writers, and all segments that writers have left."""
-        writers: dict[SegmentWriter, Marked] = {}
+        writers: dict[SegmentWriter, MarkedWriter] = {}
         with self._busy:
             try:
                 with self._condition:
@@ -193,7 +193,7 @@ class Marker:
                 failed[segment] = error
         return failed
 
-    def _fail(self, writers: Mapping[SegmentWriter, Marked], failed: Mapping[SegmentWriter, Exception]) -> None:
+    def _fail(self, writers: Mapping[SegmentWriter, MarkedWriter], failed: Mapping[SegmentWriter, Exception]) -> None:
         for segment, error in failed.items():
             reason = self._root.reason(error)
             has_left = not isinstance(reason, StorageFull) and self._left.pop(segment.number, None) is not None

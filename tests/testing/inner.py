@@ -80,7 +80,7 @@ def gather_in_threads(patch: Any) -> None:
 def keep_members(monkeypatch: Any) -> None:
     """Leave what is put into packs where it is, as a process that dies just after a pack has its place does."""
     monkeypatch.setattr(Retention, "_remove_merged", lambda self, pace=None: None)
-    monkeypatch.setattr(RetentionPolicy, "_left_by_merges", lambda self, most: self._merged.clear() or [])
+    monkeypatch.setattr(RetentionPolicy, "_merged_leftovers", lambda self, most: self._merged.clear() or [])
 
 
 def merge_soon(patch: Any) -> None:

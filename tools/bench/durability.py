@@ -16,7 +16,7 @@ import numpy as np
 
 import diskreplay as dr
 from diskreplay.segments.segment_writer import SegmentWriter
-from diskreplay.writing.marker import Marked
+from diskreplay.writing.marker import MarkedWriter
 from tools.bench.data import FRAME_SCHEMA, SCHEMA, single_frames, single_steps
 from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number
 
@@ -111,7 +111,7 @@ def _synced_by_another(path: Path, every_s: float) -> Iterator[Any]:
 class _Switched:
     """The open segments of a writer, which the marking thread finds only while that is switched on."""
 
-    def __init__(self, segments: Marked) -> None:
+    def __init__(self, segments: MarkedWriter) -> None:
         self._segments, self.on = segments, False
 
     @property
