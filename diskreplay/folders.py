@@ -165,7 +165,7 @@ def _close(fd: int) -> None:
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
 
 
-def hidden_beside(path: Path, suffix: str) -> Path:
+def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return the path of a draft of ``path``: ``.NAMEsuffix`` next to it.
 
     A name that would be too long is shortened, and a hash distinguishes it from others with the same beginning.

@@ -9,7 +9,7 @@ from diskreplay.folders import (
     BY_PATH,
     LookupBelow,
     OpenFolder,
-    hidden_beside,
+    hidden_sibling,
     is_deleted,
     show_paths,
     shown,
@@ -126,11 +126,11 @@ def test_files_are_not_looked_up_below_what_is_no_folder(tmp_path, kind):
 
 
 def test_a_draft_has_a_name_of_its_own_also_next_to_one_of_255_bytes(tmp_path):
-    assert hidden_beside(tmp_path / "a", ".new") == tmp_path / ".a.new"
+    assert hidden_sibling(tmp_path / "a", ".new") == tmp_path / ".a.new"
     long = [tmp_path / (letters * 255)[:255] for letters in ("a", "ab")] + [
         tmp_path / f"{'ä' * 127}{end}" for end in "xy"
     ]
-    drafts = [hidden_beside(path, f".new-{1 << 22}") for path in long]
+    drafts = [hidden_sibling(path, f".new-{1 << 22}") for path in long]
     assert len(set(drafts)) == 4
     for path, draft in zip(long, drafts, strict=True):
         draft.touch()

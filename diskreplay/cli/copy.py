@@ -14,7 +14,7 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.where import Where, compile_where
 from diskreplay.errors import SegmentGone
-from diskreplay.folders import hidden_beside
+from diskreplay.folders import hidden_sibling
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.exporting import choose
 from diskreplay.reading.episodes import Episode
@@ -82,7 +82,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
     """Make a store with the settings of another for the block; it appears at its path when that has ended well."""
-    building = hidden_beside(to.absolute(), f".new-{os.getpid()}")
+    building = hidden_sibling(to.absolute(), f".new-{os.getpid()}")
     try:
         with dr.create(
             building,

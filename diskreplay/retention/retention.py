@@ -17,7 +17,7 @@ from diskreplay.segments.damage.quarantine import (
     quarantined_numbers,
     remove_stale_records,
 )
-from diskreplay.segments.damage.unproven import WHY, Fate, fate_of
+from diskreplay.segments.damage.unproven import REASONS, Fate, fate_of
 from diskreplay.segments.documents import layout, state_files
 from diskreplay.segments.documents.eviction_list import (
     PREFIX,
@@ -354,7 +354,7 @@ class Retention:
         if fate is Fate.REMOVED:
             gone.append(_take_out(self._root, self._counters, info.number, 0))
         elif fate is Fate.SET_ASIDE:
-            self._set_aside(info.number, WHY[fate])
+            self._set_aside(info.number, REASONS[fate])
         elif fate is Fate.COPIED:
             return self._copy_aside(info)
         return fate is Fate.SEALED
@@ -376,7 +376,7 @@ class Retention:
         proven = count_steps_in(info, proven_rows(info))
         steps = known - proven if known is not None and known > proven else None
         with suppress(StorageFull):
-            copy_aside(self._root.folder, where, WHY[Fate.COPIED], steps)
+            copy_aside(self._root.folder, where, REASONS[Fate.COPIED], steps)
             return True
         return False
 

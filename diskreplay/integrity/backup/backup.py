@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, ReadOnlyError, StoreExists, StoreLocked
-from diskreplay.folders import hidden_beside, is_folder
+from diskreplay.folders import hidden_sibling, is_folder
 from diskreplay.integrity.backup.copying import Account, Backup, Progress, SegmentVanished, copy_as_it_is, files_below
 from diskreplay.integrity.backup.segments import LiveRows, copy_live, copy_sealed, read_live
 from diskreplay.integrity.backup.store_files import StoreFiles, write_root_document
@@ -229,7 +229,7 @@ class _Backup:
 
 def unfinished_path(to: Path) -> Path:
     """Return where the backup that is to appear at a path is made."""
-    return hidden_beside(to, ".backup")
+    return hidden_sibling(to, ".backup")
 
 
 @contextmanager

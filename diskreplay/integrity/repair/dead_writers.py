@@ -22,7 +22,7 @@ from diskreplay.integrity.verify.row_flags import START, first_wrong
 from diskreplay.integrity.verify.verify import segment_numbers
 from diskreplay.retention.retention import LOCK_OF_DRAFT, Retention
 from diskreplay.segments.damage.quarantine import QUARANTINE, note_change
-from diskreplay.segments.damage.unproven import WHY, Fate, claimed_rows, fate_of
+from diskreplay.segments.damage.unproven import REASONS, Fate, claimed_rows, fate_of
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.eviction_list import PREFIX, destroy
 from diskreplay.segments.documents.root import Root
@@ -146,10 +146,10 @@ class DeadWriters:
         if fate not in (Fate.SEALED, Fate.COPIED):
             if self._dry_run or now is None:
                 place = f"; now in {QUARANTINE}" if fate is Fate.SET_ASIDE else ""
-                note(fate.value, where, f"{WHY[fate]}{place}")
+                note(fate.value, where, f"{REASONS[fate]}{place}")
             return
         if fate is Fate.COPIED:
-            note("quarantined", where, f"{WHY[fate]}; a copy is in {QUARANTINE}")
+            note("quarantined", where, f"{REASONS[fate]}; a copy is in {QUARANTINE}")
         if now is not None and (self._dry_run or now.sealed):
             steps = "" if kept is None else f", {kept} steps kept"
             note("sealed", where, f"its writer is gone{steps}")

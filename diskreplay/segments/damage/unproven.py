@@ -34,7 +34,7 @@ class Fate(Enum):
     REMOVED = "removed"  # nothing was ever written to it
 
 
-WHY = {
+REASONS = {
     Fate.REMOVED: "nothing was written to it when its machine went down",
     Fate.SET_ASIDE: "files are missing since its machine went down, or it was copied",
     Fate.COPIED: "files of marked rows are missing: not all of it was copied",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
-from diskreplay.folders import OpenFolder, hidden_beside, show_paths, shown_paths
+from diskreplay.folders import OpenFolder, hidden_sibling, show_paths, shown_paths
 from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout, metadata
 from diskreplay.segments.documents.metadata import (
@@ -287,7 +287,7 @@ def create_root(
     attributes = metadata.write_by(_ROOT, values.__getitem__)
     above = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = hidden_beside(path, f".new-{os.getpid()}-{time.monotonic_ns()}")
+    building = hidden_sibling(path, f".new-{os.getpid()}-{time.monotonic_ns()}")
     try:
         for name, document in sorted(documents.items()):
             folder = building / name

@@ -64,7 +64,7 @@ def to(tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
-def hidden_beside(to: Path) -> Path:
+def hidden_sibling(to: Path) -> Path:
     """Return where an unfinished backup lies."""
     return to.with_name(f".{to.name}.backup")
 
@@ -120,7 +120,7 @@ def test_a_backup_of_a_store_at_rest_is_the_same_byte_for_byte(full: Path, to: P
     with dr.open(to, "a") as backup, dr.Sampler(backup, dr.Transitions(), dr.Prioritized()) as sampler:
         sampler.load("learner")
         sampler.sample(8)
-    assert not hidden_beside(to).exists()
+    assert not hidden_sibling(to).exists()
 
 
 @pytest.mark.parametrize("how", ["link=False", "no links", "no reflinks"])
@@ -314,7 +314,7 @@ def interrupt(store: dr.Store, to: Path, after: int, **kwargs) -> None:
 
 
 def test_an_interrupted_backup_goes_on_with_what_is_whole(tmp_store: Path, to: Path) -> None:
-    hidden = hidden_beside(to)
+    hidden = hidden_sibling(to)
     with numbered(tmp_store) as store:
         interrupt(store, to, 200, link=False)
         chunks = sorted(file for file in hidden.rglob("c.0.*") if file.is_file())
@@ -345,20 +345,20 @@ def test_a_full_disk_is_said_and_resumed(tmp_store: Path, to: Path) -> None:
         def is_full(point: Point) -> bool:
             nonlocal count
             count += point.name == "pwrite" or needs_room(point, to.parent)
-            return count > 60 and (point.name == "pwrite" or needs_room(point, hidden_beside(to)))
+            return count > 60 and (point.name == "pwrite" or needs_room(point, hidden_sibling(to)))
 
         with failing(is_full), pytest.raises(dr.StorageFull) as full:
             store.backup(to, link=False)
         assert str(full.value).endswith(
             f"no space for the backup at {to}; free some and make the backup again, which goes on where it was, or "
-            f"delete {hidden_beside(to)}"
+            f"delete {hidden_sibling(to)}"
         )
         store.backup(to, link=False)
         assert digest(to) == digest(tmp_store)
 
 
 def test_nothing_is_made_where_something_is_in_the_way(tmp_store: Path, to: Path) -> None:
-    hidden = hidden_beside(to)
+    hidden = hidden_sibling(to)
     with numbered(tmp_store, 5) as store:
         to.mkdir()
         with pytest.raises(dr.StoreExists, match=f"^{to} exists already; give the path of a new store$"):
