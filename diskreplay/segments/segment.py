@@ -128,7 +128,7 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of the boot that made it, even if `boot` is empty because that boot is over or unknown
+    clock: Clock  # of its boot, even if `boot` is empty, as in a copy that has to prove its rows
     created: str
     sealed: bool = False
     steps: int | None = None

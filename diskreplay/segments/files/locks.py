@@ -1,10 +1,10 @@
 """The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
-filelock takes the lock of compiled kernels, but not these, for four reasons. Its `FileLock` creates a file that all
-users who may read it by the umask could lock forever. It opens the file for reading and writing, which a process that
-only checks for a living writer may not be allowed to do. Its `lock_descriptor` takes exclusive locks only: the check
-needs a shared lock, so that two simultaneous checks do not take each other for the writer. And importing filelock takes
-5 MB of the 40 MB that a process that only writes may have.
+filelock takes the lock of compiled kernels, but not these, for four reasons. Its `FileLock` creates a file that other
+users may be able to read, and any of them could then hold the lock forever. It opens the file for reading and writing,
+which a process that only checks for a living writer may not be allowed to do. Its `lock_descriptor` takes exclusive
+locks only. The check needs a shared lock, so that two simultaneous checks do not take each other for the writer. And
+importing filelock takes 5 MB of the 40 MB that a process that only writes may have.
 """
 
 import errno
