@@ -246,7 +246,7 @@ def interpreters() -> Iterator[str]:
 
 
 class Resolver:
-    """Installs the lowest or the newest versions of requirements with uv. It never builds a package.
+    """Installs the lowest or the newest versions of requirements with uv. It builds no package but named ones.
 
     Parameters
     ----------
@@ -272,12 +272,15 @@ class Resolver:
         self._options = ["--only-binary", ":all:", *(part for place in places for part in ("--find-links", place))]
         self._options += ["--excludes", str(excluded)]
 
-    def install(self, python: Path, requirements: Iterable[str], end: str, *, torch: bool = True) -> None:
-        """Install requirements into the environment of a Python."""
+    def install(
+        self, python: Path, requirements: Iterable[str], end: str, *, torch: bool = True, built: Iterable[str] = ()
+    ) -> None:
+        """Install requirements into the environment of a Python. Packages that have no wheels are ``built``."""
         resolution = "lowest-direct" if end == LOWEST else "highest"
         of_torch = ("--overrides", self._torch) if torch else ("--excludes", self._no_torch)
-        command = (self._uv, "pip", "install", "--quiet", *self._options, "--resolution", resolution, *of_torch)
-        run(*command, "--python", python, *requirements)
+        sources = (part for name in built for part in ("--no-binary", name))
+        command = (self._uv, "pip", "install", "--quiet", *self._options, *sources, "--resolution", resolution)
+        run(*command, *of_torch, "--python", python, *requirements)
 
     def has_torch(self, interpreter: str) -> bool:
         """Return whether the CPU build of torch is to be had for a Python."""

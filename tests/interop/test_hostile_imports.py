@@ -97,6 +97,7 @@ def make_rlds(folder: Path) -> str:
 
 def make_octo(folder: Path) -> str:
     pytest.importorskip("google.protobuf", reason="needs protobuf")
+    pytest.importorskip("simplejpeg", reason="needs simplejpeg")
     found = sorted((SHARED / "rlds_octo_bridge").rglob("features.json"))
     if not found:
         pytest.skip("needs ../shared/data/rlds_octo_bridge")

@@ -1,5 +1,6 @@
 """Data sets of RLDS: one that TFDS has made, and what is written for it, read without TensorFlow."""
 
+import io
 import json
 import shutil
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import diskreplay as dr
 from diskreplay.interop.rlds import export_dataset, import_dataset
@@ -201,3 +203,76 @@ def test_an_incomplete_download_is_refused(tmp_path: Path) -> None:
     info["splits"][0].pop("shardLengths")
     (tmp_path / "set/dataset_info.json").write_text(json.dumps(info))
     assert import_dataset(tmp_path / "set", tmp_path / "all").episodes == 4
+
+
+IMAGES = Path(__file__).parent / "own_libraries/rlds_images"
+"""Written by TFDS 4.9.10 with TensorFlow 2.21: two rows of images of many kinds, and their pixels as it reads them."""
+
+
+def test_pixels_are_those_of_tensorflow(tmp_path: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    import_dataset(IMAGES, tmp_path / "store")
+    with dr.open(tmp_path / "store") as store, np.load(IMAGES / "read_by_tfds.npz") as expected:
+        (episode,) = store.episodes
+        assert episode.obs.keys() == expected.keys()
+        for name, pixels in expected.items():
+            np.testing.assert_array_equal(episode.obs[name], pixels, name, strict=True)
+
+
+def with_image(path: Path, name: str, *, to: bytes | None = None, insert: bytes = b"", cut: int = 0) -> Path:
+    """Copy the set of images with other bytes of one kind: replaced, cut, or with some before its last two."""
+    from diskreplay.interop.rlds.records import make_example, parse_example, records, write_record
+
+    shutil.copytree(IMAGES, path)
+    (file,) = path.glob("*.tfrecord-*")
+    (data,) = records(file)
+    features = parse_example(data)
+    rows = features[f"steps/observation/{name}"]
+    packed = [(to or bytes(row))[: -2 - cut] + insert + (to or bytes(row))[-2:] for row in rows]
+    with file.open("wb") as opened:
+        write_record(opened, make_example({**features, f"steps/observation/{name}": packed}))
+    return path
+
+
+def test_stray_bytes_in_a_jpeg_change_no_pixel_and_a_cut_one_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    import_dataset(with_image(tmp_path / "stray", "jpeg", insert=b"\x00\x00\x00"), tmp_path / "store")
+    with dr.open(tmp_path / "store") as store, np.load(IMAGES / "read_by_tfds.npz") as expected:
+        np.testing.assert_array_equal(store.episodes[0].obs["jpeg"], expected["jpeg"], strict=True)
+    with pytest.raises(dr.FormatError, match="the values of steps/observation/jpeg are damaged: "):
+        import_dataset(with_image(tmp_path / "cut", "jpeg", cut=200), tmp_path / "none")
+
+
+def test_images_whose_values_would_be_other_ones_are_refused(tmp_path: Path) -> None:
+    deep, plain = io.BytesIO(), io.BytesIO()
+    Image.fromarray(np.full((8, 8), 70_00, np.uint16)).save(deep, "png")
+    Image.fromarray(np.full((16, 8), 70, np.uint8)).save(plain, "png")
+    for name, data, reason in [
+        ("any", deep.getvalue(), r"an image of Pillow's mode I\S* is not read as bytes with 3 channels"),
+        ("depth", plain.getvalue(), r"an image of Pillow's mode L is not read as uint16 of shape \(16, 8, 1\)"),
+    ]:
+        made = with_image(tmp_path / name, name, to=data)
+        with pytest.raises(dr.FormatError, match=f"the values of steps/observation/{name} are damaged: {reason}"):
+            import_dataset(made, tmp_path / "store", obs=[f"observation/{name}"], skip=_others(name))
+
+
+def _others(name: str) -> list[str]:
+    with np.load(IMAGES / "read_by_tfds.npz") as images:
+        return [f"observation/{each}" for each in images if each != name]
+
+
+def test_a_jpeg_needs_a_library_of_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    with pytest.raises(dr.MissingExtra, match=r'a JPEG image of RLDS needs a library .* "diskreplay\[rlds\]"$'):
+        import_dataset(IMAGES, tmp_path / "store")
+    assert import_dataset(SAMPLE, tmp_path / "png").episodes == 4
+
+
+def test_integers_that_tfds_cannot_read_packed_are_not_packed(tmp_path: Path) -> None:
+    fields = {name: dr.Field((20,), name) for name in ("uint16", "uint32", "uint64", "int64")}
+    store = make_store(tmp_path / "store", "", PLAIN, schema=dr.Schema(fields, dr.Field((2,), "float32")))
+    check_round_trip(store, tmp_path / "set", export_dataset, import_dataset)
+    features = json.loads((tmp_path / "set/features.json").read_text())["featuresDict"]["features"]
+    observed = features["steps"]["sequence"]["feature"]["featuresDict"]["features"]["observation"]
+    encodings = {name: each["tensor"]["encoding"] for name, each in observed["featuresDict"]["features"].items()}
+    assert encodings == {"uint16": "bytes", "uint32": "none", "uint64": "none", "int64": "bytes"}

@@ -1,6 +1,5 @@
 """Features of TFDS: their names, what features.json says of them, and how an example holds their values."""
 
-import io
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -8,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from diskreplay import Field, FormatError, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import EXTRA, OBS, is_obs
-from diskreplay.interop.exchange.foreign import check_claim
+from diskreplay.interop.rlds.images import MODES, decode_image, encode_png
 from diskreplay.interop.rlds.records import Values
 
 NAME = "rlds"
@@ -56,8 +54,8 @@ _DTYPES = {
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
 _PLAIN_INTEGERS = 16  # more of them in a value take less space as bytes
+_NEVER_PACKED = ("uint32", "uint64")  # TFDS cannot read their bytes; an int64 keeps them, by its bits
 _LEAST = 1 << 20
-_CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 class Feature(NamedTuple):
@@ -92,21 +90,12 @@ class Feature(NamedTuple):
             if self.kind == "text":
                 return [bytes(text).decode("utf-8", "replace") for text in _as_many(values, count)]
             if self.kind == "image":
-                return np.stack([self._image(data) for data in _as_many(values, count)])
+                return np.stack([decode_image(data, self.shape, self.dtype) for data in _as_many(values, count)])
             if self.encoding != "none":
                 return np.stack([self._unpacked(data) for data in _as_many(values, count)])
             return np.asarray(values).astype(self.dtype).reshape(count, *self.shape)
         except (ValueError, TypeError, OSError, SyntaxError, zlib.error) as error:
             raise FormatError(f"the values of {name} are damaged: {error}") from None
-
-    def _image(self, data: Any) -> NDArray[Any]:
-        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
-            sides = self.shape[:2]
-            if -1 not in sides and (image.height, image.width) != sides:
-                raise ValueError(f"an image has the sides {image.height, image.width} and not {sides}")
-            check_claim(4 * image.height * image.width, len(data), "an image")
-            pixels = np.asarray(image).astype(self.dtype)
-        return pixels.reshape(self.shape if -1 not in self.shape else (*pixels.shape[:2], -1))
 
     def _unpacked(self, data: Any) -> NDArray[Any]:
         raw = data
@@ -119,7 +108,7 @@ class Feature(NamedTuple):
     def encode(self, rows: NDArray[Any]) -> Sequence[bytes] | NDArray[Any]:
         """Return values as an example has them."""
         if self.kind == "image":
-            return [_png(row) for row in rows]
+            return [encode_png(row) for row in rows]
         return rows if self.encoding == "none" else [row.tobytes() for row in rows]
 
     def to_json(self) -> Json:
@@ -138,18 +127,12 @@ def _as_many(values: Values, count: int) -> Values:
     return values
 
 
-def _png(row: NDArray[Any]) -> bytes:
-    packed = io.BytesIO()
-    Image.fromarray(row[..., 0] if row.shape[-1] == 1 else row, _CHANNELS[row.shape[-1]]).save(packed, "png")
-    return packed.getvalue()
-
-
 def feature_of(field: Field) -> Feature:
     """Return the feature that keeps each value of a field exactly: examples have float32 and int64 alone."""
-    if field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[-1] in _CHANNELS:
+    if field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[-1] in MODES:
         return Feature("image", field.shape, field.dtype, "png")
     is_long = field.dtype.kind != "f" and int(np.prod(field.shape)) > _PLAIN_INTEGERS
-    packed = is_long or field.dtype.name in ("float64", "uint64")
+    packed = (is_long or field.dtype == np.float64) and field.dtype.name not in _NEVER_PACKED
     return Feature("tensor", field.shape, field.dtype, "bytes" if packed else "none")
 
 

@@ -1,0 +1,66 @@
+"""Images as TFDS packs them, PNG or JPEG, with the pixels that TensorFlow decodes."""
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from diskreplay import MissingExtra
+from diskreplay.interop.exchange.foreign import check_claim
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's names for images of bytes with this number of channels."""
+
+
+def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the pixels of an image; a size of -1 in the shape stands for any.
+
+    Raises
+    ------
+    ValueError, OSError, SyntaxError
+        It is damaged, or does not have this shape and dtype.
+    """
+    sides, channels = shape[:2], shape[-1]
+    with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+        if -1 not in sides and (image.height, image.width) != sides:
+            raise ValueError(f"an image has the sides {image.height, image.width} and not {sides}")
+        check_claim(4 * image.height * image.width, len(data), "an image")
+        if dtype == np.uint8:
+            pixels = _decode_bytes(data, image, channels)
+        elif dtype == np.float32 and image.mode == "RGBA":  # TFDS packs the four bytes of a number as channels
+            pixels = np.asarray(image).view("<f4")
+        elif dtype == np.uint16 and image.mode.startswith("I") and channels == 1:
+            pixels = np.asarray(image).astype(dtype)
+        else:
+            raise ValueError(f"an image of Pillow's mode {image.mode} is not read as {dtype} of shape {shape}")
+        return pixels.reshape(image.height, image.width, channels)
+
+
+def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
+    mode = MODES.get(channels, image.mode)
+    if image.format == "JPEG" and image.mode in ("L", "RGB") and mode in ("L", "RGB"):
+        return _decode_jpeg(data, image, "GRAY" if mode == "L" else mode)
+    # TensorFlow does these conversions as Pillow does: it adds or drops opacity, and repeats gray.
+    if mode != image.mode and (mode == "L" or image.mode.startswith("I")):
+        raise ValueError(f"an image of Pillow's mode {image.mode} is not read as bytes with {channels} channels")
+    return np.asarray(image.convert(mode))
+
+
+def _decode_jpeg(data: Any, image: Image.Image, colors: str) -> NDArray[Any]:
+    with MissingExtra.raised_for("a JPEG image of RLDS", "rlds"):
+        # Pillow has the exact cosine transform alone. TensorFlow takes the fast one, with values up to 17 apart.
+        import simplejpeg
+    try:
+        return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False))
+    except ValueError:
+        image.load()  # raises for a cut file, but not for stray bytes between parts of one
+        return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False, strict=False))
+
+
+def encode_png(row: NDArray[Any]) -> bytes:
+    """Pack an array of bytes with three axes, the channels last."""
+    packed = io.BytesIO()
+    Image.fromarray(row[..., 0] if row.shape[-1] == 1 else row, MODES[row.shape[-1]]).save(packed, "png")
+    return packed.getvalue()

@@ -1,0 +1,212 @@
+"""Compare data sets of other libraries with stores, value by value: their reading with ours, and ours with theirs.
+
+    python -m tests.interop.own_libraries.compare [NAME ...]
+
+Each version of a library gets an environment of its own, with versions from PyPI. There its program writes data sets
+and reads them into a file. The rest happens here: an import, a comparison with the file, and an export, which the
+library reads in turn.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import diskreplay as dr
+from tests.interop.own_libraries.dumps import load
+from tests.interop.round_trips import SCHEMAS, Values, as_held, make_store
+from tests.testing.support import REPOSITORY
+from tools.environments import NEWEST, Resolver, interpreters, minor_of, run
+
+Episodes = list[dict[str, Any]]
+HERE = Path(__file__).parent
+SHARED = REPOSITORY.parent / "shared/data"
+_DTYPES = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+_NUMBERS = {f"{dtype}_{size}": dr.Field((size,), dtype) for dtype in _DTYPES for size in (2, 20)}
+OWN = {**SCHEMAS, "numbers": dr.Schema(_NUMBERS, dr.Field((2,), "float32"), extra=_NUMBERS)}
+"""Stores that are exported. "numbers" has all dtypes, in small and in large arrays."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """How data sets of a library are compared.
+
+    Attributes
+    ----------
+    program : str
+        The program that writes and reads them.
+    versions : tuple
+        Requirements of its environment; the first one names the library.
+    python : str
+        The Python of the environment.
+    torch : bool
+        Whether it needs torch.
+    imports, exports : mapping
+        Options by the name of a data set.
+    lacks_texts : bool
+        Whether an export has numbers in place of texts.
+    adds : collection
+        Paths of values that an export has in addition.
+    built : collection
+        Packages of the environment that have no wheels.
+    own : collection
+        Stores that are exported for the library to read.
+    shared : collection
+        Data sets of `SHARED`, which others made. They are left out if that folder does not exist.
+    """
+
+    program: str
+    versions: tuple[tuple[str, ...], ...]
+    python: str = "3.11"
+    torch: bool = False
+    imports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    lacks_texts: bool = False
+    adds: Collection[str] = ()
+    built: Collection[str] = ()
+    own: Collection[str] = ()
+    shared: Collection[str] = ()
+
+
+LIBRARIES = {
+    "rlds": Library(
+        "by_tfds.py",
+        (
+            ("tensorflow-datasets==4.9.3", "tensorflow-cpu==2.15.1", "tensorflow-metadata==1.15.0", "setuptools<81"),
+            ("tensorflow-datasets==4.9.10", "tensorflow-cpu==2.21.0", "setuptools<81"),
+        ),
+        lacks_texts=True,
+        built=("promise",),
+        own=("vectors", "doubles", "nested", "images", "numbers"),
+        adds=("extra/step_discount",),
+        shared=("rlds_octo_bridge/bridge_dataset/1.0.0",),
+    ),
+}
+CASES = {f"{name}-{versions[0]}": (name, versions) for name, each in LIBRARIES.items() for versions in each.versions}
+
+
+class Count(NamedTuple):
+    """How many values were equal: of a data set in the store, and of an export in the library."""
+
+    name: str
+    values_in: int
+    values_out: int
+
+
+def values_of(store: dr.Store, not_held: Collection[str] = (), *, texts: bool = True) -> Episodes:
+    """Return the values of a store's episodes as a format holds them, texts in place of their numbers."""
+    found = []
+    for episode in store.episodes:
+        data = as_held(Values.of(episode, store.schema), not_held)
+        values: dict[str, Any] = {**data.steps, **data.fields}
+        for path in values if texts else ():
+            if path.partition("/")[2] in store.texts:
+                values[path] = np.array(store.texts[path.partition("/")[2]])[values[path]]
+        found.append({**values, "terminated": np.bool_(data.terminated), "truncated": np.bool_(data.truncated)})
+    return found
+
+
+def count_equal(found: Episodes, expected: Episodes) -> int:
+    """Return how many values two readings have; AssertionError if they are not the same."""
+    assert len(found) == len(expected), f"{len(found)} episodes, and {len(expected)} are expected"
+    count = 0
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.keys() == other.keys(), (
+            f"episode {number}: only in one reading are {sorted(one.keys() ^ other.keys())}"
+        )
+        for path, value in one.items():
+            wanted = other[path]
+            assert value.dtype.kind == "U" or value.dtype == wanted.dtype, (number, path, value.dtype, wanted.dtype)
+            np.testing.assert_array_equal(value, wanted, f"episode {number}, {path}", strict=value.dtype.kind != "U")
+            count += value.size
+    return count
+
+
+def compare(name: str, requirements: tuple[str, ...], scratch: Path) -> Iterator[Count]:
+    """Yield the number of equal values of each data set; AssertionError if two values differ."""
+    library = LIBRARIES[name]
+    interpreter = next((each for each in interpreters() if minor_of(each) == library.python), None)
+    if interpreter is None:
+        raise LookupError(f"{name} needs Python {library.python}, which is not installed")
+    run(interpreter, "-m", "venv", "--without-pip", scratch / "env")
+    python = scratch / "env/bin/python"
+    Resolver(scratch).install(python, requirements, NEWEST, torch=library.torch, built=library.built)
+    do = partial(run, python, HERE / library.program, cwd=scratch)
+    (scratch / "sets").mkdir()
+    do("write", scratch / "sets")
+    for kind, made in data_sets(library, scratch / "sets").items():
+        yield compare_set(name, kind, made, scratch / f"of {kind}", do)
+        shutil.rmtree(scratch / f"of {kind}")
+    for kind in library.own:
+        yield compare_own(name, kind, scratch / f"own {kind}", do)
+        shutil.rmtree(scratch / f"own {kind}")
+
+
+def data_sets(library: Library, made: Path) -> dict[str, Path]:
+    """Return the data sets that a library has made, and those of `SHARED`, by their names."""
+    found = {each.stem: each for each in sorted(made.iterdir()) if not each.name.startswith(".")}
+    return found | {name.partition("/")[0]: path for name in library.shared if (path := SHARED / name).exists()}
+
+
+def compare_set(name: str, kind: str, made: Path, folder: Path, do: Callable[..., None]) -> Count:
+    """Import a data set that a library made, and export it; return how many values are equal."""
+    library, module = LIBRARIES[name], import_module(f"diskreplay.interop.{name}")
+    folder.mkdir()
+    do("read", made, folder / "made.npz")
+    module.import_dataset(made, folder / "store", **library.imports.get(kind, {}))
+    with dr.open(folder / "store") as store:
+        assert store.verify(deep=True) == []
+        values_in = count_equal(values_of(store), load(folder / "made.npz"))
+        return Count(kind, values_in, export(name, kind, store, folder / f"exported{made.suffix}", do))
+
+
+def export(name: str, kind: str, store: dr.Store, target: Path, do: Callable[..., None]) -> int:
+    """Export a store, and return how many of its values the library reads, without the data that it cannot hold."""
+    library, module = LIBRARIES[name], import_module(f"diskreplay.interop.{name}")
+    exported = module.export_dataset(store, target, **library.exports.get(kind, {}))
+    do("read", target, target.with_name("exported.npz"))
+    held = values_of(store, {each.name for each in exported.not_held}, texts=not library.lacks_texts)
+    read = load(target.with_name("exported.npz"))
+    for one, other in zip(held, read, strict=True):
+        for path in library.adds:
+            if path not in one:
+                other.pop(path, None)
+    return count_equal(held, read)
+
+
+def compare_own(name: str, kind: str, folder: Path, do: Callable[..., None]) -> Count:
+    """Export a store of random values; return how many of them the library reads."""
+    folder.mkdir()
+    suffix = {"d4rl": ".hdf5", "robomimic": ".hdf5", "sb3_pickle": ".pkl"}.get(name, "")
+    with dr.open(make_store(folder / "store", kind, schema=OWN[kind])) as store:
+        return Count(f"own {kind}", 0, export(name, kind, store, folder / f"exported{suffix}", do))
+
+
+def main() -> None:
+    """Compare the libraries that the command line names, or all, and print a line for each data set."""
+    for case, (name, requirements) in CASES.items():
+        if sys.argv[1:] and not any(case.startswith(each) for each in sys.argv[1:]):
+            continue
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as scratch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for count in compare(name, requirements, Path(scratch)):
+                print(f"{case} {count.name}: {count.values_in:,} values in, {count.values_out:,} out", flush=True)
+
+
+if __name__ == "__main__":
+    main()
