@@ -2,16 +2,18 @@
 
 import io
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from PIL import Image
 
 import diskreplay as dr
 from diskreplay.interop.rlds import export_dataset, import_dataset
-from diskreplay.interop.rlds.records import make_example, parse_example, records, write_record
+from diskreplay.interop.rlds.records import example_class, make_example, parse_example, records, write_record
 from tests.interop.round_trips import PLAIN, check_round_trip, make_store
 from tests.interop.test_rlds import SAMPLE
 
@@ -26,6 +28,67 @@ def test_an_example_has_floats_integers_and_bytes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["f"], np.float32([0.5, -1]), strict=True)
         np.testing.assert_array_equal(found["i"], np.int64([-(2**63), 7]), strict=True)
         assert found["b"] == [b"", b"\xff"]
+
+
+def _sized(number: int, value: bytes) -> bytes:
+    return _number(number << 3 | 2) + _number(len(value)) + value
+
+
+def _number(value: int) -> bytes:
+    digits = [value >> 7 * digit & 0x7F for digit in range(max(1, -(-value.bit_length() // 7)))]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+PACKED = st.one_of(
+    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200), max_size=20).map(
+        lambda values: (3, _sized(1, b"".join(map(_number, values))))
+    ),
+    st.lists(st.integers(0, 2**64 - 1), max_size=5).map(
+        lambda values: (3, b"".join(b"\x08" + _number(value) for value in values))
+    ),
+    st.lists(st.binary(min_size=4, max_size=4), max_size=5).map(lambda values: (2, _sized(1, b"".join(values)))),
+    st.lists(st.binary(min_size=4, max_size=4), max_size=5).map(
+        lambda values: (2, b"".join(b"\x0d" + v for v in values))
+    ),
+    st.lists(st.binary(max_size=200), max_size=4).map(lambda values: (1, b"".join(_sized(1, v) for v in values))),
+    st.tuples(st.binary(min_size=1, max_size=200), st.integers(1, 4)).map(
+        lambda made: (1, _sized(1, made[0]) * made[1])
+    ),
+)
+UNKNOWN = st.sampled_from([b"", b"\x38\x96\x01", b"\x39" + b"8" * 8, b"\x3d" + b"4" * 4, b"\x3a\x02ab"])
+
+
+@st.composite
+def examples(draw: st.DrawFn) -> bytes:
+    """Messages that protobuf allows and no library writes: repeated parts, other kinds before, unknown fields."""
+    parts = []
+    for _ in range(draw(st.integers(0, 3))):
+        lists = draw(st.lists(PACKED, min_size=1, max_size=3))
+        feature = b"".join(draw(UNKNOWN) + _sized(number, values) for number, values in lists)
+        parts.append(_sized(1, _sized(1, draw(st.sampled_from([b"a", b"b"]))) + _sized(2, feature)))
+    at = draw(st.integers(0, len(parts)))
+    return _sized(1, b"".join(parts[:at])) + draw(UNKNOWN) + _sized(1, draw(UNKNOWN) + b"".join(parts[at:]))
+
+
+@given(examples())
+def test_an_example_is_read_as_protobuf_reads_it(data: bytes) -> None:
+    found, expected = parse_example(data), example_class().FromString(data).features.feature
+    assert found.keys() == set(expected)
+    for name, values in found.items():
+        kind = expected[name].WhichOneof("kind") or "bytes_list"
+        own = getattr(expected[name], kind).value
+        if kind == "bytes_list":
+            assert [*map(bytes, values)] == list(own)
+        else:
+            dtype = np.float32 if kind == "float_list" else np.int64
+            assert np.asarray(values).tobytes() == np.array(own, dtype).tobytes()
+
+
+@given(examples().flatmap(lambda data: st.tuples(st.just(data), st.integers(0, len(data)), st.binary(max_size=3))))
+def test_a_damaged_example_is_an_error_or_has_values(case: tuple[bytes, int, bytes]) -> None:
+    data, at, other = case
+    with suppress(dr.FormatError):  # any other error is one of the parser
+        parse_example(data[:at] + other + data[at + len(other) :])
 
 
 def test_a_damaged_record_is_told_by_its_place(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ class Feature(NamedTuple):
             if self.kind == "image":
                 return np.stack([decode_image(data, self.shape, self.dtype) for data in _as_many(values, count)])
             if self.encoding != "none":
+                if self.encoding == "bytes" and isinstance(values, np.ndarray) and values.dtype.kind == "V":
+                    return values.view(self.dtype).reshape(count, *self.shape)
                 return np.stack([self._unpacked(data) for data in _as_many(values, count)])
             return np.asarray(values).astype(self.dtype).reshape(count, *self.shape)
         except (ValueError, TypeError, OSError, SyntaxError, zlib.error) as error:
@@ -121,10 +123,12 @@ class Feature(NamedTuple):
         return {"pythonClassName": f"{_PACKAGE}.{name}", self.kind: said}
 
 
-def _as_many(values: Values, count: int) -> Values:
+def _as_many(values: Values, count: int) -> list[bytes]:
     if len(values) != count:
         raise ValueError(f"{len(values)} of {count}")
-    return values
+    if isinstance(values, np.ndarray) and values.dtype.kind != "V":
+        raise ValueError("they are numbers, and bytes are needed")
+    return values if isinstance(values, list) else values.tolist()
 
 
 def feature_of(field: Field) -> Feature:

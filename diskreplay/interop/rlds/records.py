@@ -9,13 +9,12 @@ from typing import Any, BinaryIO
 import crc32c
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from diskreplay import FormatError
 from diskreplay.interop.exchange.foreign import check_memory
 
-# A feature is a list of bytes, or numbers, float32 or int64.
+# A feature is numbers, float32 or int64, or bytes: an array of the kind "V" if all have the same size, else a list.
 Values = list[bytes] | NDArray[Any]
 
 _MASK_DELTA = 0xA282EAD8
@@ -69,31 +68,115 @@ def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[st
     FormatError
         The bytes are no example.
     """
-    example = _example_class()()
+    found: dict[str, bytes | memoryview] = {}
     try:
-        example.ParseFromString(data)
-    except DecodeError as error:
+        for features in _inside(memoryview(data), 1):
+            for entry in _inside(features, 1):
+                name = str(_joined(_inside(entry, 1), last=True), "utf-8")
+                if wanted is None or name in wanted:
+                    found[name] = _joined(_inside(entry, 2))
+        return {name: _values(feature) for name, feature in found.items()}
+    except (ValueError, IndexError) as error:
         raise FormatError(f"a record is not an example of TensorFlow: {error}") from None
-    found: dict[str, Values] = {}
-    for name, feature in example.features.feature.items():
-        if wanted is not None and name not in wanted:
-            continue
-        if feature.WhichOneof("kind") == "float_list":
-            found[name] = np.array(feature.float_list.value, np.float32)
-        elif feature.WhichOneof("kind") == "int64_list":
-            found[name] = np.array(feature.int64_list.value, np.int64)
+
+
+_VARINT, _LONG, _SIZED, _SHORT = 0, 1, 2, 5
+_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
+_MOST_DIGITS = 10  # of seven bits each
+_TEXT_TAG = 1 << 3 | _SIZED
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield the fields of a message of protobuf: number, type and bytes."""
+    at, size = 0, len(message)
+    while at < size:
+        tag, at = _varint(message, at)
+        start, kind = at, tag & 7
+        if kind == _SIZED:
+            length, start = _varint(message, at)
+            at = start + length
+        elif kind == _VARINT:
+            _, at = _varint(message, at)
+        elif kind in (_LONG, _SHORT):
+            at += 8 if kind == _LONG else 4
         else:
-            found[name] = list(feature.bytes_list.value)
-    return found
+            raise ValueError(f"a field has the type {kind}")
+        if at > size or not tag >> 3:
+            raise ValueError(f"a field of {at - start} bytes goes beyond its message, or has no number")
+        yield tag >> 3, kind, message[start:at]
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Return a number of any length, and the place behind it."""
+    value = 0
+    for digit in range(_MOST_DIGITS):
+        byte = message[at + digit]
+        value |= (byte & 0x7F) << 7 * digit
+        if byte < 0x80:
+            return value, at + digit + 1
+    raise ValueError(f"a number has more than {_MOST_DIGITS} bytes")
+
+
+def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
+    return (value for found, kind, value in _fields(message) if found == number and kind == _SIZED)
+
+
+def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
+    """Return the parts of a value as one, or the last part: messages that are repeated are merged, texts replaced."""
+    found = [*parts]
+    return b"".join(found) if len(found) > 1 and not last else found[-1] if found else b""
+
+
+def _values(feature: bytes | memoryview) -> Values:
+    kind, parts = _BYTES, list[memoryview]()
+    for number, form, value in _fields(memoryview(feature)):
+        if form == _SIZED and number in (_BYTES, _FLOATS, _INTEGERS):
+            kind, parts = number, [*parts, value] if number == kind else [value]
+    values = memoryview(_joined(iter(parts)))
+    if kind == _BYTES:
+        return _texts(values)
+    # Numbers are packed one behind the other, or each of them is a field.
+    single = _SHORT if kind == _FLOATS else _VARINT
+    packed = [value for number, form, value in _fields(values) if number == 1 and form in (_SIZED, single)]
+    digits = np.frombuffer(_joined(iter(packed)), np.uint8)
+    return digits.view("<f4") if kind == _FLOATS else _integers(digits)
+
+
+def _integers(digits: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return numbers of any length, which are packed."""
+    is_last = digits < 0x80
+    if is_last.all():
+        return digits.astype(np.int64)
+    stops = np.flatnonzero(is_last) + 1
+    starts = np.concatenate([[0], stops[:-1]])
+    lengths = stops - starts
+    if not is_last[-1] or lengths.max() > _MOST_DIGITS:
+        raise ValueError(f"a number is cut off, or has more than {_MOST_DIGITS} bytes")
+    found = np.zeros(len(stops), np.uint64)
+    for digit in range(lengths.max()):
+        there = lengths > digit
+        found[there] |= (digits[starts[there] + digit] & np.uint64(0x7F)) << np.uint64(7 * digit)
+    return found.view(np.int64)
+
+
+def _texts(values: memoryview) -> Values:
+    """Return a list of bytes, or an array of them if all have the same size."""
+    if len(values) and values[0] == _TEXT_TAG:
+        size, start = _varint(values, 1)
+        if size and len(values) % (start + size) == 0:
+            rows = np.frombuffer(values, np.uint8).reshape(-1, start + size)
+            if (rows[:, :start] == rows[0, :start]).all():
+                return np.ascontiguousarray(rows[:, start:]).view(f"V{size}")[:, 0]
+    return [bytes(value) for value in _inside(values, 1)]
 
 
 def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> bytes:
     """Return the bytes of an example: arrays of floats are kept as float32, of integers as int64."""
-    example = _example_class()()
+    example = example_class()()
     for name, values in features.items():
         feature = example.features.feature[name]
-        if not isinstance(values, np.ndarray):
-            feature.bytes_list.value.extend(values)
+        if not isinstance(values, np.ndarray) or values.dtype.kind == "V":
+            feature.bytes_list.value.extend(map(bytes, values))
         elif values.dtype.kind == "f":
             feature.float_list.value.extend(values.astype(np.float32).reshape(-1).tolist())
         else:
@@ -103,7 +186,7 @@ def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> byte
 
 
 @cache
-def _example_class() -> Any:
+def example_class() -> Any:
     """Return the message class, of a pool of its own: TensorFlow has it in the common one."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
