@@ -7,8 +7,8 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -50,6 +50,7 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_document, reading
 from diskreplay.interop.exchange.progress import Announced, Progress, Tally, step_bytes
+from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
 # Notes of so many episodes are one document: all that a resumed import reads again.
@@ -326,8 +327,8 @@ def _append(
     tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
     count = first
     nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
-    with _Segments(store, nbytes if is_compressed else None) as segments:
-        for episode, is_wanted in selection.episodes(first):
+    with _Segments(store, nbytes if is_compressed else None) as segments, closing(selection.episodes(first)) as read:
+        for episode, is_wanted in read:
             if is_wanted:
                 if count < begun:
                     _check_same(store, there[count], episode, count)
@@ -366,10 +367,11 @@ class _Selection:
     def try_where(self) -> None:
         """Call the predicate once: one that cannot be used raises before anything is written."""
         if self._choice.where is not None:
-            next(self.episodes(0), None)
+            with closing(self.episodes(0)) as episodes:
+                next(episodes, None)
             self.skipped.clear()
 
-    def episodes(self, first: int) -> Iterator[tuple[EpisodeData, bool]]:
+    def episodes(self, first: int) -> Generator[tuple[EpisodeData, bool], None, None]:
         """Yield the episodes from number ``first`` on, and whether the caller wants each."""
         where, schema = self._choice.where, self._layout.schema
         for position, made in self._readable(first):
@@ -381,8 +383,9 @@ class _Selection:
         number = first
         while number < self.source.episodes:
             try:
-                with reading(self.source.place):
-                    for episode in self.source.read(number, self._layout.paths):
+                read = self.source.read(number, self._layout.paths)
+                with reading(self.source.place), closing(episodes_ahead(read)) as episodes:
+                    for episode in episodes:
                         _check_whole(self.source, number, episode, self._layout.paths)
                         yield number, self._layout.apply(f"episode {self.source.number_of(number)}", episode)
                         number += 1

@@ -4,12 +4,16 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import repeat
 from typing import TypeVar
 
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.workers import Job, Workers
 
 T = TypeVar("T")
+
+# Short episodes are handed over together, since threads wait for one another longer than reading one takes.
+_AHEAD_BYTES = 1 << 20
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
@@ -23,6 +27,32 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
             before = ahead
         if before is not None:
             yield before.result()
+
+
+def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
+    """Yield episodes, or raise the error of reading one, in order; a thread reads the next ones meanwhile.
+
+    It reads until their arrays take ``_AHEAD_BYTES``, and not fewer than one.
+    """
+    with closing(read_ahead(repeat(partial(_next_ones, episodes)))) as packs:
+        for some, error in packs:
+            yield from some
+            if error is not None:
+                raise error
+            if not some:
+                return
+
+
+def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
+    """Return some episodes, none at the end, and the error behind them."""
+    found, nbytes = list[EpisodeData](), 0
+    try:
+        while nbytes < _AHEAD_BYTES and (episode := next(episodes, None)) is not None:
+            found.append(episode)
+            nbytes += _nbytes(episode)
+    except Exception as error:  # raised where the episode is wanted
+        return found, error
+    return found, None
 
 
 def write_behind(
@@ -58,9 +88,13 @@ def _packs(
     first, nbytes, waiting = 0, 0, list[EpisodeData]()
     for episode in episodes:
         waiting.append(episode)
-        nbytes += sum(rows.nbytes for rows in episode.steps.values())
+        nbytes += _nbytes(episode)
         if nbytes >= most_bytes or len(waiting) >= most_episodes:
             yield first, waiting
             first, nbytes, waiting = first + len(waiting), 0, []
     if waiting:
         yield first, waiting
+
+
+def _nbytes(episode: EpisodeData) -> int:
+    return sum(rows.nbytes for rows in episode.steps.values())

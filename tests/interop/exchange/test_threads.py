@@ -1,14 +1,15 @@
 """Reading and writing in a thread: every episode once, in order, and when."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
 
 from diskreplay.interop.exchange.episode_data import EpisodeData
-from diskreplay.interop.exchange.threads import read_ahead, write_behind
+from diskreplay.interop.exchange.threads import episodes_ahead, read_ahead, write_behind
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -46,6 +47,35 @@ def test_what_a_read_raises_comes_in_its_place() -> None:
 
 def episode(steps: int) -> EpisodeData:
     return EpisodeData({"obs": np.zeros(steps), "reward": np.zeros(steps, np.float32)}, True, False)
+
+
+@pytest.mark.parametrize("lengths", [[], [3], [1, 2, 3], [1, 200_000, 2, 3], [200_000, 150_000, 1]])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_episodes_ahead_come_in_order_and_an_error_comes_behind_them(lengths: list[int], is_damaged: bool) -> None:
+    threads = set[int]()
+
+    def read() -> Iterator[EpisodeData]:
+        for length in lengths:
+            threads.add(threading.get_ident())
+            yield episode(length)
+        if is_damaged:
+            raise ValueError("damaged")
+
+    found, episodes = list[int](), episodes_ahead(read())
+    with pytest.raises(ValueError, match="damaged") if is_damaged else nullcontext():
+        for each in episodes:
+            found.append(len(each))
+    assert found == lengths
+    assert threading.get_ident() not in threads
+
+
+def test_the_thread_of_episodes_ahead_has_ended_when_they_are_closed() -> None:
+    before = threading.active_count()
+    episodes = episodes_ahead(map(episode, [200_000] * 9))
+    next(episodes)
+    assert threading.active_count() > before
+    episodes.close()
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize(
