@@ -154,7 +154,7 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    compression: str | None = "gzip",
+    hdf5_compression: str | None = "gzip",
     progress: Progress | None = None,
     dry_run: bool = False,
     **options: Unpack[ExportOptions],
@@ -169,7 +169,7 @@ def export_dataset(
         The store.
     path : path
         The HDF5 file; nothing is there.
-    compression : str or None
+    hdf5_compression : str or None
         Of its arrays: "gzip", as that of D4RL's own files, "lzf", or None, with which an export is many times faster.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
@@ -185,8 +185,8 @@ def export_dataset(
     SchemaError
         There is no such compression.
     """
-    check_option("compression", compression, _COMPRESSIONS)
-    made = partial(_format, compression)
+    check_option("hdf5_compression", hdf5_compression, _COMPRESSIONS)
+    made = partial(_format, hdf5_compression)
     return export_from(store_or_path, path, made, options, progress=progress, dry_run=dry_run)
 
 

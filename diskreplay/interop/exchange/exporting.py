@@ -41,7 +41,7 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally
 
 Where = Callable[[Episode], bool]
 
-RENAMED = {"names": "rename", "hdf5_compression": "compression"}
+RENAMED = {"names": "rename"}
 """Options of earlier releases, and their names now."""
 
 _PREFIX_CHARACTERS = 48
