@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,18 +53,21 @@ def link_ffmpeg(python: Path, folder: Path) -> None:
         (folder / f"lib{name}.so.{major[1]}").symlink_to(library)
 
 
+@pytest.fixture(params=[OLDEST, NEWEST], ids=["oldest", "newest"])
+def python(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The Python of an environment with LeRobot, which takes more than a gigabyte as long as the test runs."""
+    yield make_environment(tmp_path / "lerobot", request.param)
+    shutil.rmtree(tmp_path / "lerobot")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not NIGHTLY, reason="installs LeRobot: tools/nightly runs it")
-@pytest.mark.parametrize("requirement", [OLDEST, NEWEST], ids=["oldest", "newest"])
-def test_lerobots_own_loader_reads_every_frame_that_a_killed_robot_had_recorded(
-    requirement: str, tmp_path: Path
-) -> None:
+def test_lerobots_own_loader_reads_every_frame_that_a_killed_robot_had_recorded(python: Path, tmp_path: Path) -> None:
     told = robots.record_and_kill(tmp_path / "robot.replay", kills=10)
     sets = [(video, tmp_path / f"{kind}.npz", tmp_path / kind) for video, kind in ((False, "images"), (True, "films"))]
     for video, _, root in sets:
         export_dataset(tmp_path / "robot.replay", root, fps=robots.FPS, task=robots.TASK, video=video)
-    python = make_environment(tmp_path / "lerobot", requirement)
     link_ffmpeg(python, tmp_path / "ffmpeg")
     command = [python, Path(__file__).with_name("own_loader.py"), *(path for each in sets for path in each[1:])]
     hidden = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "LD_LIBRARY_PATH": str(tmp_path / "ffmpeg")}
