@@ -1,6 +1,7 @@
 """Records of RLDS: the values that one has, and damage to it."""
 
 import io
+import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -110,6 +111,97 @@ def test_a_damaged_record_is_told_by_its_place(tmp_path: Path) -> None:
     with pytest.raises(dr.FormatError, match="a record is not an example of TensorFlow: "):
         import_dataset(tmp_path / "set", tmp_path / "store", splits="val")
     assert not (tmp_path / "store").exists()
+
+
+def shards(folder: Path, counts: list[int]) -> tuple[Path, list[Path]]:
+    """Make a data set with so many episodes in each file; episode n has 3 + n steps."""
+    plain = [(3 + number, "terminated", True) for number in range(sum(counts))]
+    export_dataset(make_store(folder / "plain", "vectors", plain), folder / "set", name="my")
+    (whole,) = (folder / "set").glob("*.tfrecord-*")
+    data = list(records(whole))
+    whole.unlink()
+    files = [folder / f"set/my-train.tfrecord-{k:05d}-of-{len(counts):05d}" for k in range(len(counts))]
+    for file, count in zip(files, counts, strict=True):
+        with open(file, "wb") as opened:
+            for each in data[:count]:
+                write_record(opened, each)
+        data = data[count:]
+    info = json.loads((folder / "set/dataset_info.json").read_text())
+    info["splits"][0]["shardLengths"] = list(map(str, counts))
+    (folder / "set/dataset_info.json").write_text(json.dumps(info))
+    return folder / "set", files
+
+
+def offsets(file: Path) -> list[int]:
+    """Where the records of a file begin."""
+    found, data, at = [], file.read_bytes(), 0
+    while at < len(data):
+        found.append(at)
+        at += 16 + int.from_bytes(data[at : at + 8], "little")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("damage", "skipped", "why", "left"),
+    [
+        ("value", ["episode 4"], "does not have its checksum", [0, 1, 2, 3, 5, 6, 7, 8]),
+        ("length", ["episodes 4 to 6"], "does not have its checksum", [0, 1, 2, 3, 7, 8]),
+        (
+            "cut",
+            ["episodes 5 to 6"],
+            "has 2 episodes, and dataset_info.json says 4",
+            [0, 1, 2, 3, 4, 7, 8],
+        ),
+        ("cut inside", ["episodes 5 to 6"], "goes beyond the end of the file", [0, 1, 2, 3, 4, 7, 8]),
+        ("gone", ["episodes 3 to 6"], "No such file", [0, 1, 2, 7, 8]),
+        ("no example", ["episode 4"], "a record is not an example of TensorFlow", [0, 1, 2, 3, 5, 6, 7, 8]),
+        ("first", ["episodes 0 to 2"], "does not have its checksum", [3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_an_import_that_skips_leaves_out_the_records_that_are_damaged(
+    tmp_path: Path, damage: str, skipped: list[str], why: str, left: list[int]
+) -> None:
+    data_set, files = shards(tmp_path, [3, 4, 2])
+    file = files[0] if damage == "first" else files[1]
+    at, whole = offsets(file), file.read_bytes()
+    if damage == "value":
+        file.write_bytes(whole[: at[1] + 40] + b"\xff\x00\xff" + whole[at[1] + 43 :])
+    elif damage in ("length", "first"):
+        begin = at[1] if damage == "length" else 0
+        file.write_bytes(whole[:begin] + b"\x07" + whole[begin + 1 :])
+    elif damage.startswith("cut"):
+        file.write_bytes(whole[: at[2] + (20 if damage == "cut inside" else 0)])
+    elif damage == "no example":
+        with open(file, "wb") as opened:
+            for number, start in enumerate(at):
+                write_record(opened, b"\xff" if number == 1 else whole[start + 12 : [*at, len(whole)][number + 1] - 4])
+    else:
+        file.unlink()
+    with pytest.raises(dr.FormatError):
+        import_dataset(data_set, tmp_path / "store")
+    done = import_dataset(data_set, tmp_path / "store", on_error="skip")
+    assert [each.what for each in done.skipped] == skipped
+    assert why in done.skipped[0].why
+    with dr.open(tmp_path / "store") as store:
+        assert [len(episode) for episode in store.episodes] == [3 + number for number in left]
+        assert store.verify(deep=True) == []
+    again = import_dataset(data_set, tmp_path / "store", on_error="skip")
+    assert (again.resumed, [each.what for each in again.skipped]) == (len(left), skipped)
+
+
+def test_values_that_cannot_be_decoded_cost_their_episode(tmp_path: Path) -> None:
+    data_set, files = shards(tmp_path, [2, 2])
+    for number in (0, 1):
+        data = list(records(files[number]))
+        with open(files[number], "wb") as opened:
+            for place, each in enumerate(data):
+                example: dict[str, Any] = parse_example(each)
+                example["steps/observation"] = np.zeros(5, "f4") if place == number else example["steps/observation"]
+                write_record(opened, make_example(example))
+    done = import_dataset(data_set, tmp_path / "store", on_error="skip")
+    assert [each.what for each in done.skipped] == ["episode 0", "episode 3"]
+    with dr.open(tmp_path / "store") as store:
+        assert [len(episode) for episode in store.episodes] == [4, 5]
 
 
 def test_values_that_do_not_fit_their_feature_are_named(tmp_path: Path) -> None:

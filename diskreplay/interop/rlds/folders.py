@@ -38,7 +38,14 @@ from diskreplay.interop.rlds.features import (
     is_at,
     read_features,
 )
-from diskreplay.interop.rlds.records import Values, make_example, parse_example, records, write_record
+from diskreplay.interop.rlds.records import (
+    Values,
+    make_example,
+    parse_example,
+    records,
+    records_or_errors,
+    write_record,
+)
 
 _FIRSTS, _SPLIT = f"{STEPS}{FIRST}", "split"
 
@@ -52,6 +59,24 @@ class _Record(NamedTuple):
 
     features: Mapping[str, Values]
     rows: int
+
+
+class _Raw(NamedTuple):
+    """A record of a file, or an error in place of some: of ``count`` records, None if their number is unknown."""
+
+    split: str
+    file: Path
+    number: int
+    data: bytes | FormatError
+    count: int | None = 1
+
+    @property
+    def what(self) -> str:
+        """The episodes in words."""
+        if self.count is None:
+            return f"the episodes of {self.file.name} from number {self.number} on"
+        last = self.number + self.count - 1
+        return f"episode {last}" if self.count == 1 else f"episodes {self.number} to {last}"
 
 
 class _Split(NamedTuple):
@@ -90,7 +115,7 @@ class DataSet:
     lengths, numbers : list of int
         How many steps each has, and its place among the records.
     skipped : list of Skipped
-        The episodes without a step.
+        The episodes without a step, and damaged ones.
     leaves : dict of str to Field
         What the episodes hold, by default paths.
     names : dict of str to str
@@ -115,7 +140,8 @@ class DataSet:
             raise FormatError(f"{folder / FEATURES} cannot be used: {error}") from None
         if _FIRSTS not in self._features:
             raise FormatError(f"{folder} has no episodes of RLDS: {FEATURES} names no {_FIRSTS}")
-        self._splits = _read_splits(folder, splits)
+        self._is_lenient = choice.on_error == "skip"
+        self._splits = _read_splits(folder, splits, is_lenient=self._is_lenient)
         inside = [name.removeprefix(STEPS) for name in self._features]
         self.left_out = [name for name in inside if choice.skips(name)]
         self._paths = self._find_paths()
@@ -134,19 +160,33 @@ class DataSet:
             self.texts[f"episode/{_SPLIT}"] = [split.name for split in self._splits]
         self.leaves = self._find_leaves()
 
-    def _raw(self) -> Iterator[tuple[str, Path, bytes]]:
-        """Yield the split, the file and the bytes of each record; check that files have as many as they should."""
+    def _raw(self) -> Iterator[_Raw]:
+        """Yield the records; check the number of each file.
+
+        Damaged records raise FormatError, or are errors if they are to be skipped. If the length of a record is
+        damaged, so are all records behind it.
+        """
+        number = 0
         for split in self._splits:
             for file, expected in zip(split.files, split.counts or repeat(None), strict=False):
-                count = 0
-                for data in records(file):
-                    count += 1
-                    yield split.name, file, data
-                if expected is not None and count != expected:
-                    raise FormatError(
+                first, error = number, None
+                try:
+                    for data in (records_or_errors if self._is_lenient else records)(file):
+                        yield _Raw(split.name, file, number, data)
+                        number += 1
+                except (FormatError, FileNotFoundError) as damage:
+                    error = FormatError(str(damage))
+                count = number - first
+                if expected is not None and count != expected and error is None:
+                    error = FormatError(
                         f"{file} has {count} episodes, and {INFO} says {expected}: the download is incomplete; fetch "
                         "the file again"
                     )
+                if error is not None:
+                    if not self._is_lenient or (expected is not None and count >= expected):
+                        raise error
+                    yield _Raw(split.name, file, number, error, None if expected is None else expected - count)
+                    number = number if expected is None else first + expected
 
     def _parsed(self, file: Path, data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
         try:
@@ -158,17 +198,26 @@ class DataSet:
         """Return the episodes that have a step, and note the others."""
         acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
-        for record, (split, file, data) in enumerate(self._raw()):
-            wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
-            features = self._parsed(file, data, wanted)
+        wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
+        for raw in self._raw():
+            try:
+                if isinstance(raw.data, FormatError):
+                    raise raw.data
+                features = self._parsed(raw.file, raw.data, wanted)
+                rows, is_step = len(features.get(_FIRSTS, [])), False
+                if last is None and rows:
+                    is_step = any(self._is_in_last_row(_Record(features, rows), name) for name in acted)
+            except FormatError as error:
+                if not self._is_lenient:
+                    raise
+                self.skipped.append(Skipped(raw.what, str(error)))
+                continue
             for name, table in self._tables.items():
                 for text in map(_decode_text, features.get(name, ())):
                     table.setdefault(text, len(table))
-            rows = len(features.get(_FIRSTS, []))
             if last is None and rows:
-                is_step = any(self._is_in_last_row(_Record(features, rows), name) for name in acted)
-                ends.setdefault(split, {}).setdefault(is_step, record)
-            found.append(_Episode(record, split, rows, int(last == "final")))
+                ends.setdefault(raw.split, {}).setdefault(is_step, raw.number)
+            found.append(_Episode(raw.number, raw.split, rows, int(last == "final")))
         for split, kinds in ends.items():
             if len(kinds) > 1:
                 raise SchemaError(
@@ -214,10 +263,18 @@ class DataSet:
         return found
 
     def _find_leaves(self) -> dict[str, Field]:
-        """Return what the first episode holds."""
-        first = next(self.read(0, self._paths))
+        """Return the leaves of the first episode that can be read."""
+        first = next(self._readable())
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
         return leaves_of({**{path: rows[:0] for path, rows in first.steps.items()}, **fields}, self._folder)
+
+    def _readable(self) -> Iterator[EpisodeData]:
+        for number in range(len(self.lengths)):
+            try:
+                yield next(self.read(number, self._paths))
+            except FormatError:
+                if not self._is_lenient or number == len(self.lengths) - 1:
+                    raise
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the wanted leaves of the episodes from number ``first`` on."""
@@ -225,9 +282,12 @@ class DataSet:
         names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}"}
         episodes = iter(self._episodes[first:])
         episode = next(episodes, None)
-        for record, (_, file, data) in enumerate(self._raw()):
-            if episode is not None and record == episode.record:
-                made = self._episode(_Record(self._parsed(file, data, names), episode.rows), episode.finals, paths)
+        for raw in self._raw():
+            if episode is not None and raw.number == episode.record:
+                if isinstance(raw.data, FormatError):
+                    raise raw.data
+                features = self._parsed(raw.file, raw.data, names)
+                made = self._episode(_Record(features, episode.rows), episode.finals, paths)
                 if self._has_split:
                     number = self.texts[f"episode/{_SPLIT}"].index(episode.split)
                     made = replace(made, fields={**made.fields, f"episode/{_SPLIT}": np.int64(number)})
@@ -265,8 +325,8 @@ class DataSet:
         return [name for name in paths if self._features[name].kind == "text"]
 
 
-def _read_splits(folder: Path, wanted: Sequence[str] | None) -> list[_Split]:
-    """Return the splits of a folder with their files; FormatError where one lacks."""
+def _read_splits(folder: Path, wanted: Sequence[str] | None, *, is_lenient: bool) -> list[_Split]:
+    """Return the splits of a folder with their files; FormatError where one lacks, unless episodes may lack."""
     try:
         info = parse_json((folder / INFO).read_bytes())
         kind = info.get("fileFormat", "tfrecord")
@@ -287,15 +347,17 @@ def _read_splits(folder: Path, wanted: Sequence[str] | None) -> list[_Split]:
     found = {name: sorted(folder.glob(f"{dataset}-{name}.tfrecord-*")) for name in names}
     if not any(found.values()):
         raise StoreNotFound(f"{folder} has no files {dataset}-{names[0]}.tfrecord-*")
-    return [_checked_split(folder, dataset, name, found[name], splits[name]) for name in names]
+    return [_checked_split(folder, dataset, name, found[name], splits[name], is_lenient) for name in names]
 
 
-def _checked_split(folder: Path, dataset: str, name: str, files: list[Path], counts: list[int]) -> _Split:
-    """Return a split; FormatError where it lacks a file."""
+def _checked_split(
+    folder: Path, dataset: str, name: str, files: list[Path], counts: list[int], is_lenient: bool
+) -> _Split:
+    """Return a split; FormatError where it lacks a file, unless episodes may lack."""
     if not counts:
         return _Split(name, files, None)
     expected = [folder / f"{dataset}-{name}.tfrecord-{k:05d}-of-{len(counts):05d}" for k in range(len(counts))]
-    if missing := [file for file in expected if file not in files]:
+    if not is_lenient and (missing := [file for file in expected if file not in files]):
         raise FormatError(
             f"{folder} has {len(files)} of the {len(counts)} files of {name}, {sum(counts)} episodes in all: "
             f"{missing[0].name} lacks; fetch it, or choose another split with splits="

@@ -29,6 +29,20 @@ def records(file: Path) -> Iterator[bytes]:
     FormatError
         It is damaged; the message has the place.
     """
+    for record in records_or_errors(file):
+        if isinstance(record, FormatError):
+            raise record
+        yield record
+
+
+def records_or_errors(file: Path) -> Iterator[bytes | FormatError]:
+    """Yield the records of a file, and an error in place of each whose bytes are damaged.
+
+    Raises
+    ------
+    FormatError
+        The length of a record is damaged, so that the next record cannot be found; the message has the place.
+    """
     size = file.stat().st_size
     with open(file, "rb") as opened:
         while opened.tell() < size:
@@ -40,8 +54,12 @@ def records(file: Path) -> Iterator[bytes]:
                 raise FormatError(f"{file} is damaged: the record at byte {start} goes beyond the end of the file")
             check_memory(length, f"{file}: the record at byte {start}")
             data = opened.read(length)
-            _check(file, start, data, opened.read(_SUM.size), length)
-            yield data
+            try:
+                _check(file, start, data, opened.read(_SUM.size), length)
+            except FormatError as error:
+                yield error
+            else:
+                yield data
 
 
 def _check(file: Path, start: int, data: bytes, checksum: bytes, length: int) -> None:
