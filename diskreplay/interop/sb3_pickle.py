@@ -36,7 +36,7 @@ from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign
 from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
-from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, with_final
+from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, rows_at, with_final
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
@@ -275,13 +275,14 @@ class _Buffer:
 
     def episode(self, piece: Piece) -> EpisodeData:
         """Return the steps of a piece of an environment."""
-        rows, lane, last = self._order[piece.start : piece.stop], piece.lane, piece.stop - 1
+        rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
+        newest = self._order[last : piece.stop]
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items()}
         if self._next_obs is not None:
-            final = {path: leaf[rows[-1:], lane] for path, leaf in self._next_obs.items()}
+            final = {path: leaf[newest, lane] for path, leaf in self._next_obs.items()}
             obs = {path: with_final(leaf, final[path], f"{self._file}: next {path}") for path, leaf in obs.items()}
         elif last == self._newest:
-            after = (rows[-1:] + 1) % len(self._steps[REWARD])
+            after = (newest + 1) % len(self._steps[REWARD])
             obs = {path: np.concatenate([leaf, self._obs[path][after, lane]]) for path, leaf in obs.items()}
         steps = {path: leaf[rows, lane] for path, leaf in self._steps.items()}
         return EpisodeData(obs | steps, bool(self._terminated[last, lane]), bool(self._truncated[last, lane]))

@@ -36,7 +36,7 @@ from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, Expor
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document, reading
 from diskreplay.interop.exchange.importing import Imported, Source, import_into
-from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, with_final
+from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, rows_at, with_final
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
@@ -277,14 +277,14 @@ class _Transitions:
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
         """Return the wanted leaves of an episode, and its rewards."""
-        rows, lane, last = self._order[piece.start : piece.stop], piece.lane, piece.stop - 1
+        rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         steps: Leaves = {}
         for path, key in self.names.items():
             if path not in wanted:
                 continue
             steps[path] = self._leaves[key][rows, lane]
             if is_obs(path):
-                final = self._leaves[f"{_NEXT}/{key}"][rows[-1:], lane]
+                final = self._leaves[f"{_NEXT}/{key}"][self._order[last : piece.stop], lane]
                 steps[path] = with_final(steps[path], final, f"{self._folder}: {_NEXT}/{key}")
         if REWARD in steps:
             steps[REWARD] = steps[REWARD].reshape(len(piece))

@@ -1,9 +1,10 @@
 """Reading pickles without running code: numbers, texts, containers, arrays, and records of known classes."""
 
 import mmap
+import os
 import pickle
 import pickletools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ _MOST_DEEP = 64
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
+# Opcodes of bytes, and a length that is worth passing over.
+_ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
 _OF_NUMPY = ("numpy._core", "numpy.core")  # the second is that of numpy 1
 
 
@@ -204,7 +207,7 @@ def _check(mapped: mmap.mmap) -> None:
     """
     stack: list[int | None] = []  # None: a mark
     memo: dict[int, int] = {}
-    opcodes = pickletools.genops(mapped)  # type: ignore[arg-type]  # a mapping has `read` and `readline`
+    opcodes = pickletools.genops(_Opcodes(mapped))  # type: ignore[arg-type]  # it has `read` and `readline`
     for count, (opcode, argument, _) in enumerate(opcodes):
         name, left = opcode.name, len(mapped) - mapped.tell()
         number = argument if isinstance(argument, int) else 0
@@ -226,6 +229,36 @@ def _check(mapped: mmap.mmap) -> None:
             if depth > _MOST_DEEP:
                 raise pickle.UnpicklingError(f"its tuples are nested deeper than {_MOST_DEEP}")
             stack += [depth] * len(opcode.stack_after)
+
+
+class _Opcodes:
+    """A pickle whose arrays are passed over, and not copied."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._mapped, self._opcode = mapped, b""
+        self.readline, self.tell = mapped.readline, mapped.tell
+
+    def read(self, nbytes: int) -> "bytes | _PassedOver":
+        if nbytes < _LARGE or self._opcode not in _ARRAYS:
+            found = self._mapped.read(nbytes)
+            self._opcode = found if nbytes == 1 else self._opcode
+            return found
+        nbytes = min(nbytes, len(self._mapped) - self._mapped.tell())
+        self._mapped.seek(nbytes, os.SEEK_CUR)
+        return _PassedOver(nbytes)
+
+
+class _PassedOver:
+    """Bytes of which only the number is looked at."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
 
 
 def _top(stack: list[int | None]) -> int:

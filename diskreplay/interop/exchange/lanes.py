@@ -39,6 +39,13 @@ def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
     return (np.arange(rows) + next_row) % rows
 
 
+def rows_at(order: Ints) -> slice | Ints:
+    """Return row numbers as a slice if each is one more than the last: arrays give a view of these rows, no copy."""
+    if len(order) and (np.diff(order) == 1).all():
+        return slice(int(order[0]), int(order[-1]) + 1)
+    return order
+
+
 def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order: Ints) -> Bools:
     """Tell after which transitions a lane continues with another observation, as `differ` compares, than they led to.
 
@@ -70,7 +77,7 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
                 raise FormatError(f"observations have the shape {before.shape}, and next ones {after.shape}")
             led_to, goes_on = (
                 leaf[rows].reshape(-1, *leaf.shape[2:])
-                for leaf, rows in ((after, order[start:stop]), (before, order[start + 1 : stop + 1]))
+                for leaf, rows in ((after, rows_at(order[start:stop])), (before, rows_at(order[start + 1 : stop + 1])))
             )
             found[start:stop] |= differ(led_to, goes_on).reshape(-1, lanes)
     return found
@@ -97,8 +104,9 @@ def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
     )
     if led_to.dtype != goes_on.dtype:
         return ~_same(led_to, goes_on)
-    # Most rows have the same bytes, which are compared faster than floats.
-    found: Bools = np.any(led_to.view(np.uint8) != goes_on.view(np.uint8), axis=-1)
+    # Most rows have the same bytes, which are compared faster than floats, some at a time.
+    words = f"u{math.gcd(led_to.shape[1] * led_to.itemsize, 8)}"
+    found: Bools = np.any(led_to.view(words) != goes_on.view(words), axis=-1)
     if (at := np.flatnonzero(found)).size:
         found[at] = ~_same(led_to[at], goes_on[at])
     return found
