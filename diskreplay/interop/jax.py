@@ -1,0 +1,60 @@
+"""Batches as arrays of JAX, which share memory with the batch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import diskreplay as dr
+
+with dr.MissingExtra.raised_for("a batch of JAX arrays", "jax"):
+    import jax
+
+
+def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a batch as JAX arrays on the batch's device, a pytree for `jax.jit`.
+
+    Dicts and tuples of fields stay dicts and tuples. Arrays share memory with the batch's tensors, and keep it as long
+    as they, or computations that read them, are alive. Do not change such a tensor: JAX takes arrays for constant.
+    Fields whose rows are not contiguous are copied: `obs` and `next_obs` of `Sequences` are views of one array.
+
+    `index` is left out, since ids need 64 bits: give `batch.index` to `Sampler.update_priorities`, with errors that may
+    be a JAX array. Without ``jax_enable_x64``, fields of 64 bits are copied to 32 bits: floats are rounded, and
+    integers must fit.
+
+    Parameters
+    ----------
+    batch : Batch
+        A batch on the CPU, or on a device that JAX uses.
+
+    Raises
+    ------
+    ValueError
+        JAX does not use the batch's device or dtypes, or an integer of 64 bits does not fit into 32.
+    """
+    return {name: _to_jax(name, batch[name]) for name in batch if name != "index"}
+
+
+def _to_jax(path: str, tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _to_jax(f"{path}/{name}", below) for name, below in tree.items()}
+    if isinstance(tree, tuple):  # a plain one: JAX takes instances of a subclass for leaves
+        return tuple(_to_jax(f"{path}/{number}", below) for number, below in enumerate(tree))
+    try:
+        array = jax.dlpack.from_dlpack(tree.detach().contiguous())
+    except Exception as error:  # each version of JAX raises its own
+        what = f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)} on {tree.device}"
+        raise ValueError(f"JAX cannot take the field {path!r}, {what}: {type(error).__name__}: {error}") from error
+    if array.dtype.itemsize < tree.itemsize and array.dtype.kind in "iu":
+        _check_fit(path, tree.numpy(force=True), np.iinfo(array.dtype))
+    return array
+
+
+def _check_fit(path: str, values: np.ndarray, bounds: np.iinfo) -> None:
+    """Refuse integers outside the bounds: JAX would keep their lowest bits, without a warning."""
+    outside = values[(values < bounds.min) | (values > bounds.max)]
+    if len(outside):
+        raise ValueError(
+            f"field {path!r} has {outside[0]}, which does not fit into {bounds.dtype}: call "
+            'jax.config.update("jax_enable_x64", True) at the start of the program, or leave the field out by `fields`'
+        )

@@ -1,0 +1,416 @@
+"""Monitor a store or a sampler in TensorBoard, Weights & Biases or Prometheus.
+
+One table of measures names the numbers of `Store.info` and `Sampler.stats` for all of them. Importing this loads no
+library: each function takes a writer that the caller made.
+"""
+
+import math
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import diskreplay as dr
+
+if TYPE_CHECKING:
+    from diskreplay.interop.ray import ShardedSampler
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+# Bounds of buckets: 0, 1, 2, 5, 10, ... of steps and versions, and 0.0001, 0.0002, ... of priorities.
+COUNTS = (0.0, *(float(digit * 10**power) for power in range(10) for digit in (1, 2, 5)))
+PRIORITIES = tuple(float(f"{digit}e{power}") for power in range(-4, 4) for digit in (1, 2, 5))
+# States of `Store.info`: a state that nothing has is 0, so that a chart does not stop at the last other number.
+STATES = {
+    "segments": ("sealed", "writing", "dead", "foreign", "unknown", "damaged"),
+    "writers": ("alive", "dead", "closed", "unknown"),
+}
+
+
+class Measure(NamedTuple):
+    """A number, or a histogram of numbers: its path in nested dicts, and the parts of its name for Prometheus.
+
+    If the path leads to a dict, ``label`` names its keys. ``bounds`` are the bounds of the buckets of a histogram.
+    """
+
+    key: str
+    name: str
+    unit: str
+    kind: str
+    help: str
+    label: str = ""
+    bounds: Sequence[float] = ()
+
+    def metric(self, group: str) -> str:
+        """Return its name for Prometheus: with the unit, and "total" if it is a counter."""
+        parts = ("diskreplay", group, self.name, self.unit, "total" if self.kind == COUNTER else "")
+        return "_".join(filter(None, parts))
+
+
+STORE = (
+    Measure("steps", "visible", "steps", GAUGE, "Steps that can be drawn"),
+    Measure("steps_hidden", "hidden", "steps", GAUGE, "Steps beyond the capacity or the maximum age, still on disk"),
+    Measure("steps_inserted", "inserted", "steps", COUNTER, "Steps that were ever inserted"),
+    Measure("steps_evicted", "evicted", "steps", COUNTER, "Steps that were evicted"),
+    Measure("steps_discarded", "discarded", "steps", COUNTER, "Steps of episodes that their writer discarded"),
+    Measure("steps_lost", "lost", "steps", GAUGE, "Steps lost to damage"),
+    Measure("steps_unproven", "unproven", "steps", GAUGE, "Steps that no mark proves, until repair salvages them"),
+    Measure("quarantine/steps", "quarantined", "steps", GAUGE, "Steps in quarantine"),
+    Measure("quarantine/segments", "quarantined", "segments", GAUGE, "Segments in quarantine"),
+    Measure("quarantine/bytes", "quarantined", "bytes", GAUGE, "Bytes in quarantine"),
+    Measure("episodes", "", "episodes", GAUGE, "Episodes, by how they ended", "end"),
+    Measure("total_reward", "total_reward", "", GAUGE, "Sum of rewards of ended episodes", "statistic"),
+    Measure("length", "length", "steps", GAUGE, "Steps of ended episodes", "statistic"),
+    Measure("segments", "", "segments", GAUGE, "Segments, by their state", "state"),
+    Measure("writers", "", "writers", GAUGE, "Writers, by their state", "state"),
+    Measure("capacity", "capacity", "steps", GAUGE, "Capacity in steps"),
+    Measure("capacity_bytes", "capacity", "bytes", GAUGE, "Capacity in bytes"),
+    Measure("max_age_s", "max_age", "seconds", GAUGE, "Age beyond which steps are hidden"),
+    Measure("bytes_on_disk", "disk", "bytes", GAUGE, "Bytes on disk"),
+    Measure("bytes_apparent", "apparent", "bytes", GAUGE, "Bytes of the files with their holes"),
+    Measure("holes", "holes", "bytes", GAUGE, "Bytes of the files that take no place on disk"),
+)
+AGE = Measure("age", "batch_age", "steps", HISTOGRAM, "Steps of the store that are newer than a step", bounds=COUNTS)
+STALENESS = Measure(
+    "staleness", "batch_staleness", "", HISTOGRAM, "Newest value of a field less a step's value", "field", COUNTS
+)
+PRIORITY = Measure("priority", "batch_priority", "", HISTOGRAM, "Priority of an item", bounds=PRIORITIES)
+SAMPLER = (
+    Measure("batches", "", "batches", COUNTER, "Batches delivered"),
+    Measure("batches_per_second", "batches_per_second", "", GAUGE, "Batches per second since the first was asked for"),
+    Measure("steps", "", "steps", COUNTER, "Steps of the environment delivered"),
+    Measure("steps_per_second", "steps_per_second", "", GAUGE, "Steps per second since the first batch was asked for"),
+    Measure("replay_ratio", "replay_ratio", "", GAUGE, "Steps delivered per step that is in the store now"),
+    Measure("seconds_planning", "planning", "seconds", COUNTER, "Time to draw ids, and to wait for a limiter"),
+    Measure("seconds_waiting", "waiting", "seconds", COUNTER, "Time to wait for batches that are made ahead"),
+    Measure("seconds_elsewhere", "elsewhere", "seconds", COUNTER, "Time between the calls, the trainer's own"),
+    Measure("seconds_reading", "reading", "seconds", COUNTER, "Time to wait for the disk, of all threads"),
+    Measure("seconds_gathering", "gathering", "seconds", COUNTER, "Time to copy rows, of all threads"),
+    Measure("seconds_copying", "copying", "seconds", COUNTER, "Time to copy batches to a device without CUDA"),
+    Measure("seconds_transforming", "transforming", "seconds", COUNTER, "Time of transforms, of all threads"),
+    Measure("population", "population", "ids", GAUGE, "Ids that can be drawn"),
+    Measure("priority_sum", "priority_sum", "", GAUGE, "Sum of the priorities"),
+    Measure("steps_not_finite", "not_finite", "steps", GAUGE, "Steps that Normalize leaves out: NaN or infinite"),
+    # A sampler of a store over many machines.
+    Measure("bytes", "exchanged", "bytes", COUNTER, "Bytes between shards and this trainer"),
+    Measure("messages", "exchanged", "messages", COUNTER, "Messages between shards and this trainer"),
+    Measure("redrawn", "redrawn", "ids", COUNTER, "Items that other shards gave for a silent one"),
+    Measure("updates_sent", "updates_sent", "ids", COUNTER, "Priorities sent to shards"),
+    Measure("updates_lost", "updates_lost", "ids", COUNTER, "Priorities for shards that did not answer"),
+    Measure("updates_skipped", "updates_skipped", "ids", COUNTER, "Priorities that shards skipped"),
+    Measure("oldest_update_s", "oldest_update", "seconds", GAUGE, "Longest time that a priority waited here"),
+    Measure("missing", "missing", "shards", GAUGE, "Shards that do not answer"),
+    Measure("shards/population", "shard_population", "ids", GAUGE, "Ids of a shard that can be drawn", "shard"),
+    Measure("shards/mass", "shard_mass", "", GAUGE, "Sum of the priorities of a shard", "shard"),
+    AGE,
+    STALENESS,
+    PRIORITY,
+)
+
+
+class TensorBoardWriter(Protocol):
+    """The methods of `torch.utils.tensorboard.SummaryWriter`, or of tensorboardX's, that are called."""
+
+    def add_scalar(self, tag: str, value: Any, step: int, /) -> object:
+        """Write a number."""
+
+    def add_histogram(self, tag: str, values: Any, step: int, /) -> object:
+        """Write a histogram of numbers."""
+
+
+class WandbRun(Protocol):
+    """The method of a run of Weights & Biases that is called."""
+
+    def log(self, data: dict[str, Any], step: int | None = None) -> object:
+        """Log numbers and histograms by name."""
+
+
+class TextFile(Protocol):
+    """A file that is open for text."""
+
+    def write(self, text: str, /) -> object:
+        """Write text."""
+
+
+class Observed(NamedTuple):
+    """Measures of a source with their numbers, each with the value of its label, by the source's own count of steps."""
+
+    group: str
+    step: int
+    path: str | None
+    values: list[tuple[Measure, str, Any]]
+
+    def by_tag(self, prefix: str | None) -> Iterator[tuple[Measure, str, Any]]:
+        """Yield measures, tags such as ``sampler/age``, and numbers."""
+        prefix = self.group if prefix is None else prefix.rstrip("/")
+        for measure, label, value in self.values:
+            yield measure, "/".join(filter(None, (prefix, measure.key, label))), value
+
+
+def to_tensorboard(
+    source: "dr.Store | dr.Sampler | ShardedSampler",
+    writer: TensorBoardWriter,
+    step: int | None = None,
+    *,
+    staleness: str | Sequence[str] = (),
+    prefix: str | None = None,
+) -> None:
+    """Write the numbers of a store or a sampler to TensorBoard.
+
+    Each number of `Store.info` or `Sampler.stats` is a scalar, such as ``store/steps_hidden`` and
+    ``sampler/replay_ratio``. None and NaN are left out; segments and writers are counted by their state.
+
+    A `Sampler` also has histograms of the last batch that it delivered: ``sampler/age``, the number of steps in the
+    store that are newer than each step; ``sampler/priority``, if ids are drawn by priorities; and staleness. A sequence
+    counts by its first step. The histograms draw nothing and change no count. They are left out before the first batch,
+    and if a step of the batch was evicted meanwhile.
+
+    A call for a sampler takes milliseconds, and a call for a store looks at all its files: make one every few seconds,
+    not for each batch.
+
+    Parameters
+    ----------
+    source : Store, Sampler or ShardedSampler
+        The store or sampler.
+    writer : SummaryWriter
+        The writer of `torch.utils.tensorboard` or of tensorboardX, or any other with their methods.
+    step : int or None
+        The step of TensorBoard. None: the batches that a sampler delivered, or the steps inserted into a store.
+    staleness : str or sequence of str
+        Extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME`` has, for
+        each step of the batch, the newest value less the step's value. The newest value is in the last step of the
+        youngest episode; if the batch has a larger value, that value counts.
+    prefix : str or None
+        The first part of each name, which tells sources of a run apart; None is "store" or "sampler".
+
+    Raises
+    ------
+    ValueError
+        The source is no store or sampler, or `staleness` names no extra field with one number a step, or is given with
+        another source than a `Sampler`.
+    """
+    observed = observe(source, staleness)
+    at = observed.step if step is None else step
+    for measure, tag, value in observed.by_tag(prefix):
+        if measure.kind == HISTOGRAM:
+            writer.add_histogram(tag, value, at)
+        else:
+            writer.add_scalar(tag, value, at)
+
+
+def to_wandb(
+    source: "dr.Store | dr.Sampler | ShardedSampler",
+    run: WandbRun,
+    step: int | None = None,
+    *,
+    staleness: str | Sequence[str] = (),
+    prefix: str | None = None,
+) -> None:
+    """Log the numbers of a store or a sampler to a run of Weights & Biases, by one `run.log`.
+
+    It has the names, histograms, parameters and errors of `to_tensorboard`. `run.log` receives `step`; None is the
+    run's own step.
+
+    Raises
+    ------
+    MissingExtra
+        wandb cannot be imported, and there are histograms to log.
+    """
+    logged: dict[str, Any] = {}
+    for measure, tag, value in observe(source, staleness).by_tag(prefix):
+        logged[tag] = _wandb_histogram(value) if measure.kind == HISTOGRAM else value
+    run.log(logged, step=step)
+
+
+def _wandb_histogram(values: NDArray[Any]) -> Any:
+    with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "monitor"):
+        import wandb  # loaded already by the caller who made the run
+    return wandb.Histogram(values)
+
+
+def to_prometheus(
+    source: "dr.Store | dr.Sampler | ShardedSampler",
+    writer: TextFile | str | os.PathLike[str],
+    *,
+    staleness: str | Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Write the numbers of a store or a sampler in Prometheus' text format, version 0.0.4.
+
+    Names are ``diskreplay_store_visible_steps``, ``diskreplay_sampler_planning_seconds_total`` and the like. The label
+    ``store`` is the path. Histograms, `staleness` and errors are as for `to_tensorboard`. A histogram describes the
+    last batch only, not all batches so far: query it without ``rate()``.
+
+    Parameters
+    ----------
+    writer : file or path
+        A file that is open for text, or a path. The file at a path is replaced by one rename, as the textfile collector
+        of node_exporter needs it. A file may hold one store and one sampler, since each name is allowed once in it.
+    labels : mapping of str to str, or None
+        Labels for every number, such as the name of the run.
+
+    Raises
+    ------
+    ValueError
+        Also: a name in `labels` is invalid in Prometheus, or is a label that this function sets.
+    """
+    observed, given = observe(source, staleness), _check_labels(labels or {})
+    common = {**given, **({} if observed.path is None else {"store": observed.path})}
+    text = "".join(f"{line}\n" for line in _exposition(observed, common))
+    if isinstance(writer, str | os.PathLike):
+        _replace_file(Path(writer), text)
+    else:
+        writer.write(text)
+
+
+def observe(source: Any, staleness: str | Sequence[str] = ()) -> Observed:
+    """Return the measures of a source; for `staleness` see `to_tensorboard`."""
+    names = (staleness,) if isinstance(staleness, str) else tuple(staleness)
+    path, histograms = None, dict[str, Any]()
+    table: Sequence[Measure]
+    if isinstance(source, dr.Store):
+        group, table, found, path = "store", STORE, _store_numbers(source.info()), source.path
+    elif callable(getattr(source, "stats", None)):
+        group, table, found = "sampler", SAMPLER, _sampler_numbers(source.stats())
+        if isinstance(source, dr.Sampler):
+            path = source.store.path
+            histograms = _histograms(source, names, weighted=math.isfinite(found["priority_sum"]))
+    else:
+        raise ValueError(f"the source must be a Store or a Sampler, not {source!r}")
+    if names and not (group == "sampler" and path is not None):
+        raise ValueError(f"staleness={staleness!r} needs the batches of a Sampler: leave it out for {source!r}")
+    flat = dict(_flat({**found, **histograms}))
+    values = [(measure, label, flat[key]) for measure in table for label, key in _places(measure, flat)]
+    step = int(flat["steps_inserted" if group == "store" else "batches"])
+    return Observed(group, step, None if path is None else os.fsencode(path).decode("utf-8", "replace"), values)
+
+
+def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of `Store.info`: segments and writers counted by their state, and no number twice."""
+    counted = {
+        name: {**dict.fromkeys(states, 0), **Counter(entry["state"] for entry in info[name])}
+        for name, states in STATES.items()
+    }
+    parts = {
+        name: {key: value for key, value in (info[name] or {}).items() if key not in ("total", "count")}
+        for name in ("episodes", "total_reward", "length")
+    }
+    return {**info, **counted, **parts}
+
+
+def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of `Sampler.stats`; of shards, each number by shard."""
+    if "shards" not in stats:
+        return dict(stats)
+    by_shard = {key: {str(n): shard[key] for n, shard in enumerate(stats["shards"])} for key in ("population", "mass")}
+    return {**stats, "missing": len(stats["missing"]), "shards": by_shard}
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the paths and values of numbers and histograms of nested dicts, without NaN."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}/")
+        elif isinstance(value, np.ndarray) or (isinstance(value, Real) and not math.isnan(value)):
+            yield f"{above}{key}", value
+
+
+def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the values of a measure's label, "" if it has none, and the paths of its numbers."""
+    if not measure.label:
+        if measure.key in flat:
+            yield "", measure.key
+        return
+    above = f"{measure.key}/"
+    for key in flat:
+        if key.startswith(above):
+            yield key.removeprefix(above), key
+
+
+def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> dict[str, Any]:
+    """Return the numbers for histograms: one for each item of the sampler's last batch."""
+    extra = sampler.store.schema.extra
+    for name in names:
+        field = extra.get(name)
+        if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
+            known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
+            raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
+    # A field of the store with one of these names is another thing.
+    wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
+    requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
+    try:
+        batch = sampler.gather(fields=[*requested, *names]).numpy()
+        stale = {name: _staleness(sampler, name, batch) for name in names}
+    except (dr.Closed, dr.NotEnoughData, dr.InvalidIndex, dr.SegmentGone):
+        return {}
+    found = {"staleness": stale, **({"age": batch["age"].ravel()} if "age" in requested else {})}
+    if "probability" in requested:
+        found["priority"] = batch["probability"] * batch["priority_sum"]
+    return found
+
+
+def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = batch[name].astype(np.float64)
+    if values.ndim > batch["index"].ndim:  # a window has the age of its first step
+        values = values[:, 0]
+    newest = float(sampler.store.episodes[-1][name][-1])
+    return float(np.max(values, initial=newest)) - values.ravel()
+
+
+def _check_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    own = {"store", "le", *(measure.label for measure in (*STORE, *SAMPLER))}
+    for name in labels:
+        if not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name) or name in own:
+            taken = ", ".join(sorted(own - {""}))
+            raise ValueError(f"labels has {name!r}: use letters, digits and underscores, and none of {taken}")
+    return {name: str(value) for name, value in labels.items()}
+
+
+def _exposition(observed: Observed, common: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of the text format."""
+    described = ""
+    for measure, label, value in observed.values:
+        metric = measure.metric(observed.group)
+        labels = {**common, **({measure.label: label} if label else {})}
+        if metric != described:
+            yield f"# HELP {metric} {measure.help}{', of the last batch' if measure.kind == HISTOGRAM else ''}."
+            yield f"# TYPE {metric} {measure.kind}"
+            described = metric
+        if measure.kind != HISTOGRAM:
+            yield f"{metric}{_braces(labels)} {_number(value)}"
+            continue
+        below = np.searchsorted(np.sort(value), measure.bounds, "right").tolist()
+        for bound, count in (*zip(measure.bounds, below, strict=True), (math.inf, len(value))):
+            yield f"{metric}_bucket{_braces({**labels, 'le': _number(bound)})} {count}"
+        yield f"{metric}_sum{_braces(labels)} {_number(value.sum())}"
+        yield f"{metric}_count{_braces(labels)} {len(value)}"
+
+
+def _braces(labels: Mapping[str, str]) -> str:
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    pairs = [f'{name}="{value.translate(escapes)}"' for name, value in labels.items()]
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def _number(value: Any) -> str:
+    number = float(value)
+    if math.isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return str(int(number)) if number.is_integer() and abs(number) < 2**63 else repr(number)
+
+
+def _replace_file(path: Path, text: str) -> None:
+    """Put a file in place by one rename. A collector that reads ``*.prom`` never sees the temporary one."""
+    other = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        other.write_text(text, encoding="utf-8")
+        other.replace(path)
+    except BaseException:
+        other.unlink(missing_ok=True)
+        raise
