@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 USER_EXTRAS = EXTRAS.keys() - {"all", "bench", "docs", "fuzz", "test"}
 # Libraries that take long to install: their tests skip by name.
-LARGE = {"ray", "rllib", "tianshou", "torchrl"}
+LARGE = {"jax", "ray", "rllib", "tianshou", "torchrl", "wandb"}
 TORCH, GYM = ("torch", "numba", "llvmlite"), ("gymnasium",)
 # Libraries that are installed by another name.
 DISTRIBUTIONS = {"PIL": "pillow", "google": "protobuf"}
@@ -129,6 +129,7 @@ OTHER_EXTRAS = {"robomimic": "d4rl"}  # of adapters that share a library
         ("lerobot", "pyarrow", "a data set of LeRobot"),
         ("lerobot", "av", "a data set of LeRobot"),
         ("d4rl", "h5py", "a data set of D4RL"),
+        ("jax", "jax", "a batch of JAX arrays"),
         ("robomimic", "h5py", "a file of demonstrations"),
         ("torchrl", "tensordict", "a storage of TorchRL"),  # of its two libraries, what is imported first
     ],

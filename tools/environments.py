@@ -60,6 +60,8 @@ TRIED = {
     "lerobot": ("diskreplay.interop.lerobot", "tests/interop/lerobot"),
     "d4rl": ("diskreplay.interop.d4rl", "tests/interop/test_d4rl.py"),
     "rlds": ("diskreplay.interop.rlds", "tests/interop/test_rlds.py"),
+    "wandb": ("diskreplay.interop.monitor", "tests/interop/test_monitor.py"),
+    "jax": ("diskreplay.interop.jax", "tests/interop/test_jax.py"),
     "all": ("diskreplay.interop.sb3", "tests/interop", "tests/cli/test_plot.py"),
 }
 # Versions of an extra's library, the newest last, and the tests that run with each.
@@ -113,7 +115,8 @@ BESIDE = {"gym": ("torch",), "plot": ("torch", "video"), "video": ("plot",)}
 WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging", "scipy")
-EXAMPLES = {"ray": ("gymnasium",)}  # what the examples of an extra that its tests run need beside it
+# What the examples and tests of an extra need that the extra does not bring.
+EXAMPLES = {"ray": ("gymnasium",), "wandb": ("prometheus-client", "tensorboard", "tensorboardx")}
 # A collector's day, without any extra.
 COLLECT = """
 import sys
@@ -191,10 +194,10 @@ class Environment:
                     link.symlink_to(str(distribution.locate_file(link.name)))
 
     def install(self, extra: str) -> None:
-        """Install the wheel, with an extra or with none."""
+        """Install the wheel, with an extra or with none, and what its tests need beside it."""
         what = str(self._wheel) + (f"[{extra}]" if extra != CORE else "")
         pins = () if extra in WITHOUT_PINS else ("-c", CONSTRAINTS)
-        self._pip("install", "--quiet", *pins, what)
+        self._pip("install", "--quiet", *pins, what, *EXAMPLES.get(extra, ()))
 
     def uninstall(self) -> list[Path]:
         """Uninstall the package; return what is left of it."""

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- tools/extras --table -->\n", "<!-- end -->\n"
 # Extras that did not run on a Python, and why.
 _NO_TORCH = "no CPU build of torch was there"
 NOT_RUN = {
-    **{(extra, "3.13"): _NO_TORCH for extra in ("sb3", "torchrl", "tianshou", "ray", "rllib")},
+    **{(extra, "3.13"): _NO_TORCH for extra in ("sb3", "torchrl", "tianshou", "ray", "rllib", "jax")},
     ("all", "3.14"): "wheels of every dependency are there, and no interpreter was",
 }
 NOT_FOR_USERS = ("all", "bench", "docs", "fuzz", "test")

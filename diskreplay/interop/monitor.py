@@ -229,7 +229,7 @@ def to_wandb(
 
 
 def _wandb_histogram(values: NDArray[Any]) -> Any:
-    with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "monitor"):
+    with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "wandb"):
         import wandb  # loaded already by the caller who made the run
     return wandb.Histogram(values)
 

@@ -36,6 +36,7 @@ READERS = {"attrgetter", "delattr", "getattr", "hasattr", "methodcaller", "setat
 MODULES = {
     "gymnasium": {"gymnasium", "gymnasium.error", "gymnasium.vector"},
     "h5py": {"h5py"},
+    "jax": {"jax"},
     "minari": {"minari", "minari.data_collector", "minari.dataset.minari_storage", "minari.serialization"},
     "pyarrow": {"pyarrow", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"},
     "ray": {
@@ -50,6 +51,7 @@ MODULES = {
     "tianshou": {"tianshou.data"},
     "torch": {"torch", "torch.utils.data"},
     "torchrl": {"torchrl.data"},
+    "wandb": {"wandb"},
     "zarr": {"zarr", "zarr.codecs", "zarr.storage"},
 }
 # adapter -> what must be installed for it

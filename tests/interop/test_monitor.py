@@ -425,7 +425,7 @@ with dr.Sampler(path, dr.Transitions(), batch_size=2) as sampler:
 """
     assert run_without(["wandb"], STORE + code, tmp_path / "store") == (
         "a histogram of Weights & Biases needs a library that cannot be imported (No module named 'wandb'): "
-        'pip install "diskreplay[monitor]"'
+        'pip install "diskreplay[wandb]"'
     )
 
 
