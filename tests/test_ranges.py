@@ -1,6 +1,7 @@
 """Tests ran at both ends of the allowed ranges, and the page on installing has the versions."""
 
 import json
+import re
 import sys
 import zipfile
 from importlib import metadata
@@ -38,6 +39,17 @@ def test_an_extra_ran_at_both_ends_or_it_is_listed_why_not(extra: str) -> None:
 def test_the_page_has_the_table_of_the_runs() -> None:
     page = (ROOT / "docs/install.md").read_text()
     assert f"{ranges.BEGIN}\n{ranges.table(PROJECT, RUNS, NOT_RUN)}\n{ranges.END}" in page
+
+
+def test_the_page_has_the_size_of_each_extra():
+    page = (ROOT / "docs/install.md").read_text()
+    table = page.partition("## Extras and their sizes")[2].partition("\n## ")[0]
+    rows = re.findall(r"(?m)^\| (`[^|]*) \|[^|]*\| ([^|]*) \|$", table)
+    sizes = {
+        name: size for names, found in rows for name, size in zip(names.split(", "), found.split(", "), strict=True)
+    }
+    assert sizes.keys() == {f"`{extra}`" for extra in ["all", *PROJECT.extras] if extra != "core"}
+    assert [size for size in sizes.values() if not re.fullmatch(r"[\d.]+ [MG]B", size)] == []
 
 
 def test_every_night_the_ends_of_all_ranges_run() -> None:

@@ -331,6 +331,7 @@ class DiskEpisodeReplayBuffer(InStore):
 
     A store that is at the path already is continued: the buffer begins with its newest episodes. A step in the store
     has its observation, action and reward, and what the module gave beside, such as ``action_logp``, under its name.
+    Up to 256 episodes may be open at the same time; one that lasts much longer than the others is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 
