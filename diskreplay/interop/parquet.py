@@ -31,6 +31,7 @@ from diskreplay.interop.exchange.foreign import foreign, reading
 from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.exchange.threads import read_ahead, write_behind
+from diskreplay.interop.step_values import as_flags
 
 with MissingExtra.raised_for("a data set of Parquet", "parquet"):
     import pyarrow as pa
@@ -262,20 +263,38 @@ def _episodes(path: Path, steps: "Table", ends: "Table", schema: Schema, skipped
         for path, leaf in schema.leaves.items()
         if is_obs(path) or path not in schema.step_leaves
     }
-    stops = np.cumsum(ends.column(_LENGTH).to_numpy())
-    terminated, truncated, notes = (ends.column(key).to_pylist() for key in (_TERMINATED, _TRUNCATED, _NOTES))
+    stops = np.cumsum(_lengths(path, steps, ends))
+    terminated, truncated = (
+        as_flags(from_arrow(ends.column(key), key), key, FormatError) for key in (_TERMINATED, _TRUNCATED)
+    )
+    notes = ends.column(_NOTES).to_pylist()
     for at in range(skipped, len(stops)):
         part = slice(int(stops[at - 1]) if at else 0, int(stops[at]))
         found = {path: values[places[at]] for path, (values, places) in beside.items() if places[at] >= 0}
         given = None if priority is None or np.isnan(priority[part]).all() else priority[part]
         yield EpisodeData(
             {path: _with_final(values[part], found.get(path)) for path, values in rows.items()},
-            terminated[at],
-            truncated[at],
+            bool(terminated[at]),
+            bool(truncated[at]),
             {path: value for path, value in found.items() if not is_obs(path)},
             given,
             None if notes[at] is None else parse_json(notes[at]),
         )
+
+
+def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
+    """Return how many steps each episode has; FormatError where the rows of steps are not theirs."""
+    lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
+    if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:
+        raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes the lengths {lengths[:8].tolist()}")
+    if {_EPISODE, _STEP} <= {*steps.column_names} and _EPISODE in ends.column_names:
+        numbers, at = (from_arrow(steps.column(name), name) for name in (_EPISODE, _STEP))
+        wrong = numbers != np.repeat(from_arrow(ends.column(_EPISODE), _EPISODE), lengths)
+        wrong |= at != np.concatenate([np.arange(length) for length in lengths])
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            raise FormatError(f"row {first} of {path} is step {at[first]} of episode {numbers[first]}: rows have moved")
+    return lengths
 
 
 def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:

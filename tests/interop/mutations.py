@@ -75,9 +75,7 @@ def change_bytes(path: Path, rng: Random) -> str:
 def changed(data: bytes, rng: Random) -> tuple[str, bytes]:
     """Return a description and the changed bytes."""
     size = len(data)
-    how = rng.choice(
-        ("flip", "flip", "number", "number", "fill", "noise", "cut", "delete", "insert", "repeat", "empty")
-    )
+    how = rng.choice(_BYTES)
     near = rng.choice((16, 64, 256, size))  # headers are at either end
     at = rng.randrange(max(1, min(near, size)))
     at = at if rng.random() < 0.7 else max(0, size - 1 - at)
@@ -111,18 +109,15 @@ def change_files(path: Path, rng: Random, files: list[Path], outside: Path) -> s
     """Remove, swap, copy or rename a file, or put something else into its place."""
     alike = [other for other in files if other.suffix == path.suffix and other != path] or files
     other = rng.choice(alike)
-    how = rng.choice(
-        ("remove", "swap", "copy", "add", "rename", "link", "inner link", "pipe", "zeros", "folder", "huge")
-    )
+    how = rng.choice(_FILES)
     if how in ("swap", "copy"):
         mine, theirs = path.read_bytes(), other.read_bytes()
         other.write_bytes(mine)
         if how == "swap":
             path.write_bytes(theirs)
     elif how in ("add", "rename"):
-        name = rng.choice(
-            (f"{path.stem}-1{path.suffix}", f"\x1b[2J\n{path.name}", f"{path.name}~", "episode-1.npz", "0")
-        )
+        names = f"{path.stem}-1{path.suffix}", f"\x1b[2J\n{path.name}", f"{path.name}~", "episode-1.npz", "0"
+        name = rng.choice(names)
         target = path.with_name(name)
         if not target.exists():
             shutil.copy(path, target)
@@ -225,9 +220,7 @@ def odd_array(rows: np.ndarray, rng: Random) -> tuple[str, np.ndarray]:
     """Return a description and a changed array: of another dtype, with other rows or axes, or with odd values."""
     how = rng.choice(("dtype", "dtype", "rows", "rows", "axes", "values", "order"))
     if how == "dtype":
-        dtype = rng.choice(
-            ("f2", "f8", ">f4", "i1", "u8", "?", "c8", "S3", "U2", "M8[s]", "m8[ns]", "i4,f4", "V5", "g")
-        )
+        dtype = rng.choice(_DTYPES)
         with suppress(TypeError, ValueError):
             return f"dtype {dtype}", rows.astype(dtype)
         return f"dtype {dtype}", np.zeros(rows.shape, dtype)

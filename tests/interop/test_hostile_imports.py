@@ -305,3 +305,75 @@ def test_an_episode_without_steps_is_named_and_can_be_skipped(tmp_path: Path) ->
         npz.import_dataset(root, tmp_path / "store")
     done = npz.import_dataset(root, tmp_path / "some", on_error="skip")
     assert (done.episodes, [what for what, _ in done.skipped]) == (1, ["episode 0"])
+
+
+def test_a_flag_that_a_table_lacks_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    from diskreplay.interop import parquet
+
+    parquet.export_dataset(make_store(tmp_path / "from", "vectors"), tmp_path / "set")
+    path = tmp_path / "set/episodes/00000000.parquet"
+    table = pq.read_table(path)
+    at = table.column_names.index("terminated")
+    pq.write_table(table.set_column(at, "terminated", pa.array([None] * table.num_rows, pa.bool_())), path)
+    with pytest.raises(dr.FormatError, match="the column terminated lacks 8 values$"):
+        parquet.import_dataset(tmp_path / "set", tmp_path / "store")
+
+
+@pytest.mark.parametrize("change", ["a row less", "rows moved", "a negative length"])
+def test_rows_of_a_table_that_are_not_those_of_its_episodes_are_refused(tmp_path: Path, change: str) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    from diskreplay.interop import parquet
+
+    parquet.export_dataset(make_store(tmp_path / "from", "vectors"), tmp_path / "set")
+    steps, ends = (tmp_path / f"set/{name}/00000000.parquet" for name in ("steps", "episodes"))
+    table, lengths = pq.read_table(steps), pq.read_table(ends)
+    if change == "a row less":
+        pq.write_table(table.slice(0, table.num_rows - 1), steps)
+    elif change == "rows moved":
+        pq.write_table(pa.concat_tables([table.slice(3), table.slice(0, 3)]), steps)
+    else:
+        numbers = lengths["length"].to_pylist()
+        numbers[:2] = [-1, numbers[0] + numbers[1] + 1]
+        at = lengths.column_names.index("length")
+        pq.write_table(lengths.set_column(at, "length", pa.array(numbers)), ends)
+    with pytest.raises(dr.FormatError, match=r"steps/00000000.parquet (has \d+ rows, and its|is step \d+ of episode)"):
+        parquet.import_dataset(tmp_path / "set", tmp_path / "store")
+
+
+def test_more_episodes_than_steps_are_refused_before_any_is_left_out(tmp_path: Path) -> None:
+    root = two_episodes(tmp_path)
+    document = root / "dataset.json"
+    document.write_text(document.read_text().replace('"episodes": 2', f'"episodes": {1 << 35}'))
+    with pytest.raises(dr.FormatError, match=f"^{root} claims 34359738368 episodes of 4 steps; it is damaged$"):
+        npz.import_dataset(root, tmp_path / "store", on_error="skip")
+
+
+def test_an_hdf5_array_of_more_chunks_than_its_file_can_hold_is_refused(tmp_path: Path) -> None:
+    """HDF5 takes hundreds of bytes and some microseconds for each, though most are not there."""
+    name = make_d4rl(tmp_path, chunks=True)
+    import h5py
+
+    from diskreplay.interop import d4rl
+
+    with h5py.File(tmp_path / name, "r+") as file:
+        file.create_dataset("rest", (200_000_000,), "?", chunks=(3,))
+    with pytest.raises(dr.FormatError, match="set.hdf5: rest claims 66666667 chunks, which cannot come from"):
+        d4rl.import_dataset(tmp_path / name, tmp_path / "store")
+
+
+def test_a_zarr_array_of_more_chunks_than_its_files_can_hold_is_refused(tmp_path: Path) -> None:
+    import zarr
+
+    from diskreplay.interop import zarr_episodes
+
+    make_zarr(tmp_path, 3)
+    zarr.open_group(tmp_path / "set", mode="a").create_array("data/more", shape=(50_000_000,), chunks=(1,), dtype="?")
+    with pytest.raises(dr.FormatError, match="set: data/more claims 50000000 chunks, which cannot come from"):
+        zarr_episodes.import_dataset(tmp_path / "set", tmp_path / "store")

@@ -9,7 +9,7 @@ import math
 import os
 import stat
 import zipfile
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, ReplayError
 from diskreplay.bounded_json import parse_json
 
-__all__ = ["NUMBERS", "check_claim", "check_files", "check_memory", "foreign", "read_document", "reading"]
+__all__ = [
+    "NUMBERS",
+    "check_chunks",
+    "check_claim",
+    "check_files",
+    "check_memory",
+    "foreign",
+    "read_document",
+    "reading",
+]
 
 NUMBERS = "biuf"
 """The kinds of NumPy's dtypes whose values are bytes of a fixed size."""
@@ -31,6 +40,7 @@ _DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _DOCUMENT_BYTES = 64 << 20
 # Deflate packs at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
+_MOST_ABSENT = 1 << 17  # chunks
 # Errors of the system that say nothing of the data: they pass as they are.
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
@@ -185,6 +195,17 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
     """
     if nbytes < 0 or nbytes > max(small, stored * _MOST_PACKED):
         raise FormatError(f"{what} claims {nbytes} bytes, which cannot come from {stored} stored bytes; it is damaged")
+
+
+def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
+    """Check that an array of so many chunks can come from ``stored`` bytes: a library takes memory and time for each.
+
+    An index has eight bytes or more for a chunk. Few chunks pass in any case: those of equal values may be left out.
+    Raises FormatError for more.
+    """
+    count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
+    if count > max(_MOST_ABSENT, stored // 8):
+        raise FormatError(f"{what} claims {count} chunks, which cannot come from {stored} stored bytes; it is damaged")
 
 
 def check_memory(nbytes: int, what: str) -> None:

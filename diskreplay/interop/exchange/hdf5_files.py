@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 
 from diskreplay import FormatError
-from diskreplay.interop.exchange.foreign import check_claim
+from diskreplay.interop.exchange.foreign import check_chunks, check_claim
 
 __all__ = ["check_hdf5"]
 
@@ -48,9 +48,12 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> None:
     filters = [plan.get_filter(at)[0] for at in range(plan.get_nfilters())]
     if len([each for each in filters if each not in _PLAIN_FILTERS]) > 1:
         raise FormatError(f"{what} is packed by several filters, {filters}, which is not read")
+    shape = item.get_space().get_simple_extent_dims()  # HDF5's own number of points may overflow
     if layout == h5py.h5d.CHUNKED:
-        check_claim(math.prod(plan.get_chunk()) * itemsize, stored, f"a chunk of {what}")
-    check_claim(item.get_space().get_simple_extent_npoints() * itemsize, stored, what)
+        chunks = plan.get_chunk()
+        check_claim(math.prod(chunks) * itemsize, stored, f"a chunk of {what}")
+        check_chunks(shape, chunks, stored, what)
+    check_claim(math.prod(shape) * itemsize, stored, what)
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:

@@ -227,6 +227,8 @@ def import_into(
         call that appends nothing does not warn of it.
     """
     with reading(source.place):
+        if source.episodes > source.steps:
+            raise FormatError(f"{source.name} claims {source.episodes} episodes of {source.steps} steps; it is damaged")
         layout = source.lay_out(choice)
     not_kept = [*source.not_kept, *layout.not_kept]
     schema = source.schema or layout.schema

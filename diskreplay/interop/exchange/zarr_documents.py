@@ -17,7 +17,7 @@ import numpy as np
 
 from diskreplay import FormatError
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.foreign import NUMBERS, check_claim, check_memory
+from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim, check_memory
 
 __all__ = ["Documents", "Layout"]
 
@@ -187,6 +187,7 @@ class Documents:
         what = f"{self._place}: a chunk of {name}"
         check_claim(chunk_nbytes, self._stored, what)
         check_memory(chunk_nbytes, what)
+        check_chunks(sizes, chunk, self._stored, f"{self._place}: {name}")
         packers = [each for each in names if each in _COMPRESSORS]
         most = chunk_nbytes * (8 if "delta" in names else 1) + _CHECKSUMS
         return Layout(math.prod(sizes) * dtype.itemsize, chunk_nbytes, packers[0] if packers else None, most)
