@@ -262,7 +262,9 @@ class _Replay:
         where = parts[0].file
         if any(piece.keys() != pieces[0].keys() for piece in pieces):
             raise FormatError(f"{parts[-1].file} has other keys than {where}")
-        rows = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
+        rows = pieces[0]
+        if len(pieces) > 1:
+            rows = {key: np.concatenate([piece[key] for piece in pieces]) for key in rows}
         if missing := [key for key in keys if key not in rows]:
             raise FormatError(f"{where} has no {missing[0]!r}; it has {', '.join(rows)}")
         count = len(rows[REWARD])

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, ReplayError
@@ -221,44 +220,37 @@ def check_memory(nbytes: int, what: str) -> None:
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-@contextmanager
-def opened_npz(path: Path) -> Iterator[NpzFile[Any]]:
-    """Have an archive open for a block, in which its arrays are read.
-
-    Each array has the bytes of its header's shape, and no array holds objects.
+def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Return arrays of an archive by their names: those that are wanted, or all. They cannot be written to.
 
     Raises
     ------
     FormatError
-        The archive is damaged, or there is none; the block may meet the damage.
+        The archive is damaged, or there is none. A wanted array does not have the bytes of its header's shape, or has
+        Python objects.
     """
-    # Opened here: NumPy leaves a file open that has the first bytes of a zip file and is none.
-    with reading(path), open(path, "rb") as raw:
-        with zipfile.ZipFile(raw) as archive:
-            _check(archive, path)
-        raw.seek(0)
-        with np.load(raw, allow_pickle=False) as file:
-            yield file
+    # Opened here: the module leaves a file open that has the first bytes of a zip file and is none.
+    with reading(path), open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
+        members = archive.infolist()
+        nbytes = sum(member.file_size for member in members)
+        check_claim(nbytes, path.stat().st_size, str(path))
+        check_memory(nbytes, str(path))
+        named = {member.filename.removesuffix(".npy"): member for member in members}
+        wanted = named if wanted is None else wanted
+        return {name: _read_member(archive, member, path) for name, member in named.items() if name in wanted}
 
 
-def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Return arrays of an archive by their names: those that are wanted, or all. Raises as `opened_npz`."""
-    with opened_npz(path) as file:
-        return {name: file[name] for name in file.files if wanted is None or name in wanted}
-
-
-def _check(archive: zipfile.ZipFile, path: Path) -> None:
-    nbytes = sum(member.file_size for member in archive.infolist())
-    check_claim(nbytes, path.stat().st_size, str(path))
-    check_memory(nbytes, str(path))
-    for member in archive.infolist():
-        what = f"{path}: {member.filename!r:.80}"
-        with archive.open(member) as opened:
-            read_header = _HEADERS.get(npy.read_magic(opened))
-            if read_header is None:
-                raise FormatError(f"{what} is no array of a version that is read")
-            shape, _, dtype = read_header(opened)
-            if dtype.hasobject:
-                raise FormatError(f"{what} is an array of Python objects, which could run code")
-            if math.prod(shape) * dtype.itemsize != member.file_size - opened.tell():
-                raise FormatError(f"{what} does not have the bytes of its shape {shape!s:.80}")
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NDArray[Any]:
+    what = f"{path}: {member.filename!r:.80}"
+    with archive.open(member) as opened:
+        read_header = _HEADERS.get(npy.read_magic(opened))
+        if read_header is None:
+            raise FormatError(f"{what} is no array of a version that is read")
+        shape, is_fortran, dtype = read_header(opened)
+        if dtype.hasobject:
+            raise FormatError(f"{what} is an array of Python objects, which could run code")
+        nbytes = member.file_size - opened.tell()
+        if math.prod(shape) * dtype.itemsize != nbytes:
+            raise FormatError(f"{what} does not have the bytes of its shape {shape!s:.80}")
+        # All at once: NumPy reads 256 KiB at a time, which zlib takes longer for. No more than the directory says.
+        return np.ndarray(shape, dtype, opened.read(nbytes), order="F" if is_fortran else "C")
