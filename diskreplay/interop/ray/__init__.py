@@ -1,4 +1,4 @@
-"""One replay over the stores of many machines, on Ray: shards that own them, and a sampler that draws from all."""
+"""One replay over the stores of many machines, on Ray: shards own the stores, and a sampler draws from all."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # When it is used: most of what is below needs no Ray, and is tested without.
+    # Imported on use: most modules below need no Ray, and are tested without it.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with dr.MissingExtra.raised_for("a store over many machines", "ray"):

@@ -1,4 +1,4 @@
-"""Batches drawn from all shards that answer: split by mass, asked for together, and completed without the silent."""
+"""Batches from all shards that answer: divided by mass, requested together, completed without silent shards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,29 +18,29 @@ Ints = NDArray[np.int64]
 
 
 def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
-    """Draw how many items of a batch each shard gives, (shards,): one multinomial draw by their masses.
+    """Divide a batch among shards, (shards,): one multinomial draw by their masses.
 
-    Masses are finite and at least 0, and not all 0.
+    Masses are finite, at least 0, and not all 0.
     """
     counts: Ints = rng.multinomial(size, masses / masses.sum())
     return counts
 
 
 def chances(within: Floats, mass: float, total: float) -> Floats:
-    """Return the probability with which items of one shard were drawn, (n,).
+    """Return the probability of items of one shard, (n,).
 
-    `within` is the probability of each in its shard, p over the shard's mass when it drew; `mass` over `total` is that
-    of the shard: what the trainer knew of the masses when it split the batch. So this is what really happened, however
-    old the masses were.
+    `within` is the probability of each item in its shard: p divided by the shard's mass at its draw. `mass` / `total`
+    is the probability of the shard, by the masses that the trainer divided the batch with. So the result is exact, even
+    with old masses.
     """
     found: Floats = within * (mass / total)
     return found
 
 
 def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
-    """Return (N · P(i)) ** -beta over the largest such weight of the batch (Schaul et al. 2016, section 3.4).
+    """Return (N · P(i)) ** -beta, divided by the largest weight of the batch (Schaul et al. 2016, section 3.4).
 
-    N cancels. `drawn` has the P(i), all above 0.
+    N cancels out. `drawn` are the P(i), all above 0.
     """
     if not len(drawn):
         return np.zeros(0, np.float32)
@@ -48,14 +48,14 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     return found
 
 
-# A mass that is older is asked for, where no batch does.
+# An older mass is requested, unless a batch reports it.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
-_ATTEMPTS = 100  # each failed one means that a shard was lost, or emptied, while a batch was drawn
+_ATTEMPTS = 100  # each failure means that a shard was lost or emptied during the draw
 
 
 class Given(NamedTuple):
-    """What one shard gave to a batch; `mass` is what the batch was split by."""
+    """One shard's part of a batch; `mass` is the mass that the batch was divided by."""
 
     shard: int
     mass: float
@@ -63,7 +63,7 @@ class Given(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A batch of all shards; `total` is the sum of the masses that it was split by."""
+    """A batch of all shards; `total` is the sum of the masses that it was divided by."""
 
     given: list[Given]
     total: float
@@ -71,9 +71,9 @@ class Drawn(NamedTuple):
 
 @dataclass(eq=False)
 class Round:
-    """Some batches, of which each shard is asked for its parts in one message.
+    """Some batches, requested from each shard in one message.
 
-    `counts` has how many items of each batch each shard gives, (batches, shards), drawn by `masses`.
+    `counts`, (batches, shards), are the numbers of items, drawn by `masses`.
     """
 
     masses: NDArray[np.float64]
@@ -84,11 +84,11 @@ class Round:
 
 
 class DrawRounds:
-    """Draws batches of a target from shards. Not thread-safe: a sampler, under its lock.
+    """Draws batches of a target from shards. Not thread-safe: a sampler uses it under its lock.
 
-    A shard that does not answer in `deadline_s` is left out, until it answers again; what a batch lacks of it, the
-    others give, by the same masses. So an item of theirs has the probability that it has among them, as if the batch
-    had been split without that shard. If no shard answers, a draw waits `patience_s` for one.
+    A shard that does not answer in `deadline_s` is left out until it answers again. The other shards complete its part
+    of a batch, by the same masses. So their items have the probabilities of a batch without that shard. If no shard
+    answers, a draw waits `patience_s` for one.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DrawRounds:
         self.seconds_waiting = 0.0
 
     def poll(self) -> None:
-        """Take answers that are there, join shards again, and ask for masses that are old."""
+        """Take arrived answers, join shards again, and request old masses."""
         now = monotonic()
         for link in self.links:
             link.poll(self.target, self._deadline_s)
@@ -121,7 +121,7 @@ class DrawRounds:
                 link.poll(self.target, self._deadline_s)
 
     def begin(self, sizes: Sequence[int]) -> Round:
-        """Split batches of these sizes, and ask the shards for their parts."""
+        """Divide batches of these sizes, and request their parts."""
         masses = self._masses()
         found = Round(masses, np.stack([split_batch(self.rng, size, masses) for size in sizes]))
         self._ask(found)
@@ -155,16 +155,16 @@ class DrawRounds:
                 found.asked[shard] = link.ask(found.counts[:, shard].tolist())
 
     def drop(self, found: Round) -> None:
-        """Take the answers to a round that nobody wants any more."""
+        """Take the answers to a round that is not needed any more."""
         self._collect(found)
 
     def _collect(self, found: Round) -> None:
-        """Wait for what a round was asked for; shards that are silent for too long are left out."""
+        """Wait for the answers of a round. Shards that are silent for too long are left out."""
         if not found.asked:
             return
         started = monotonic()
         refs = {asked.ref: shard for shard, asked in found.asked.items()}
-        # One that is silent is waited for once, whatever it was asked meanwhile.
+        # Wait only once for a silent shard, whatever else was requested from it.
         lost = [ref for ref, shard in refs.items() if self.links[shard].lost is not None]
         ready = self._calls.wait(lost, 0.0) if lost else []
         if len(lost) < len(refs):
@@ -198,7 +198,7 @@ class DrawRounds:
         raise dr.ReplayError(f"shards were lost faster than a batch could be drawn, {_ATTEMPTS} times")
 
     def _completed(self, found: Round, at: int) -> Drawn | None:
-        """Return a batch of a round; what some shards did not give, the others do. None: draw all of it again."""
+        """Return a batch of a round, completed for silent shards. None: draw the whole batch again."""
         given = self._given(found, at)
         gave = {one.shard for one in given}
         wanted = set(np.flatnonzero(found.counts[at]).tolist())
@@ -221,7 +221,7 @@ class DrawRounds:
         return Drawn(sorted(given, key=lambda one: one.shard), float(masses.sum()))
 
     def _given(self, found: Round, at: int) -> list[Given]:
-        """Return what the shards gave to a batch of a round, all that was wanted of each or nothing."""
+        """Return the shards' parts of a batch of a round. Incomplete parts are left out."""
         given = []
         for shard in np.flatnonzero(found.counts[at]).tolist():
             part = self._part(found, at, shard)
@@ -245,18 +245,18 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with what its ids mean, read here where the shard gave only the ids."""
+        """Return a part with its fields, read here if the shard gave only ids."""
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part
         try:
             form, leaves = local.gather(part.ids)
-        except (dr.InvalidIndex, dr.SegmentGone):  # evicted since it was drawn: others give what is missing
+        except (dr.InvalidIndex, dr.SegmentGone):  # evicted since the draw: other shards complete the batch
             return None
         return part._replace(form=form, leaves=leaves)
 
     def to_batch(self, drawn: Drawn, beta: float | None, told: Sequence[str], *, pinned: bool) -> dr.Batch:
-        """Return a batch of what shards gave, with weights for ``beta``, and these fields of `TOLD`."""
+        """Return a batch of the shards' parts, with weights for `beta` and the fields `told` of `TOLD`."""
         given, sizes = drawn.given, [len(one.part.ids) for one in drawn.given]
         probability = np.concatenate(
             [
@@ -275,7 +275,7 @@ class DrawRounds:
         return dr.Batch(fields, ("sharded", *self.target.view.kind))
 
     def _totals(self, given: Sequence[Given], size: int) -> dict[str, NDArray[Any]]:
-        """Return N and the sum of priorities over all shards that answer, as fields of a batch."""
+        """Return N and the sum of priorities over all answering shards, as fields of a batch."""
         parts = {one.shard: (one.part.mass, one.part.population) for one in given}
         known = [parts.get(link.shard, (link.mass, link.population)) for link in self.links]
         total = sum(mass for mass, _ in known) if self.target.distribution.weighted else np.nan

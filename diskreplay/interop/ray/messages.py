@@ -16,10 +16,10 @@ _DRAWN = ("index", "weight")
 
 
 class Form(NamedTuple):
-    """How fields are made of arrays: `numbered` are the fields, with the number of each leaf in its place.
+    """The structure of fields: `numbered` are the fields, with the number of its array in place of each leaf.
 
-    `later` names leaves that are another one a step later, {later: earlier}, as next_obs of windows is of obs. Both are
-    one array, with a step more, in the place of the earlier.
+    `later`, {later: earlier}, names leaves that equal another leaf one step later, such as next_obs of windows. Both
+    are one array with one more step, in the place of the earlier leaf.
     """
 
     numbered: dict[str, Any]
@@ -27,9 +27,9 @@ class Form(NamedTuple):
 
 
 def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tuple[Form, list[Array]]:
-    """Return the form and the arrays of a batch on the CPU, but for its index, its weights and some other fields.
+    """Return the form and the arrays of a batch on the CPU, except index, weights and the fields in `without`.
 
-    `windows`: its items are windows of steps, and next_obs is obs a step later.
+    `windows`: items are windows of steps, and next_obs is obs one step later.
     """
     fields = {name: batch[name] for name in batch if name not in _DRAWN and name not in without}
     tensors, numbers = leaves_of(fields), count()
@@ -44,7 +44,7 @@ def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tupl
 
 
 def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
-    """Return windows and those a step later as one array; without a copy where they are in the same memory."""
+    """Return windows and the same windows one step later as one array, without a copy if they share memory."""
     if earlier.data_ptr() + earlier.stride(1) * earlier.element_size() == later.data_ptr():
         size = (earlier.shape[0], earlier.shape[1] + 1, *earlier.shape[2:])
         return earlier.as_strided(size, earlier.stride()).numpy()
@@ -52,9 +52,9 @@ def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
 
 
 def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
-    """Return the fields of the batch of these parts, one behind the other: each array is copied once.
+    """Return the fields of a batch of these parts, one after the other. Each array is copied once.
 
-    `pinned`: into memory from which a copy to a CUDA device is fastest. torch keeps what is freed of it for the next.
+    `pinned`: copy into pinned memory, the fastest source for a CUDA device. torch caches freed pinned memory.
     """
     values: dict[int, Any] = {}
     arrays = (_joined([part[at] for part in parts], pinned) for at in range(len(parts[0])))
@@ -80,11 +80,11 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TOLD = ("probability", "population", "priority_sum")
-"""Fields of batches that say how they were drawn. Shards tell the trainer, who makes those of all shards of them."""
+"""Fields of batches about the draw. The trainer combines the values of all shards."""
 
 
 class Target(NamedTuple):
-    """What one name's sampler draws, and what a batch of it holds; for `fields` and `where` see `Sampler`.
+    """View, distribution and fields of one name's sampler; for `fields` and `where` see `Sampler`.
 
     View and distribution have no common public class.
     """
@@ -96,7 +96,7 @@ class Target(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A shard's answer to a trainer: its store, where it is, and which run and version its sampler is of."""
+    """A shard's answer to a join: its store and node, and the run and version of its sampler."""
 
     uuid: str
     schema: dr.Schema
@@ -108,7 +108,7 @@ class Joined(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Ids of one shard and their errors, (n,) or (n, length), of ids of one kind."""
+    """Ids of one kind in one shard, and their errors, (n,) or (n, length)."""
 
     ids: Ints
     errors: Floats
@@ -116,7 +116,7 @@ class Update(NamedTuple):
 
 
 def joined_updates(updates: Sequence[Update]) -> list[Update]:
-    """Return the same updates in as few as may be: of those of one kind and length, in their order, one is made."""
+    """Return the same updates with consecutive ones of one kind and length joined."""
     found: list[Update] = []
     alike = groupby(updates, key=lambda update: (update.kind, update.errors.shape[1:]))
     for (kind, _), group in alike:
@@ -126,9 +126,9 @@ def joined_updates(updates: Sequence[Update]) -> list[Update]:
 
 
 class Request(NamedTuple):
-    """What a trainer asks of a shard: to take these updates, then to draw parts of batches of these sizes.
+    """A trainer's request to a shard: take these updates, then draw parts of batches of these sizes.
 
-    `ids_only`: the trainer reads the store itself. `version` is the sampler's that it reckons with.
+    `ids_only`: the trainer reads the store itself. `version` is the expected version of the sampler.
     """
 
     name: str
@@ -139,10 +139,10 @@ class Request(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a shard gave. `within` has the probability of each id in the shard, None where all are alike.
+    """A shard's part of a batch. `within` is the probability of each id in the shard, None if all are equal.
 
-    `mass` and `population` are the shard's when it drew. `leaves` are the fields, apart from index and weight, and
-    `form` how they are put together; None where only ids were wanted.
+    `mass` and `population` are the shard's at the draw. `leaves` are the arrays of the fields without index and weight,
+    and `form` is their structure. Both are None for a request of ids only.
     """
 
     ids: Ints
@@ -159,7 +159,7 @@ class Part(NamedTuple):
         return sum(array.nbytes for array in arrays)
 
     def cut(self, start: int, stop: int) -> "Part":
-        """Return some of its items, without a copy."""
+        """Return the items from `start` to `stop`, without a copy."""
         return self._replace(
             ids=self.ids[start:stop],
             within=None if self.within is None else self.within[start:stop],
@@ -168,9 +168,9 @@ class Part(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A shard's answer to a request: the parts of all batches, one behind the other, and mass and population of then.
+    """A shard's answer to a request: the parts of all batches, one after the other, and its mass and population.
 
-    `part` is None where nothing was asked for, or there was nothing to draw from. `skipped` counts ids of updates.
+    `part` is None if no id was asked for or could be drawn. `skipped` counts ids of updates.
     """
 
     part: Part | None

@@ -20,10 +20,10 @@ _logger = logging.getLogger("diskreplay")
 
 
 class PrioritySaver:
-    """Saves the priorities that were updated every `every_s` seconds, in a thread that the first sampler starts.
+    """Saves updated priorities every `every_s` seconds, in a thread that the first sampler starts.
 
-    Samplers and stores are used meanwhile. A failure to save is logged, and surfaces in the next call of `follow`
-    or `close`; draws go on.
+    Samplers and stores are used meanwhile. A failure is logged, and raised by the next call of `follow` or `close`.
+    Draws continue.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -34,9 +34,9 @@ class PrioritySaver:
         self._failed: Exception | None = None
 
     def follow(self, store: dr.Store, saved: str, shared: SharedSampler) -> None:
-        """Load what was saved under a name if it is of the sampler's run, delete it if not, and save there from now on.
+        """Load the saved priorities of a name if they belong to the sampler's run, else delete them; then save there.
 
-        A note beside it says of which run it is.
+        A note in the store names the run.
         """
         self._raise()
         if saved in self._followed:
@@ -46,7 +46,7 @@ class PrioritySaver:
             try:
                 shared.load(saved)
             except dr.StoreNotFound:
-                pass  # it died before anything was saved
+                pass  # the shard died before the first save
         else:
             try:
                 store.delete_sampler_state(saved)
@@ -67,7 +67,7 @@ class PrioritySaver:
                 self._failed = error
 
     def save(self) -> None:
-        """Save now what was updated since it was saved last."""
+        """Save the priorities that were updated since the last save."""
         with self._saving:
             self._save()
 
@@ -84,7 +84,7 @@ class PrioritySaver:
             raise error
 
     def close(self) -> None:
-        """Save what is not saved yet, and end the thread."""
+        """Save updated priorities, and end the thread."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -96,15 +96,15 @@ _Found = TypeVar("_Found")
 
 
 class JoinNeeded(dr.ReplayError):
-    """A shard that was restarted, or whose sampler another trainer has changed: the trainer has to join it again."""
+    """The shard was restarted, or another trainer changed its sampler: the trainer must join it again."""
 
 
 class Shard:
-    """Draws from its store what trainers ask for; `ShardActor` is the same as an actor. One call at a time.
+    """Draws from its store for trainers, one call at a time. `ShardActor` is the same class as an actor.
 
-    It holds one `SharedSampler` for each name, and so one set of priorities for all trainers that use the name. Those
-    are saved in the store, as `samplers/ray-NAME`, at most about `save_s` seconds after they were updated: what an
-    actor that dies had learned since is lost, and nothing else.
+    It holds one `SharedSampler` per name, so all trainers that use the name share its priorities. They are saved in the
+    store, as `samplers/ray-NAME`, about `save_s` seconds after an update at the latest. An actor that dies loses only
+    the later updates.
     """
 
     def __init__(self, path: str, save_s: float = 10.0, node: str = "") -> None:
@@ -114,10 +114,10 @@ class Shard:
         self._saver = PrioritySaver(save_s)
 
     def join(self, name: str, target: Target, run: str, seed: int) -> Joined:
-        """Open the store, and make the sampler of this name, unless that was done before.
+        """Open the store and make the sampler of this name, if that was not done before.
 
-        A sampler of the same `run` goes on with the priorities that it saved; one of another run begins anew.
-        ValueError where there is one of this name with another target.
+        A sampler of the same `run` resumes with its saved priorities; another run starts afresh. ValueError if a
+        sampler of this name has another target.
         """
         store = self._opened()
         shared = self._shared.get(name)
@@ -158,25 +158,25 @@ class Shard:
         return self._of(name).gather(ids)
 
     def set_target(self, name: str, target: Target) -> int:
-        """Draw from now on with another view or distribution, for all trainers; return the sampler's new version."""
+        """Change the view or distribution for all trainers; return the sampler's new version."""
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
-        self._saver.save()  # what is saved has the kind of ids that a restarted shard will ask for
+        self._saver.save()  # a restarted shard loads priorities of the new kind of ids
         return version
 
     def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:
-        """Return what a function of the sampler of this name returns."""
+        """Return the result of a function of the sampler of this name."""
         return function(self._of(name).sampler)
 
     def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
-        """Return what a function of the store returns."""
+        """Return the result of a function of the store."""
         store = self._opened()
         store.refresh()
         return function(store)
 
     def close(self) -> None:
-        """Save what is not saved yet, and close the store."""
+        """Save updated priorities, and close the store."""
         self._saver.close()
         for shared in self._shared.values():
             shared.close()

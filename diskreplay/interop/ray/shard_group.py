@@ -1,11 +1,11 @@
-"""Some shards and how they are called, whatever carries the calls."""
+"""A group of shards, independent of the transport of calls."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import diskreplay as dr
 
-_START_S = 120.0  # a process that begins imports torch first
+_START_S = 120.0  # a new process first imports torch
 
 
 class Lost(Exception):
@@ -13,14 +13,14 @@ class Lost(Exception):
 
 
 class Calls(Protocol):
-    """Carries calls to shards: `actor.method.remote(...)` returns at once, and what it returns is told apart here."""
+    """The transport of calls to shards: `actor.method.remote(...)` returns a reference at once."""
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Return those of some calls that are answered; the rest was not, in so many seconds."""
+        """Return the references that are answered within `timeout_s`."""
         ...
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return what a call returned, or raise what it raised; Lost where there is no answer."""
+        """Return the result of a call, or raise its error; Lost without an answer."""
         ...
 
     def node(self) -> str:
@@ -43,15 +43,15 @@ class ShardGroup:
         raise NotImplementedError(f"{type(self).__name__} must define make_actor")
 
     def actor(self, shard: int) -> Any:
-        """Return the actor of a shard as it was made last."""
+        """Return the current actor of a shard."""
         if not self._actors:
             raise dr.Closed("this store is closed; make another")
         return self._actors[shard]
 
     def renew(self, shard: int) -> None:
-        """Get the actor of a shard again, which may have been lost for good."""
+        """Get the actor of a shard again; the old one may be dead."""
         found = self.make_actor(shard)
-        # Of the same actor the first handle stays: an actor of Ray ends with it, though there are others.
+        # Keep the first handle of the same actor: Ray ends an actor with it, whatever other handles exist.
         if found != self._actors[shard]:
             self._actors[shard] = found
 
@@ -62,22 +62,22 @@ class ShardGroup:
 
     @property
     def num_shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return len(self._places)
 
     @property
     def schema(self) -> dr.Schema:
-        """What a step holds; the first shard is asked once."""
+        """The schema of the stores. The first call asks a shard."""
         if self._schema is None:
             (self._schema,) = self._asked(lambda store: store.schema, [0])
         return self._schema
 
     def __len__(self) -> int:
-        """Return the number of steps in all shards, which are asked."""
+        """Return the number of steps in all shards; it asks each of them."""
         return sum(self._asked(len, range(self.num_shards)))
 
     def __bool__(self) -> bool:
-        """Return True, also where there is no step yet."""
+        """Return True, also without steps."""
         return True
 
     def info(self) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class ShardGroup:
         return self._asked(lambda store: store.info(), range(self.num_shards))
 
     def _asked(self, function: Any, shards: Sequence[int]) -> list[Any]:
-        """Return what a function of the stores of some shards returns; ReplayError where one does not answer."""
+        """Return the results of a function of the stores of some shards; ReplayError if one does not answer."""
         refs = [self.actor(shard).with_store.remote(function) for shard in shards]
         try:
             return [self.calls.answer(ref, _START_S) for ref in refs]

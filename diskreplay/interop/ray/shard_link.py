@@ -1,4 +1,4 @@
-"""One shard as a trainer sees it: whether it answers, its mass, requests to it, and its store on the same node."""
+"""A trainer's link to one shard: its state, its mass, requests to it, and its store on the same node."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from diskreplay.interop.ray.shared_sampler import SharedSampler
 
 
 class LocalShard:
-    """Reads a store without its actor. Priorities are the actor's, for all trainers: with them, ids come from there.
+    """Reads a store without its actor. The actor holds the priorities for all trainers, and draws ids by them.
 
-    `draws` tells whether ids are drawn here: uniformly, nobody has to be asked.
+    `draws` tells whether ids are drawn here: uniform draws need no actor.
     """
 
     def __init__(self, store: dr.Store, target: Target, seed: int) -> None:
@@ -26,7 +26,7 @@ class LocalShard:
 
     @classmethod
     def opened(cls, path: str, uuid: str, target: Target, seed: int) -> Self | None:
-        """Open the store at a path; None where there is not the one of this UUID."""
+        """Open the store at a path; None if it has another UUID."""
         try:
             store = dr.open(path)
         except (OSError, dr.ReplayError):
@@ -47,15 +47,15 @@ class LocalShard:
         return draws, SharedSampler(self._store, uniform, run="", seed=self._seed)
 
     def mass(self) -> tuple[float, int]:
-        """Return how many ids can be drawn, as mass and population."""
+        """Return the number of drawable ids, as mass and as population."""
         return self._reading.mass()
 
     def draw(self, size: int) -> Part:
-        """Draw a part; NotEnoughData where there is nothing to draw from."""
+        """Draw a part; NotEnoughData if no id can be drawn."""
         return self._reading.draw([size], ids_only=False)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of these ids; InvalidIndex or SegmentGone where one was evicted meanwhile."""
+        """Return the fields of these ids; InvalidIndex or SegmentGone if one was evicted meanwhile."""
         return self._reading.gather(ids)
 
     def close(self) -> None:
@@ -65,14 +65,14 @@ class LocalShard:
 
 
 _RETRY_S = 0.25  # between two attempts to join a shard again
-_CALL_S = 120.0  # for what a shard saves or loads
-_FETCH_S = 10.0  # for an answer that is there, and on its way from another node
+_CALL_S = 120.0  # for saving or loading in a shard
+_FETCH_S = 10.0  # for fetching an answer from another node
 
 _Found = TypeVar("_Found")
 
 
 class Asked(NamedTuple):
-    """A request that a shard was sent: when, and how many ids it was given the errors of."""
+    """A request to a shard: its time, and the number of errors that were sent with it."""
 
     ref: Any
     sent: float
@@ -80,10 +80,10 @@ class Asked(NamedTuple):
 
 
 class ShardLink:
-    """One shard, as one trainer sees it. Not thread-safe: a sampler, under its lock.
+    """One trainer's link to one shard. Not thread-safe: a sampler uses it under its lock.
 
-    `mass` and `population` are what the shard said last, 0 while it is missing; `local` reads its store directly,
-    where it is on the trainer's node. `lost` says why it is missing, None while it answers.
+    `mass` and `population` are the shard's last report, 0 while it is missing. `local` reads its store directly on the
+    trainer's node. `lost` is the reason why the shard is missing, None while it answers.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -106,23 +106,23 @@ class ShardLink:
     # --- joining -----------------------------------------------------------------------------------------------------
 
     def begin_join(self, target: Target) -> None:
-        """Ask the shard to let this trainer join; `end_join` has the answer."""
+        """Ask the shard to join; `end_join` gets the answer."""
         self._joining = self._actor.join.remote(self._name, target, self._run, self._seed)
         self.messages += 1
 
     def end_join(self, target: Target, timeout_s: float) -> None:
-        """Wait for the answer; Lost where there is none, and what the shard raised."""
+        """Wait for the answer; raise the shard's error, or Lost without an answer."""
         joining, self._joining = self._joining, None
         joined: Joined = self._calls.answer(joining, timeout_s)
         if self.joined is not None and self.joined.uuid != joined.uuid:
-            raise Lost(f"{self.place[0]} is another store than it was")
+            raise Lost(f"{self.place[0]} is no longer the same store")
         if self.joined is None and self._direct and joined.node == self._calls.node():
             self.local = LocalShard.opened(self.place[0], joined.uuid, target, self._seed)
         self.joined, self._run, self.lost = joined, joined.run, None
         self.hear(joined.mass, joined.population)
 
     def poll(self, target: Target, deadline_s: float) -> None:
-        """Take the answers that came meanwhile; of a shard that is missing, try to join it again. Waits for nothing."""
+        """Take the answers that arrived, and try to join a missing shard again. It never waits."""
         while self._pings and self._is_there(self._pings[0].ref):
             self.take(self._pings.popleft())
         now = monotonic()
@@ -141,7 +141,7 @@ class ShardLink:
             self.begin_join(target)
 
     def lose(self, reason: str) -> None:
-        """Leave the shard out of the draw until it was joined again."""
+        """Leave the shard out of draws until it is joined again."""
         if self.lost is None:
             self.lost, self.since = reason, monotonic()
             self.mass, self.population = 0.0, 0
@@ -154,7 +154,7 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Ask for parts of these sizes; updates that wait go along."""
+        """Ask for parts of these sizes, and send the waiting updates."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
@@ -166,27 +166,27 @@ class ShardLink:
         return Asked(self._actor.draw.remote(request), now, updated)
 
     def ask_mass(self) -> None:
-        """Ask for the mass only, unless that was done; `poll` takes the answer."""
+        """Ask for the mass only, unless a ping is open; `poll` takes the answer."""
         if self.local is not None and self.local.draws:
             self.hear(*self.local.mass())
         elif not self._pings:
             self.send_updates()
 
     def send_updates(self) -> None:
-        """Send the updates that wait; `poll` takes the answer."""
+        """Send the waiting updates; `poll` takes the answer."""
         self._pings.append(self.ask([]))
 
     def hear(self, mass: float, population: int) -> None:
-        """Take note of what the shard has now."""
+        """Take note of the shard's mass and population."""
         self.mass, self.population, self.heard = mass, population, monotonic()
 
     @property
     def pinged(self) -> bool:
-        """Whether an answer to a ping is to come."""
+        """Whether a ping is open."""
         return bool(self._pings)
 
     def take(self, asked: Asked) -> Reply | None:
-        """Return the answer that is there; None where the shard is lost."""
+        """Return the answer that arrived; None if the shard is lost."""
         try:
             reply: Reply = self._calls.answer(asked.ref, _FETCH_S)
         except Lost as error:
@@ -200,14 +200,14 @@ class ShardLink:
         return reply
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of these ids; ReplayError where the shard does not answer."""
+        """Return the fields of these ids; ReplayError if the shard does not answer."""
         if self.local is not None:
             return self.local.gather(ids)
         found: tuple[Form, list[NDArray[Any]]] = self._waited(self._actor.gather.remote(self._name, ids))
         return found
 
     def set_target(self, target: Target) -> None:
-        """Draw with another view or distribution. A shard that is missing is told of them when it joins."""
+        """Change the view or distribution. A missing shard gets them when it joins."""
         if self.local is not None:
             self.local.set_target(target)
         if self.lost is None and self.joined is not None:
@@ -215,12 +215,12 @@ class ShardLink:
             self.joined = self.joined._replace(version=version)
 
     def with_sampler(self, function: Callable[[dr.Sampler], _Found]) -> _Found:
-        """Return what a function of the shard's sampler returns; ReplayError where the shard does not answer."""
+        """Return the result of a function of the shard's sampler; ReplayError if the shard does not answer."""
         found: _Found = self._waited(self._actor.with_sampler.remote(self._name, function))
         return found
 
     def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
-        """Return what a function of the shard's store returns; ReplayError where the shard does not answer."""
+        """Return the result of a function of the shard's store; ReplayError if the shard does not answer."""
         found: _Found = self._waited(self._actor.with_store.remote(function))
         return found
 
@@ -239,7 +239,7 @@ class ShardLink:
             ) from None
 
     def stats(self) -> dict[str, Any]:
-        """Return path, address, mass and population, and of a missing shard the reason and the seconds since."""
+        """Return path, address, mass and population; for a missing shard also the reason and the seconds since."""
         path, address = self.place
         found = {
             "path": path,
@@ -262,11 +262,11 @@ class ShardLink:
         self._pending.append(update)
 
     def update_age(self) -> float:
-        """Return for how many seconds the oldest update has been waiting."""
+        """Return the age of the oldest waiting update in seconds."""
         return monotonic() - self._pending_since if self._pending else 0.0
 
     def close(self) -> None:
-        """Send the updates that wait, and close the store that was read directly."""
+        """Send the waiting updates, and close the store of `local`."""
         if self._pending and self.lost is None:
             try:
                 self._waited(self.ask([]).ref)

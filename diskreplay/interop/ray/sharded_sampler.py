@@ -23,63 +23,62 @@ from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 from diskreplay.interop.ray.shard_link import ShardLink
 from diskreplay.interop.ray.supported import check_together
 
-_START_S = 120.0  # in which a shard imports torch, opens its store and loads what it needs
-_PATIENCE_S = 60.0  # an actor that died is there again in a few seconds, a machine in a minute or never
+_START_S = 120.0  # for importing torch, opening the store and loading kernels
+_PATIENCE_S = 60.0  # an actor that died is back in a few seconds, a machine in a minute or never
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class ShardedSampler(IterableDataset[dr.Batch]):
     """Draws batches from the stores of many nodes, as `Sampler` does from one.
 
-    How many items each shard gives is one multinomial draw by their masses, the number of ids or the sum of priorities.
-    A shard says with which probability it drew each, so that weights are those of what really happened, even if masses
-    were a moment old. The index of a batch is (B, 2) int64, the number of the shard and the id.
+    One multinomial draw by the masses of the shards, their numbers of ids or sums of priorities, divides a batch among
+    them. Each shard reports the probability of each item at the draw, so weights are exact even with old masses. The
+    index of a batch is (B, 2) int64: the number of the shard and the id.
 
-    All trainers that use the same `name` share one set of priorities, which the shards keep: ranks of DDP, and several
+    All trainers with the same `name` share one set of priorities, which the shards keep: ranks of DDP, and several
     learners. Each draws from all ids, independently of the others.
 
-    What is on this process' own node is read directly, without the shard's actor: only ids drawn by priorities come
-    from there.
+    The store on this process' node is read directly, without the shard's actor. Only ids that are drawn by priorities
+    come from the actor.
 
-    A shard that does not answer within `deadline_s` leaves the draw, and training goes on with the others; it is back
-    as soon as it answers, with its store, and the priorities that it saved. `stats()["missing"]` names those that are
-    away.
+    A shard that does not answer within `deadline_s` leaves the draw, and training continues with the others. It is back
+    as soon as it answers, with its store and its saved priorities. `stats()["missing"]` names missing shards.
 
     Any thread may call any method; calls run one after the other.
 
     Parameters
     ----------
     store : ShardedStore
-        Where the steps are. The sampler does not close it.
+        The shards. The sampler does not close it.
     view : View
         `Transitions` or `Sequences`. Rollouts and episodes are refused.
     distribution : Uniform or Prioritized or None
-        None is `Uniform()`. Others need to know of all shards, and are refused with the reason.
+        None: `Uniform()`. Other distributions need data of all shards, and are refused with the reason.
     batch_size : int
-        Items of a batch.
+        Number of items in a batch.
     device : torch.device or str or None
-        Where batches are delivered; None is the CPU.
+        Device of batches; None: CPU.
     prefetch : int
-        Batches asked for in one message to each shard, while those of the message before are delivered: so a batch is
-        drawn `prefetch` to 2 · prefetch - 1 batches before it is delivered. 0: when it is asked for.
+        Number of batches in one message to each shard, sent while earlier batches are delivered. So a batch is drawn
+        `prefetch` to 2 · prefetch - 1 batches before its delivery. 0: when it is asked for.
     seed : int or None
         Makes the draws of a single trainer a function of the seed, the calls and the answers of the shards.
     fields, where
         As for `Sampler`. "age" counts the newer steps of the item's shard. `where` runs in the shards.
     name : str
-        Which priorities: letters, digits, dots, dashes and underscores.
+        Name of the priorities: letters, digits, dots, dashes and underscores.
     direct : bool
         Whether to read a store on this node directly.
     deadline_s : float
-        For how long a shard may be silent.
+        Seconds that a shard may take to answer.
     update_age_s : float
-        After which priorities are sent that no request took along.
+        Seconds after which updates are sent without a request for a batch.
 
     Raises
     ------
     ValueError
-        An argument is invalid or not for shards, the stores' schemas differ, or a sampler of this name has another
-        view, distribution or fields.
+        An argument is invalid or not supported with shards, the schemas of the stores differ, or a sampler of this name
+        has another view, distribution or fields.
     StoreNotFound
         A shard has no store at its path.
 
@@ -159,7 +158,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def view(self) -> Any:
-        """What an id means. Setting it counts for all trainers that use the name; the others have to set it, too."""
+        """The view. Setting it changes it for all trainers of this name; they must set it, too."""
         return self._target.view
 
     @view.setter
@@ -168,7 +167,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def distribution(self) -> Any:
-        """Which ids are drawn; set as `view` is. Priorities stay."""
+        """The distribution; it is set like `view`. Priorities stay."""
         return self._target.distribution
 
     @distribution.setter
@@ -195,7 +194,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Raises
         ------
         NotEnoughData
-            No shard that answers has a step that is sampleable.
+            No shard that answers has a sampleable step.
         ReplayError
             No shard has answered for a minute.
         """
@@ -215,7 +214,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return batch
 
     def _next(self) -> Drawn:
-        """Return the next batch, after those ahead were asked for."""
+        """Return the next batch; ask for the following ones first."""
         while len(self._queue) < self._most_rounds:
             try:
                 self._queue.append(self._rounds.begin([self._batch_size] * self._per_round))
@@ -227,7 +226,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         try:
             drawn = self._rounds.next(found)
         except BaseException:
-            self._queue.popleft()  # what is left of it is not given, as of a batch that failed
+            self._queue.popleft()  # its other batches are dropped, as after any failed batch
             raise
         if found.next == len(found.counts):
             self._queue.popleft()
@@ -289,8 +288,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Returns
         -------
         int
-            How many ids of earlier updates were skipped, as far as shards have said so since the last call: they were
-            evicted meanwhile, are unknown to the view, or their shard is missing.
+            Number of ids of earlier updates that shards reported as skipped since the last call: evicted meanwhile,
+            unknown to the view, or of a missing shard.
         """
         ids, errors = fetched(index, td_error)
         ids, errors = self._index(ids), _errors(errors)
@@ -315,21 +314,21 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return self._skipped - before
 
     def _flush(self) -> None:
-        """Send updates that no request takes along."""
+        """Send updates that waited long enough."""
         while not self._end.wait(self._update_age_s / 2):
             with self._lock:
                 self._send_updates(self._update_age_s / 2)
 
     @property
     def sampleable(self) -> int:
-        """How many ids can be drawn now from the shards that answer; each is asked."""
+        """The number of drawable ids in the shards that answer. Each is asked."""
         with self._lock:
             self._check_open()
             self._rounds.refresh()
             return sum(link.population for link in self._links)
 
     def ids(self) -> NDArray[np.int64]:
-        """Return the ids that `sampleable` counts, (n, 2): shard by shard, and in each oldest first."""
+        """Return the ids that `sampleable` counts, (n, 2): shard by shard, oldest first within a shard."""
         with self._lock:
             self._check_open()
             found = [np.zeros((0, 2), np.int64)]
@@ -340,7 +339,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return np.concatenate(found)
 
     def save(self, name: str) -> None:
-        """Save the state: that of each shard in its store, as `Sampler.save` does, and the trainer's in all of them."""
+        """Save the state of each shard in its store, as `Sampler.save` does, and the trainer's state in all stores."""
         with self._lock:
             self._check_open()
             self._send_updates()
@@ -350,7 +349,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 link.with_store(lambda store: store.write_note(f"ray-trainer-{name}", note))
 
     def load(self, name: str) -> None:
-        """Go on from a saved state; see `Sampler.load`. If a shard refuses its own, nothing is changed."""
+        """Resume from a saved state; see `Sampler.load`. If a shard refuses its state, nothing changes."""
         with self._lock:
             self._check_open()
             notes = [link.with_store(lambda store: store.read_note(f"ray-trainer-{name}")) for link in self._links]
@@ -361,7 +360,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trainer and of each shard, for `torch.save`; see `Sampler.state_dict`.
 
-        Batches asked for ahead are not in it: they are drawn again.
+        Batches that were drawn ahead are not in it: they are drawn again.
         """
         with self._lock:
             self._check_open()
@@ -369,14 +368,14 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return {**self._own_state(), "shards": self._states()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`.
+        """Resume from a state; see `Sampler.load_state_dict`.
 
         Raises
         ------
         ValueError
-            It is no state, or one of another number of shards; or a shard refuses its own. Nothing is changed.
+            `state` is not a state, or has another number of shards, or a shard refuses its part. Nothing changes.
         ReplayError
-            A shard does not answer. The others are as before.
+            A shard does not answer. The others do not change.
         """
         if not isinstance(state, Mapping) or not {"rng", "batches", "shards"} <= state.keys():
             raise ValueError(f"this is no state of a sharded sampler, but {type(state).__name__}")
@@ -387,7 +386,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             self._load([partial(_load_state, state=own) for own in state["shards"]], state)
 
     def _load(self, loads: Sequence[Callable[[dr.Sampler], None]], own: Mapping[str, Any]) -> None:
-        """Load the states of all shards and the trainer's own; if one is refused, or at an interrupt, none of them."""
+        """Load the states of all shards and the trainer. A refusal or an interrupt leaves all of them unchanged."""
         rng = np.random.PCG64()
         try:
             rng.state, batches = own["rng"], int(own["batches"])
@@ -402,7 +401,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 link.with_sampler(load)
             for round_ahead in self._queue:
                 self._rounds.drop(round_ahead)
-            self._rounds.refresh()  # the next batch is split by these masses
+            self._rounds.refresh()  # the next batch is divided by these masses
             self._rounds.rng, self._batches, self._queue = np.random.Generator(rng), batches, deque()
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before
@@ -413,7 +412,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             raise
 
     def _send_updates(self, waiting_s: float = 0.0) -> None:
-        """Send the updates that have waited longer than ``waiting_s``: a shard takes them before its next call."""
+        """Send the updates that waited longer than `waiting_s`: a shard takes them before its next call."""
         for link in self._links:
             if link.lost is None and link.update_age() > waiting_s:
                 link.send_updates()
@@ -431,13 +430,13 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return self.sample()
 
     def stats(self) -> dict[str, Any]:
-        """Return what the sampler has done so far, and which shards are missing.
+        """Return counts and rates of the sampler, and the missing shards.
 
-        `batches` delivered, and `batches_per_second` since the first was asked for; `seconds_waiting` for shards;
-        `bytes` and `messages` between shards and this trainer; `redrawn`, items that others gave for a silent shard;
-        `updates_sent`, `updates_lost` (to shards that did not answer) and `updates_skipped` in ids, and
-        `oldest_update_s`, the longest that one waited here; `population` and `priority_sum` over the shards that
-        answer. `missing` are the numbers of those that do not; `shards` has path, address, mass and population of each,
+        Delivered `batches`, and `batches_per_second` since the first request. `seconds_waiting` for shards. `bytes` and
+        `messages` between shards and this trainer. `redrawn`: items that other shards gave for a silent one.
+        `updates_sent`, `updates_lost` (shards that did not answer) and `updates_skipped` count ids; `oldest_update_s`
+        is the longest wait of an update. `population` and `priority_sum` are sums over the shards that answer.
+        `missing` has the numbers of the other shards. `shards` has path, address, mass and population of each shard,
         and for a missing one the reason and the seconds since.
         """
         with self._lock:
@@ -460,7 +459,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             }
 
     def close(self) -> None:
-        """Send the updates that wait, and release what was opened. The shards stay."""
+        """Send the waiting updates, and close local stores. The shards stay."""
         self._end.set()
         if self._flusher is not None:
             self._flusher.join()
@@ -488,7 +487,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
 
 def _join(links: Sequence[ShardLink], target: Target) -> None:
-    """Join all shards that answer; ReplayError where none does, ValueError where their schemas differ."""
+    """Join all shards that answer; ReplayError if none does, ValueError if their schemas differ."""
     for link in links:
         link.begin_join(target)
     until = monotonic() + _START_S

@@ -1,4 +1,4 @@
-"""Stores on many nodes as one: which shards there are, where, and how Ray runs and calls their actors."""
+"""Stores on many nodes as one: the places of shards, and their actors on Ray."""
 
 import os
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 
 
 class RayCalls:
-    """Carries calls by Ray; see `Calls`."""
+    """The transport of calls by Ray; see `Calls`."""
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Return those that are answered."""
+        """Return the references that are answered within `timeout_s`."""
         ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
         return list(ready)
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return what a call returned, or raise what it raised; Lost where there is no answer."""
+        """Return the result of a call, or raise its error; Lost without an answer."""
         try:
             return ray.get(ref, timeout=timeout_s)
         except RayTaskError as error:
@@ -39,7 +39,7 @@ class RayCalls:
 
 
 NAMESPACE = "diskreplay"
-_SLICE = 0.001  # of the resource that each node has once, for as many actors as may be wanted
+_SLICE = 0.001  # the part of a node's resource that an actor takes: small enough for any number of actors
 
 
 class ShardActor(Shard):
@@ -50,10 +50,10 @@ class ShardActor(Shard):
 
 
 def shard_actor(path: str, address: str, save_s: float) -> Any:
-    """Return the actor of a store on a node, which is made unless there is one.
+    """Return the actor of a store on a node; make it if it does not exist.
 
-    It is pinned to the address of the node, not to its id: a machine that comes back has another id. Ray restarts it
-    as often as it dies, as soon as there is a node of this address. It ends with the process that made it.
+    It is pinned to the address of the node, not to its id: a machine that comes back has another id. When it dies, Ray
+    restarts it as soon as a node has this address. It ends with the process that made it.
     """
     made = ray.remote(ShardActor).options(
         name=f"shard {address} {path}",
@@ -68,18 +68,18 @@ def shard_actor(path: str, address: str, save_s: float) -> Any:
 
 
 def start_ray() -> None:
-    """Connect to Ray, or start it here, unless that was done."""
+    """Connect to Ray, or start it here, if that was not done before."""
     if not ray.is_initialized():
         ray.init()
 
 
 def addresses(alive: bool = True) -> list[str]:
-    """Return the addresses of the nodes, in order: of the living ones, or of all that there ever were."""
+    """Return the addresses of the living nodes, or of all nodes ever, in order."""
     return sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] or not alive})
 
 
 def own_address() -> str:
-    """Return the address of the node that this process runs on."""
+    """Return the address of this process' node."""
     return str(ray.util.get_node_ip_address())
 
 
@@ -89,30 +89,30 @@ PathLike = str | os.PathLike[str]
 
 
 class ShardedStore(ShardGroup):
-    """The stores of many nodes, each a shard: collectors write to that of their node, trainers draw from all.
+    """The stores of many nodes, each a shard: collectors write to the store of their node, trainers draw from all.
 
-    Each shard is an actor of Ray on its node, which opens the store there; every process of the cluster that names the
-    same path and node gets the same actor. Collectors go on as always, with `dr.open(path, "a")` on their node, and
-    need neither Ray nor this class. Stores have one schema, and must exist.
+    A shard is an actor of Ray on its node, which opens the store there. All processes of the cluster that name the same
+    path and node share the actor. Collectors use `dr.open(path, "a")` on their node as always, and need neither Ray nor
+    this class. The stores must exist and have one schema.
 
-    `ray.init` is called if it was not. A ShardedStore pickles; what is unpickled has the same shards.
+    `ray.init` is called if it was not. A ShardedStore can be pickled; the copy has the same shards.
 
     Parameters
     ----------
     path : path or sequence of paths
-        Where the stores are. One path: the same on each node. Several: each a shard, on the node of the same place in
-        `nodes`, or all on this process' node.
+        One path: the path of a store on each node. Several: one shard each, on the node at the same place of `nodes`,
+        or all on this process' node.
     nodes : sequence of str or None
-        Addresses of nodes, as `ray.nodes()` has them in "NodeManagerAddress"; None: all that are alive for one path,
-        this process' own for several.
+        Addresses of nodes, "NodeManagerAddress" in `ray.nodes()`. None: all living nodes for one path, this process'
+        node for several.
     save_s : float
-        Seconds after which the priorities that were updated are saved in the store of their shard. A shard that dies
-        goes on with those that were saved last.
+        Seconds between an update of priorities and their saving in the store of the shard. A shard that dies resumes
+        with the last saved priorities.
 
     Raises
     ------
     ValueError
-        There is no such node, a node is named twice for the same path, or numbers of paths and nodes differ.
+        A node does not exist, a node is named twice for the same path, or numbers of paths and nodes differ.
     """
 
     def __init__(

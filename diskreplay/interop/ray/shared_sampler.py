@@ -1,4 +1,4 @@
-"""The sampler of one name in one shard, which all trainers share."""
+"""The sampler of one name in one shard. All trainers share it."""
 
 import re
 import secrets
@@ -16,13 +16,13 @@ _SKIPPED_DRAWS = 256
 
 
 class SharedSampler:
-    """Draws ids, and tells mass and population at the draw. Not thread-safe, but for `prioritized`.
+    """Draws ids, and reports mass and population at the draw. Only `prioritized` is thread-safe.
 
-    One `Sampler` gathers, and draws uniformly; `prioritized` draws ids by priorities and gathers nothing, since
-    trainers on the same node need the ids only. It is None until a target has priorities, and keeps them ever after.
+    One `Sampler` gathers, and draws uniformly. `prioritized` draws ids by priorities and gathers nothing, since
+    trainers on the same node need only ids. It is None until a target has priorities, and then keeps them.
 
-    `run` is the run of a trainer that it belongs to, `version` counts how often its view or distribution was set, and
-    `updates` how often priorities were.
+    `run` is the trainer's run, `version` counts changes of view and distribution, and `updates` counts updates of
+    priorities.
     """
 
     def __init__(self, store: dr.Store, target: Target, run: str, seed: int) -> None:
@@ -44,7 +44,7 @@ class SharedSampler:
 
     @property
     def sampler(self) -> dr.Sampler:
-        """What draws."""
+        """The sampler that draws."""
         return self.prioritized if self.prioritized is not None and self._weighted else self._gathering
 
     @property
@@ -52,7 +52,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Say what is other here than in the target of a trainer; None: nothing."""
+        """Return the difference to the target of a trainer in words; None without one."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
@@ -60,7 +60,7 @@ class SharedSampler:
         return None
 
     def set_target(self, target: Target) -> int:
-        """Draw from now on with another view or distribution; return the new version."""
+        """Change the view or distribution; return the new version."""
         self._gathering.view = target.view
         if self.prioritized is not None:
             self.prioritized.view = target.view
@@ -71,11 +71,11 @@ class SharedSampler:
         return self.version
 
     def load(self, saved: str) -> None:
-        """Go on with the priorities that were saved under a name; StoreNotFound where there are none."""
+        """Load the priorities that were saved under a name; StoreNotFound if there are none."""
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # The random numbers that it was saved with were used already, for batches that trainers have had.
+        # Trainers already had batches from the saved random state: use another one.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
@@ -92,12 +92,12 @@ class SharedSampler:
         return sampler.update_priorities(update.ids, update.errors, update.kind)
 
     def mass(self) -> tuple[float, int]:
-        """Return mass and population of what can be drawn now."""
+        """Return the mass and the number of the drawable ids."""
         count = self.sampler.sampleable
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
 
     def draw(self, sizes: Sequence[int], ids_only: bool) -> Part:
-        """Draw parts of these sizes together; NotEnoughData where there is nothing to draw from."""
+        """Draw parts of these sizes together; NotEnoughData if no id can be drawn."""
         for _ in range(_ATTEMPTS):
             batch = self.sampler.sample(sum(sizes))
             try:
@@ -113,8 +113,8 @@ class SharedSampler:
             return Part(ids, None, float(population), population, leaves, form)
         within, mass = batch["probability"].numpy(), float(batch["priority_sum"][0])
         if several:
-            # A stratified draw is in order: it is dealt out to the batches at random. By what was drawn, so that a
-            # state which is loaded goes on with the same batches.
+            # A stratified draw is in order, so its ids are shuffled before they are divided among batches. The ids seed
+            # the shuffle, so that a loaded state continues with the same batches.
             order = np.random.Generator(np.random.PCG64(int(np.bitwise_xor.reduce(ids)))).permutation(len(ids))
             ids, within = ids[order], within[order]
         part = Part(ids, within, mass, population)

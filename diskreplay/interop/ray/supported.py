@@ -1,4 +1,4 @@
-"""Which views and distributions a `ShardedSampler` has, and why it has no others."""
+"""The views and distributions that a `ShardedSampler` supports, and why it has no others."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _VIEWS = {
 }
 _DISTRIBUTIONS = {
     dr.Recency: "an age counts the newer steps of all shards, and a shard knows its own only",
-    dr.Sweep: "what was given is counted for one trainer, and after a shard's restart ids would come twice: "
+    dr.Sweep: "a sweep counts the ids of one trainer, and after a shard's restart ids would come twice: "
     "sweep each shard's store by a Sampler on its node",
     dr.Stratified: "groups have equal shares over all shards, and a shard knows its own only",
     dr.Mixture: "a shard has one mass, and a mixture draws by several: use one ShardedSampler for each, and dr.Mixture "
@@ -20,7 +20,7 @@ _DISTRIBUTIONS = {
 
 
 def _check_view(view: Any) -> None:
-    """Raise ValueError, with the reason, where shards cannot give batches of a view."""
+    """Raise ValueError, with the reason, if shards cannot make batches of a view."""
     for kind, reason in _VIEWS.items():
         if isinstance(view, kind):
             raise ValueError(f"{view} cannot be drawn from shards: {reason}")
@@ -29,7 +29,7 @@ def _check_view(view: Any) -> None:
 
 
 def check_together(view: Any, distribution: Any) -> None:
-    """Raise ValueError, with the reason, where shards cannot give batches of a view drawn by a distribution."""
+    """Raise ValueError, with the reason, if shards cannot combine a view and a distribution."""
     _check_view(view)
     _check_distribution(distribution)
     if view.random and distribution.weighted:
@@ -40,7 +40,7 @@ def check_together(view: Any, distribution: Any) -> None:
 
 
 def _check_distribution(distribution: Any) -> None:
-    """Raise ValueError, with the reason, where shards cannot be drawn from by a distribution."""
+    """Raise ValueError, with the reason, if a distribution cannot draw from shards."""
     for kind, reason in _DISTRIBUTIONS.items():
         if isinstance(distribution, kind):
             raise ValueError(f"{distribution} cannot draw from shards: {reason}")
@@ -55,6 +55,6 @@ def _check_distribution(distribution: Any) -> None:
 
 
 def check_schema(schema: dr.Schema) -> None:
-    """Raise ValueError where a field of the store hides one that shards tell how they drew by."""
+    """Raise ValueError if a field of the store has the name of a field in `TOLD`."""
     if taken := sorted(set(TOLD).intersection(schema.extra)):
-        raise ValueError(f"the store has a field {taken[0]!r}, by which shards tell how they drew: rename it")
+        raise ValueError(f"the store has a field {taken[0]!r}, which shards use for their draws: rename it")

@@ -271,7 +271,7 @@ def test_a_batch_holds_the_fields_that_are_named(shards: InProcess) -> None:
         (dr.Rollouts(4), None, "cannot be drawn from shards: each lane gives its steps once, in order, to one trainer"),
         (dr.Episodes(), None, "cannot be drawn from shards: a batch is as long as its longest episode"),
         (None, dr.Recency(10), "cannot draw from shards: an age counts the newer steps of all shards"),
-        (None, dr.Sweep(), "cannot draw from shards: what was given is counted for one trainer"),
+        (None, dr.Sweep(), "cannot draw from shards: a sweep counts the ids of one trainer"),
         (None, dr.Mixture([(dr.Uniform(), 1.0)]), "cannot draw from shards: a shard has one mass"),
         (None, dr.Prioritized(normalize="store"), "^normalize='store' needs the largest weight of all shards"),
         ("transitions", None, r"^view must be Transitions\(...\) or Sequences\(...\), not 'transitions'$"),
