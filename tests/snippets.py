@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 # Large, or with RLlib (tree): their snippets are left out where they are not installed.
-OPTIONAL = {"ray", "tianshou", "tensordict", "torchrl", "tree"}
+OPTIONAL = {"jax", "ray", "tensorboard", "tianshou", "tensordict", "torchrl", "tree", "wandb"}
 START = ROOT / "docs/start.md"
 FENCE = re.compile(r'^```(python|bash)(?: title="([^"\n]*)")?\n(.*?)^```$', re.S | re.M)
 EXPECTED = re.compile(r"^\s*print\(.*\)  # ([^;\n]+)", re.M)
@@ -55,6 +55,8 @@ class Snippet(NamedTuple):
             named.add("tensordict")
         if ".to_ray_dataset(" in self.code:
             named.add("ray")
+        if "torch.utils.tensorboard" in self.code:
+            named.add("tensorboard")
         if "ray.rllib" in self.code:
             named.add("tree")
         return {name for name in named & OPTIONAL if find_spec(name) is None}

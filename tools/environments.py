@@ -110,7 +110,7 @@ AT_ENDS = {
     ),
     "video": ("tests/cli/test_frames.py", "tests/test_pictures.py"),
 }
-BESIDE = {"gym": ("torch",), "plot": ("torch", "video"), "video": ("plot",)}
+BESIDE = {"gym": ("torch",), "wandb": ("torch",), "plot": ("torch", "video"), "video": ("plot",)}
 # Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
 WITHOUT_PINS = ("rllib", "tianshou")
 NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow

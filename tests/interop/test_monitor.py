@@ -416,6 +416,7 @@ print(text.getvalue().splitlines()[2].split()[-1])
 
 @pytest.mark.slow
 def test_a_histogram_of_weights_and_biases_says_which_extra_has_the_library(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     code = """
 from diskreplay.interop.monitor import to_wandb
 
@@ -542,11 +543,16 @@ def run_with(program: str, store: Path, folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_file_of_an_offline_run_of_weights_and_biases_has_it(store: dr.Store, tmp_path: Path) -> None:
     pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    with dr.Sampler(store, dr.Transitions(), dr.Prioritized(), batch_size=8) as sampler:
+        sampler.sample()
+        expected = recorded(sampler, staleness="version")
     seen = run_with(WITH_WANDB, store.path, tmp_path / "run")
     assert seen.keys() == {"4", "5"}
     scalars = recorded(store).scalars
     assert scalars.keys() <= seen["5"].keys()
+    assert expected.scalars.keys() <= seen["4"].keys()
     assert json.loads(seen["5"]["store/steps"]) == 60
-    for tag in ("sampler/age", "sampler/priority", "sampler/staleness/version"):
+    assert len(expected.histograms) == 3
+    for tag in expected.histograms:
         assert json.loads(seen["4"][f"{tag}/_type"]) == "histogram"
         assert sum(json.loads(seen["4"][f"{tag}/values"])) == 8
