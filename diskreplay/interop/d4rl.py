@@ -299,9 +299,10 @@ class Reader:
         self._bounds = np.concatenate([[0], np.flatnonzero(ends) + 1])
         self.episodes = len(self._bounds) - 1
 
-    def read(self, first: int, _: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes in order, from number ``first`` on."""
-        row_bytes = sum(self._arrays[array].row_bytes for array in self.names.values()) or 1
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        """Yield the wanted leaves of the episodes in order, from number ``first`` on."""
+        names = {path: array for path, array in self.names.items() if path in wanted}
+        row_bytes = sum(self._arrays[array].row_bytes for array in names.values()) or 1
         rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
         with _opened(self._path) as file:
             while first < self.episodes:
@@ -310,7 +311,7 @@ class Reader:
                 nbytes = int(self._bounds[stop] - begin) * row_bytes
                 check_memory(nbytes, f"{self._path}: a block of rows from {begin}")
                 try:
-                    episodes = self._read_block(file, self._bounds[first : stop + 1])
+                    episodes = self._read_block(file, names, self._bounds[first : stop + 1])
                 except OSError:
                     if stop == first + 1:
                         raise
@@ -319,10 +320,11 @@ class Reader:
                 yield from episodes
                 first = stop
 
-    def _read_block(self, file: h5py.File, bounds: Array) -> list[EpisodeData]:
+    def _read_block(self, file: h5py.File, names: Mapping[str, str], bounds: Array) -> list[EpisodeData]:
         begin, end = int(bounds[0]), int(bounds[-1])
-        block = {path: self._rows(file, array, begin, end) for path, array in self.names.items()}
-        block[REWARD] = block[REWARD].reshape(end - begin)
+        block = {path: self._rows(file, array, begin, end) for path, array in names.items()}
+        if REWARD in block:
+            block[REWARD] = block[REWARD].reshape(end - begin)
         following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
         # One row of a chunk takes as long as all of them.
         chunked = [array for array in following.values() if self._arrays[array].chunks]

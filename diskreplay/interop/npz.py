@@ -39,7 +39,7 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_npz
+from diskreplay.interop.exchange.foreign import NUMBERS, foreign, opened_npz, read_npz
 from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
@@ -113,7 +113,7 @@ def import_dataset(
         found.schema,
         found.episodes,
         found.steps,
-        lambda first, _: _read(folder, first, found.episodes),
+        lambda first, wanted: _read(folder, first, found.episodes, wanted),
         found.metadata,
     )
     return import_into(path, made, choice, progress)
@@ -151,15 +151,15 @@ def export_dataset(
     return export_from(store_or_path, path, lambda *_: made, options, progress=progress, dry_run=dry_run)
 
 
-def _read(folder: Path, first: int, count: int) -> Iterator[EpisodeData]:
+def _read(folder: Path, first: int, count: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+    names = {*wanted, _TERMINATED, _TRUNCATED, PRIORITY, _NOTES}
     for number in range(first, count):
-        yield _episode(read_npz(folder / _file(number)))
+        yield _episode(read_npz(folder / _file(number), names))
 
 
 def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:
     terminated, truncated = bool(values.pop(_TERMINATED)), bool(values.pop(_TRUNCATED))
     priority, notes = values.pop(PRIORITY, None), values.pop(_NOTES, None)
-    values.pop(HIDDEN, None)
     return EpisodeData(
         {path: rows for path, rows in values.items() if not is_part(path, FIELDS)},
         terminated,
@@ -198,6 +198,7 @@ _AFTER = "next_obs", "next_observation", "next_observations", "next_state", "nex
 _ENDS = "terminated", "terminals", "terminal", "dones", "done"
 _LIMITS = "truncated", "timeouts", "truncations"
 _STARTS = "episode_starts"
+_KNOWN = (*_AFTER, *_ENDS, *_LIMITS, _STARTS)
 
 
 def _has_foreign_files(folder: Path) -> bool:
@@ -219,7 +220,13 @@ class _Arrays:
         self._place, self._choice, self._ended = place, choice, ended
         self.names = dict[str, str]()
         self._after: str | None = None
-        self.not_kept = list[str]()
+        self.not_kept, self._left_out = list[str](), list[str]()
+
+    def _load(self, file: Path) -> Rows:
+        """Return the arrays of a file. Arrays that the caller skips are not read, but for flags."""
+        with opened_npz(file) as arrays:
+            self._left_out = [name for name in arrays.files if self._choice.skips(name)]
+            return {name: arrays[name] for name in arrays.files if name in _KNOWN or name not in self._left_out}
 
     def _action_in(self, arrays: Arrays) -> str:
         """Return the name of an array of actions, which has a row a step."""
@@ -236,17 +243,16 @@ class _Arrays:
         """Find what each array is, and return those with a value an episode."""
         fields: dict[str, NDArray[Any]] = {}
         steps = list[str]()
-        known = (*_AFTER, *_ENDS, *_LIMITS, _STARTS)
         for name, rows in arrays.items():
             if self._choice.skips(name):
                 continue
             if name in _AFTER:
                 self._after = name
-            elif rows.ndim and len(rows) in (count, count + (episodes == 1)) and name not in known:
+            elif rows.ndim and len(rows) in (count, count + (episodes == 1)) and name not in _KNOWN:
                 steps.append(name)
-            elif name not in known and rows.dtype.kind in NUMBERS and (len(rows) if rows.ndim else 1) == episodes:
+            elif name not in _KNOWN and rows.dtype.kind in NUMBERS and (len(rows) if rows.ndim else 1) == episodes:
                 fields[f"{FIELDS}/{name}"] = rows.reshape(episodes, *rows.shape[1:])
-            elif name not in known:
+            elif name not in _KNOWN:
                 self.not_kept.append(name)
         obs = [name for name in steps if _ROLES.get(name.split("/")[0]) == OBS]
         for name in steps:
@@ -269,10 +275,18 @@ class _Arrays:
         """Return the flags of steps that end an episode, and of those that a limit ended."""
         return self._flag(arrays, _ENDS, count), self._flag(arrays, _LIMITS, count)
 
-    def _episode(self, arrays: Arrays, flags: Flags, part: slice, count: int, fields: Mapping[str, Any]) -> EpisodeData:
-        """Return the steps of a part of the rows."""
+    def _episode(
+        self,
+        names: Mapping[str, str],
+        arrays: Arrays,
+        flags: Flags,
+        part: slice,
+        count: int,
+        fields: Mapping[str, Any],
+    ) -> EpisodeData:
+        """Return the steps of a part of the rows, by the paths of the names of arrays."""
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
-        for path, name in self.names.items():
+        for path, name in names.items():
             if name not in arrays:
                 raise FormatError(f"{self._place} has no {name}, which the first episode has")
             rows = arrays[name]
@@ -296,7 +310,6 @@ class _Arrays:
             rows[REWARD] = rows[REWARD].reshape(-1)
         leaves = leaves_of({**rows, **fields}, self._place, "; skip leaves arrays out")
         names = self.names | {path: path.removeprefix(f"{FIELDS}/") for path in fields}
-        left_out = [name for name in first if self._choice.skips(name)]
         return Source(
             NAME,
             self._place,
@@ -305,7 +318,7 @@ class _Arrays:
             sum(lengths),
             read,
             not_kept=self.not_kept,
-            left_out=left_out,
+            left_out=self._left_out,
             leaves=leaves,
             names=names,
         )
@@ -316,7 +329,7 @@ class _OneFile(_Arrays):
 
     def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, ended: Ended) -> None:
         super().__init__(file, choice, ended)
-        self._arrays = read_npz(file)
+        self._arrays = self._load(file)
         self._rows = len(self._arrays[self._action_in(self._arrays)])
         self._ends = self._flags(self._arrays, self._rows)
         self._bounds = self._find_bounds(starts, indices)
@@ -357,7 +370,7 @@ class _OneFile(_Arrays):
         def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
             for number, part in enumerate(self._bounds[first:], first):
                 fields = {path: rows[number] for path, rows in self._fields.items()}
-                yield self._episode(self._arrays, self._ends, part, self._rows, fields)
+                yield self._episode(self.names, self._arrays, self._ends, part, self._rows, fields)
 
         return self._source([part.stop - part.start for part in self._bounds], self._arrays, self._fields, read)
 
@@ -368,7 +381,7 @@ class _Files(_Arrays):
     def __init__(self, folder: Path, choice: Choice, ended: Ended) -> None:
         super().__init__(folder, choice, ended)
         self._files = sorted(folder.glob("*.npz"))
-        first = read_npz(self._files[0])
+        first = self._load(self._files[0])
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
         self._first = first
@@ -382,11 +395,12 @@ class _Files(_Arrays):
     def source(self) -> Source:
         """Return the data set."""
 
-        def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
+        def read(first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+            names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields if path in wanted}
+            kept = {path: name for path, name in self.names.items() if path in wanted}
             for file, count in zip(self._files[first:], self._lengths[first:], strict=True):
-                arrays = read_npz(file)
-                names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields}
+                arrays = read_npz(file, {*kept.values(), *names.values(), *_KNOWN})
                 fields = {path: arrays[name].reshape(self._fields[path].shape[1:]) for path, name in names.items()}
-                yield self._episode(arrays, self._flags(arrays, count), slice(0, count), count, fields)
+                yield self._episode(kept, arrays, self._flags(arrays, count), slice(0, count), count, fields)
 
         return self._source(self._lengths, self._first, self._fields, read)

@@ -12,11 +12,11 @@ cut), the observation after the last step by the paths of observations, and epis
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +107,7 @@ def open_source(source: str | PathLike[str]) -> Source:
         found.schema,
         found.episodes,
         found.steps,
-        lambda first, _: _read(folder, found.schema, first, found.episodes),
+        lambda first, wanted: _read(folder, _Wanted(found.schema, wanted), first, found.episodes),
         found.metadata,
     )
 
@@ -223,46 +223,64 @@ def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+class _Wanted(NamedTuple):
+    """The leaves that are read: those that the options keep."""
+
+    schema: Schema
+    paths: Collection[str]
+
+    @property
+    def steps(self) -> dict[str, Field]:
+        """Leaves of the table of steps."""
+        return {path: leaf for path, leaf in self.schema.step_leaves.items() if path in self.paths}
+
+    @property
+    def episodes(self) -> dict[str, Field]:
+        """Leaves of the table of episodes: observations after the last step, and episode fields."""
+        of_episodes = {path: leaf for path, leaf in self.schema.leaves.items() if path in self.paths}
+        return {path: leaf for path, leaf in of_episodes.items() if is_obs(path) or path not in self.steps}
+
+
 def _files(folder: Path) -> list[Path]:
     """Return the files of episodes, in order; those of steps have the same names."""
     return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
 
 
-def _read(folder: Path, schema: Schema, first: int, total: int) -> Iterator[EpisodeData]:
+def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
     """Yield episodes file by file; a thread reads the next one meanwhile."""
     files = _files(folder)  # the name of a file is the number of its first episode
     starts = [int(file.stem) for file in files]
     spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
     if not spans or spans[0][1] > first:
         raise FormatError(f"{folder} has no file of episode {first}")
-    tables = read_ahead(partial(_tables, folder, file.name) for file, _, _ in spans)
+    tables = read_ahead(partial(_tables, folder, file.name, wanted) for file, _, _ in spans)
     for (file, start, stop), (steps, ends) in zip(spans, tables, strict=True):
         if ends.num_rows > stop - start:
             raise FormatError(f"{file} has {ends.num_rows} episodes, and no more than {stop - start} by its name")
-        yield from _episodes(folder / _STEPS / file.name, steps, ends, schema, max(first - start, 0))
+        yield from _episodes(folder / _STEPS / file.name, steps, ends, wanted, max(first - start, 0))
         if ends.num_rows < stop - start:
             raise FormatError(f"{folder} has no file of episode {start + ends.num_rows}")
 
 
-def _tables(folder: Path, name: str) -> tuple["Table", "Table"]:
+def _tables(folder: Path, name: str, wanted: _Wanted) -> tuple["Table", "Table"]:
+    columns = {_STEPS: [_EPISODE, _STEP, *wanted.steps, PRIORITY]}
+    columns[_EPISODES] = [_EPISODE, *wanted.episodes, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES]
     tables = []
-    for file in (folder / _STEPS / name, folder / _EPISODES / name):
-        with reading(file):
-            tables.append(parquet.read_table(file))
+    for kind, names in columns.items():
+        file = folder / kind / name
+        with reading(file), parquet.ParquetFile(file) as opened:
+            there = opened.schema_arrow.names
+            tables.append(opened.read([column for column in names if column in there]))
     return tables[0], tables[1]
 
 
-def _episodes(path: Path, steps: "Table", ends: "Table", schema: Schema, skipped: int) -> Iterator[EpisodeData]:
-    lacking = [leaf for leaf in schema.step_leaves if leaf not in steps.column_names]
+def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skipped: int) -> Iterator[EpisodeData]:
+    lacking = [leaf for leaf in wanted.steps if leaf not in steps.column_names]
     if lacking:
         raise FormatError(f"{path} has no column {lacking[0]}")
-    rows = {path: _array(steps.column(path), path, leaf) for path, leaf in schema.step_leaves.items()}
+    rows = {path: _array(steps.column(path), path, leaf) for path, leaf in wanted.steps.items()}
     priority = from_arrow(steps.column(PRIORITY), PRIORITY) if PRIORITY in steps.column_names else None
-    beside = {
-        path: _with_places(ends.column(path), path, leaf)
-        for path, leaf in schema.leaves.items()
-        if is_obs(path) or path not in schema.step_leaves
-    }
+    beside = {path: _with_places(ends.column(path), path, leaf) for path, leaf in wanted.episodes.items()}
     stops = np.cumsum(_lengths(path, steps, ends))
     terminated, truncated = (
         as_flags(from_arrow(ends.column(key), key), key, FormatError) for key in (_TERMINATED, _TRUNCATED)

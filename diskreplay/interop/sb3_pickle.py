@@ -6,7 +6,7 @@ that asks for anything else is refused.
 
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -132,9 +132,10 @@ def import_dataset(
         buffer.schema,
         len(found),
         sum(map(len, found)),
-        lambda first, _: map(buffer.episode, found[first:]),
+        lambda first, wanted: (buffer.episode(piece, wanted) for piece in found[first:]),
         buffer.settings,
         cut=buffer.cut,
+        names=buffer.names,
     )
     return import_into(path, data_set, choice, progress)
 
@@ -273,18 +274,24 @@ class _Buffer:
             raise FormatError(f"{name} are {', '.join(found)}, and the space has {', '.join(fields)}")
         return {path: leaf.reshape(*shape, *fields[path].shape) for path, leaf in found.items()}
 
-    def episode(self, piece: Piece) -> EpisodeData:
-        """Return the steps of a piece of an environment."""
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of arrays by their leaves; those of a dict have slashes."""
+        obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
+        return {**obs, ACTION: "actions", REWARD: "rewards"}
+
+    def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
+        """Return the wanted leaves of a piece of an environment."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         newest = self._order[last : piece.stop]
-        obs = {path: leaf[rows, lane] for path, leaf in self._obs.items()}
+        obs = {path: leaf[rows, lane] for path, leaf in self._obs.items() if path in wanted}
         if self._next_obs is not None:
-            final = {path: leaf[newest, lane] for path, leaf in self._next_obs.items()}
+            final = {path: self._next_obs[path][newest, lane] for path in obs}
             obs = {path: with_final(leaf, final[path], f"{self._file}: next {path}") for path, leaf in obs.items()}
         elif last == self._newest:
             after = (newest + 1) % len(self._steps[REWARD])
             obs = {path: np.concatenate([leaf, self._obs[path][after, lane]]) for path, leaf in obs.items()}
-        steps = {path: leaf[rows, lane] for path, leaf in self._steps.items()}
+        steps = {path: leaf[rows, lane] for path, leaf in self._steps.items() if path in wanted}
         return EpisodeData(obs | steps, bool(self._terminated[last, lane]), bool(self._truncated[last, lane]))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Unpack, get_args
 
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
-from diskreplay.interop.exchange.episode_data import EXTRA, FIELDS, OBS, EpisodeData, Json
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign, read_document
@@ -33,6 +33,8 @@ with MissingExtra.raised_for("a data set of Minari", "minari"):
     from minari.serialization import deserialize_space, serialize_space
 
 __all__ = ["export_dataset", "import_dataset"]
+
+_NAMES = {OBS: "observations", ACTION: "actions", REWARD: "rewards"}
 
 
 def import_dataset(
@@ -94,7 +96,14 @@ def open_source(source: str | PathLike[str]) -> Source:
                 yield layout.episode(raw)
 
     export_path = folder.parent if folder.name == "data" else None
-    return Source(NAME, folder, layout.schema, episodes, steps, read, metadata, export_path=export_path)
+    names = {path: _name_of(path) for path in layout.schema.leaves}
+    return Source(NAME, folder, layout.schema, episodes, steps, read, metadata, export_path=export_path, names=names)
+
+
+def _name_of(path: str) -> str:
+    """Return what a data set of Minari calls a leaf: observations/image, infos/success, seed."""
+    part, _, below = path.partition("/")
+    return below if part in (EXTRA, FIELDS) else f"{_NAMES[part]}/{below}".rstrip("/")
 
 
 def _count(folder: Path, metadata: Mapping[str, Any], name: str) -> int:

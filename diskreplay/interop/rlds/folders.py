@@ -62,21 +62,21 @@ class _Record(NamedTuple):
 
 
 class _Raw(NamedTuple):
-    """A record of a file, or an error in place of some: of ``count`` records, None if their number is unknown."""
+    """A record of a file, or an error in place of ``episodes`` records; None if their number is unknown."""
 
     split: str
     file: Path
     number: int
     data: bytes | FormatError
-    count: int | None = 1
+    episodes: int | None = 1
 
     @property
     def what(self) -> str:
         """The episodes in words."""
-        if self.count is None:
+        if self.episodes is None:
             return f"the episodes of {self.file.name} from number {self.number} on"
-        last = self.number + self.count - 1
-        return f"episode {last}" if self.count == 1 else f"episodes {self.number} to {last}"
+        last = self.number + self.episodes - 1
+        return f"episode {last}" if self.episodes == 1 else f"episodes {self.number} to {last}"
 
 
 class _Split(NamedTuple):
