@@ -257,33 +257,40 @@ class Resolver:
         A folder for its files.
     overrides : iterable of str
         Requirements that replace the requirements of packages.
-    excludes : iterable of str
-        Names of packages that are not installed, though others need them.
     """
 
-    def __init__(self, scratch: Path, overrides: Iterable[str] = (), excludes: Iterable[str] = ()) -> None:
+    def __init__(self, scratch: Path, overrides: Iterable[str] = ()) -> None:
         import uv  # nothing else needs it
 
         self._uv = uv.find_uv_bin()
-        self._torch, self._no_torch = scratch / "torch.txt", scratch / "no-torch.txt"
+        self._scratch, self._torch = scratch, scratch / "torch.txt"
         # Other builds take gigabytes. This one lies where PIP_FIND_LINKS says, or UV_TORCH_BACKEND=cpu finds it.
         self._torch.write_text("\n".join([f"torch=={pins()['torch']}+cpu", *overrides]))
-        excluded = scratch / "excluded.txt"
-        excluded.write_text("\n".join(excludes))
-        self._no_torch.write_text("torch\n")
         places = os.environ.get("PIP_FIND_LINKS", "").split()
         self._options = ["--only-binary", ":all:", *(part for place in places for part in ("--find-links", place))]
-        self._options += ["--excludes", str(excluded)]
 
     def install(
-        self, python: Path, requirements: Iterable[str], end: str, *, torch: bool = True, built: Iterable[str] = ()
+        self,
+        python: Path,
+        requirements: Iterable[str],
+        end: str,
+        *,
+        torch: bool = True,
+        built: Iterable[str] = (),
+        without: Iterable[str] = (),
     ) -> None:
-        """Install requirements into the environment of a Python. Packages that have no wheels are ``built``."""
+        """Install requirements into the environment of a Python.
+
+        Packages that have no wheels are ``built``. Dependencies are left out if they are ``without``.
+        """
         resolution = "lowest-direct" if end == LOWEST else "highest"
-        of_torch = ("--overrides", self._torch) if torch else ("--excludes", self._no_torch)
         sources = (part for name in built for part in ("--no-binary", name))
         command = (self._uv, "pip", "install", "--quiet", *self._options, *sources, "--resolution", resolution)
-        run(*command, *of_torch, "--python", python, *requirements)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", dir=self._scratch) as excludes:
+            excludes.write("\n".join([*without, *(() if torch else ("torch",))]))
+            excludes.flush()
+            of_torch = ("--overrides", self._torch) if torch else ()
+            run(*command, *of_torch, "--excludes", excludes.name, "--python", python, *requirements)
 
     def has_torch(self, interpreter: str) -> bool:
         """Return whether the CPU build of torch is to be had for a Python."""

@@ -38,7 +38,7 @@ def make_environment(folder: Path, requirement: str) -> Path:
     overrides = f"torchvision==0.{minor + 15}.*", f"torchcodec=={TORCHCODEC}"  # the one for this version of torch
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     python = folder / "env/bin/python"
-    environments.Resolver(folder, overrides, UNUSED).install(python, [requirement], environments.NEWEST)
+    environments.Resolver(folder, overrides).install(python, [requirement], environments.NEWEST, without=UNUSED)
     return python
 
 

@@ -8,6 +8,7 @@ library reads in turn.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -48,6 +49,8 @@ class Library:
 
     Attributes
     ----------
+    module : str
+        The module of our import and export.
     program : str
         The program that writes and reads them.
     versions : tuple
@@ -60,16 +63,23 @@ class Library:
         Options by the name of a data set.
     lacks_texts : bool
         Whether an export has numbers in place of texts.
-    adds : collection
-        Paths of values that an export has in addition.
+    adds : tuple of str
+        How the names of values begin that an export has in addition.
     built : collection
         Packages of the environment that have no wheels.
+    without : collection
+        Dependencies that data sets do without.
     own : collection
         Stores that are exported for the library to read.
+    own_names : mapping
+        How the names of their leaves begin in the library, by how they begin in the store.
     shared : collection
         Data sets of `SHARED`, which others made. They are left out if that folder does not exist.
+    reads_exports : bool
+        Whether it reads the version of the format that an export writes.
     """
 
+    module: str
     program: str
     versions: tuple[tuple[str, ...], ...]
     python: str = "3.11"
@@ -77,14 +87,25 @@ class Library:
     imports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lacks_texts: bool = False
-    adds: Collection[str] = ()
+    adds: tuple[str, ...] = ()
     built: Collection[str] = ()
+    without: Collection[str] = ()
     own: Collection[str] = ()
+    own_names: Mapping[str, str] = field(default_factory=dict)
     shared: Collection[str] = ()
+    reads_exports: bool = True
 
 
+_NOT_OF_DATA_SETS = (
+    *("cmake", "diffusers", "opencv-python-headless", "pynput", "pyserial", "rerun-sdk", "torchcodec", "wandb"),
+)
+_NEEDED_BY_MINARI = ("gymnasium>=1.1", "h5py", "pyarrow", "pillow")
+_FORMATS_OF_MINARI = [
+    f"{kind}-{form}" for kind in ("dict", "images", "vectors") for form in ("hdf5", "arrow", "parquet")
+]
 LIBRARIES = {
     "rlds": Library(
+        "rlds",
         "by_tfds.py",
         (
             ("tensorflow-datasets==4.9.3", "tensorflow-cpu==2.15.1", "tensorflow-metadata==1.15.0", "setuptools<81"),
@@ -96,6 +117,39 @@ LIBRARIES = {
         adds=("extra/step_discount",),
         shared=("rlds_octo_bridge/bridge_dataset/1.0.0",),
     ),
+    "minari 0.5.3": Library(
+        "minari",
+        "by_minari.py",
+        (("minari[hdf5,arrow]==0.5.3", *_NEEDED_BY_MINARI),),
+        reads_exports=False,  # 0.5.3 refuses data sets of 0.5.4, which is the lowest version that exports
+    ),
+    "minari": Library(
+        "minari",
+        "by_minari.py",
+        (("minari[hdf5,arrow]==0.5.4", *_NEEDED_BY_MINARI),),
+        own=("vectors", "doubles", "nested", "images"),
+        own_names={"extra/": "extra/infos/"},
+        adds=("episode/reset_infos",),
+        exports={kind: {"data_format": kind.partition("-")[2]} for kind in _FORMATS_OF_MINARI},
+    ),
+    "lerobot 2.1": Library(
+        "lerobot",
+        "by_lerobot.py",
+        (("lerobot==0.3.3", "numpy<2.3"),),
+        torch=True,
+        without=_NOT_OF_DATA_SETS,
+        imports={"lerobot_v21_g1": {"skip": ["observation.images.cam_high"]}},
+        shared=("lerobot_v21_g1",),
+        reads_exports=False,
+    ),
+    "lerobot": Library(
+        "lerobot",
+        "by_lerobot.py",
+        (("lerobot==0.4.0", "numpy<2.3"), ("lerobot==0.4.4", "numpy<2.3")),
+        torch=True,
+        without=_NOT_OF_DATA_SETS,
+        own=("vectors", "doubles", "nested", "images"),
+    ),
 }
 CASES = {f"{name}-{versions[0]}": (name, versions) for name, each in LIBRARIES.items() for versions in each.versions}
 
@@ -104,8 +158,8 @@ class Count(NamedTuple):
     """How many values were equal: of a data set in the store, and of an export in the library."""
 
     name: str
-    values_in: int
-    values_out: int
+    values_in: int | None
+    values_out: int | None
 
 
 def values_of(store: dr.Store, not_held: Collection[str] = (), *, texts: bool = True) -> Episodes:
@@ -117,6 +171,8 @@ def values_of(store: dr.Store, not_held: Collection[str] = (), *, texts: bool = 
         for path in values if texts else ():
             if path.partition("/")[2] in store.texts:
                 values[path] = np.array(store.texts[path.partition("/")[2]])[values[path]]
+        if "task" in store.texts and "extra/task_index" in values:  # LeRobot's
+            values["task"] = np.array(store.texts["task"])[values.pop("extra/task_index")]
         found.append({**values, "terminated": np.bool_(data.terminated), "truncated": np.bool_(data.truncated)})
     return found
 
@@ -145,7 +201,9 @@ def compare(name: str, requirements: tuple[str, ...], scratch: Path) -> Iterator
         raise LookupError(f"{name} needs Python {library.python}, which is not installed")
     run(interpreter, "-m", "venv", "--without-pip", scratch / "env")
     python = scratch / "env/bin/python"
-    Resolver(scratch).install(python, requirements, NEWEST, torch=library.torch, built=library.built)
+    Resolver(scratch).install(
+        python, requirements, NEWEST, torch=library.torch, built=library.built, without=library.without
+    )
     do = partial(run, python, HERE / library.program, cwd=scratch)
     (scratch / "sets").mkdir()
     do("write", scratch / "sets")
@@ -165,27 +223,30 @@ def data_sets(library: Library, made: Path) -> dict[str, Path]:
 
 def compare_set(name: str, kind: str, made: Path, folder: Path, do: Callable[..., None]) -> Count:
     """Import a data set that a library made, and export it; return how many values are equal."""
-    library, module = LIBRARIES[name], import_module(f"diskreplay.interop.{name}")
+    library, module = LIBRARIES[name], import_module(f"diskreplay.interop.{LIBRARIES[name].module}")
     folder.mkdir()
     do("read", made, folder / "made.npz")
     module.import_dataset(made, folder / "store", **library.imports.get(kind, {}))
     with dr.open(folder / "store") as store:
         assert store.verify(deep=True) == []
         values_in = count_equal(values_of(store), load(folder / "made.npz"))
+        if not library.reads_exports:
+            return Count(kind, values_in, None)
         return Count(kind, values_in, export(name, kind, store, folder / f"exported{made.suffix}", do))
 
 
 def export(name: str, kind: str, store: dr.Store, target: Path, do: Callable[..., None]) -> int:
     """Export a store, and return how many of its values the library reads, without the data that it cannot hold."""
-    library, module = LIBRARIES[name], import_module(f"diskreplay.interop.{name}")
+    library, module = LIBRARIES[name], import_module(f"diskreplay.interop.{LIBRARIES[name].module}")
     exported = module.export_dataset(store, target, **library.exports.get(kind, {}))
     do("read", target, target.with_name("exported.npz"))
     held = values_of(store, {each.name for each in exported.not_held}, texts=not library.lacks_texts)
+    for own, theirs in library.own_names.items() if kind in OWN else ():
+        held = [{re.sub(f"^{own}", theirs, path): value for path, value in each.items()} for each in held]
     read = load(target.with_name("exported.npz"))
     for one, other in zip(held, read, strict=True):
-        for path in library.adds:
-            if path not in one:
-                other.pop(path, None)
+        for path in [each for each in other if each not in one and each.startswith(library.adds)]:
+            del other[path]
     return count_equal(held, read)
 
 
@@ -194,7 +255,7 @@ def compare_own(name: str, kind: str, folder: Path, do: Callable[..., None]) -> 
     folder.mkdir()
     suffix = {"d4rl": ".hdf5", "robomimic": ".hdf5", "sb3_pickle": ".pkl"}.get(name, "")
     with dr.open(make_store(folder / "store", kind, schema=OWN[kind])) as store:
-        return Count(f"own {kind}", 0, export(name, kind, store, folder / f"exported{suffix}", do))
+        return Count(f"own {kind}", None, export(name, kind, store, folder / f"exported{suffix}", do))
 
 
 def main() -> None:
@@ -205,7 +266,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as scratch, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for count in compare(name, requirements, Path(scratch)):
-                print(f"{case} {count.name}: {count.values_in:,} values in, {count.values_out:,} out", flush=True)
+                found = {"in": count.values_in, "out": count.values_out}
+                said = ", ".join(f"{number:,} values {way}" for way, number in found.items() if number is not None)
+                print(f"{case} {count.name}: {said}", flush=True)
 
 
 if __name__ == "__main__":
