@@ -6,6 +6,7 @@ observations then. In files of Isaac Lab, ``states`` are those after each step, 
 """
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -227,8 +228,9 @@ class _Demos:
             self.names = self._find_names([name for name in names if not choice.skips(name)], first)
             rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
             for key, arrays in listed.items():
-                fields = self._fields(key, data[key]) | fields
-                attributes |= dict.fromkeys(data[key].attrs)
+                told = dict(data[key].attrs)
+                fields = self._fields(key, data[key], told) | fields
+                attributes |= dict.fromkeys(told)
                 self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
             every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
             self.left_out = [name for name in every if choice.skips(name)]
@@ -329,31 +331,35 @@ class _Demos:
         """Yield the wanted leaves of the demonstrations from number ``first`` on."""
         names = {path: name for path, name in self.names.items() if path in wanted}
         with h5py.File(self._file, "r") as opened:
+            data = opened[_DATA]
             for key in self.keys[first:]:
-                yield self._episode(key, opened[_DATA][key], names)
+                yield self._episode(key, data[key], names)
 
     def _episode(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> EpisodeData:
         steps = self._steps(key, demo, {path: name for path, name in names.items() if not is_part(path, FIELDS)})
         is_done = False
         if _DONES in demo and not self._choice.skips(_DONES):
-            flags = self._rows(demo, _DONES, self._counts[key])
+            flags = self._rows(self._array(demo, _DONES), self._counts[key])
             is_done = bool(as_flags(flags, f"{self._file}: {key}/{_DONES}", FormatError)[-1])
-        texts = {name: _json(value) for name, value in demo.attrs.items() if not self._choice.skips(name)}
+        told = dict(demo.attrs)
+        texts = {name: _json(value) for name, value in told.items() if not self._choice.skips(name)}
         texts = {name: text for name, text in texts.items() if isinstance(text, str)}
-        return EpisodeData(steps, is_done, not is_done, self._fields(key, demo), notes=texts or None)
+        return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, told), notes=texts or None)
 
     def _steps(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> Rows:
         """Return the rows of a demonstration, with an observation after the last step where the file has it."""
         count = self._counts[key]
-        check_memory(sum(demo[name].nbytes for name in names.values() if name in demo), f"{self._file}: {demo.name}")
-        found: Rows = {path: self._rows(demo, name, count) for path, name in names.items()}
+        arrays = {path: self._array(demo, name) for path, name in names.items()}
+        check_memory(sum(array.nbytes for array in arrays.values()), f"{self._file}: {demo.name}")
+        found: Rows = {path: self._rows(array, count) for path, array in arrays.items()}
         obs = [path for path in found if is_obs(path)]
         following = {path: names[path].replace(OBS, _NEXT, 1) for path in obs if is_part(names[path], OBS)}
         there = [name for name in following.values() if name in demo and not self._choice.skips(name)]
         if following and len(there) == len(following):
             for path, name in following.items():
-                rows = self._rows(demo, name, count)
-                if not np.array_equal(rows[:-1], found[path][1:], equal_nan=rows.dtype.kind == "f"):
+                rows = self._rows(self._array(demo, name), count)
+                pair = rows[:-1], found[path][1:]
+                if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
                     raise FormatError(
                         f"{self._file}: {demo.name}/{name} is not the observation of the next row, as a "
                         f"demonstration has it; skip='{_NEXT}' leaves it out"
@@ -369,20 +375,24 @@ class _Demos:
             found[REWARD] = found[REWARD].reshape(count)
         return found
 
-    def _rows(self, demo: h5py.Group, name: str, count: int) -> NDArray[Any]:
-        if not isinstance(demo.get(name), h5py.Dataset):
+    def _array(self, demo: h5py.Group, name: str) -> h5py.Dataset:
+        found = demo.get(name)
+        if not isinstance(found, h5py.Dataset):
             raise FormatError(f"{self._file}: {demo.name} has no {name}, which {self.keys[0]} has")
-        if demo[name].dtype.kind not in NUMBERS:
-            raise FormatError(f"{self._file}: {demo.name}/{name} has no numbers, but is of {demo[name].dtype}")
-        rows: NDArray[Any] = np.asarray(demo[name][()])
+        if found.dtype.kind not in NUMBERS:
+            raise FormatError(f"{self._file}: {demo.name}/{name} has no numbers, but is of {found.dtype}")
+        return found
+
+    def _rows(self, array: h5py.Dataset, count: int) -> NDArray[Any]:
+        rows: NDArray[Any] = np.asarray(array[()])
         if rows.shape[:1] != (count,):
-            raise FormatError(f"{self._file}: {demo.name}/{name} has the shape {rows.shape} and {count} actions")
+            raise FormatError(f"{self._file}: {array.name} has the shape {rows.shape} and {count} actions")
         return rows
 
-    def _fields(self, key: str, demo: h5py.Group) -> dict[str, Any]:
+    def _fields(self, key: str, demo: h5py.Group, told: Mapping[str, Any]) -> dict[str, Any]:
         """Return the episode fields of a demonstration: numbers of its attributes, masks, and the initial state."""
         found: dict[str, Any] = {f"{FIELDS}/{_MASK}_{name}": key in listed for name, listed in self._masks.items()}
-        for name, value in demo.attrs.items():
+        for name, value in told.items():
             if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:
                 found[f"{FIELDS}/{name}"] = np.asarray(value)
         if self._is_isaac and not self.has_states_alone:
@@ -395,16 +405,20 @@ class _Demos:
 
 def _datasets(group: h5py.Group) -> list[str]:
     """Return the names of the arrays in a group, with slashes, those of inner groups in it, and those linked to."""
-    found, waiting, seen = list[str](), [("", group)], set[Any]()
+    found, waiting, seen = list[str](), [("", group.id)], set[Any]()
     while waiting:
-        above, group = waiting.pop()
-        for key in group:
-            item = group.get(key)
-            if isinstance(item, h5py.Dataset):
-                found.append(f"{above}{key}")
-            elif isinstance(item, h5py.Group) and (address := h5py.h5o.get_info(item.id).addr) not in seen:
-                seen.add(address)
-                waiting.append((f"{above}{key}/", item))
+        above, inner = waiting.pop()
+        for key in inner:
+            try:
+                info = h5py.h5o.get_info(inner, key)
+            except KeyError:
+                continue  # a link that leads nowhere
+            name = f"{above}{os.fsdecode(key)}"
+            if info.type == h5py.h5o.TYPE_DATASET:
+                found.append(name)
+            elif info.type == h5py.h5o.TYPE_GROUP and info.addr not in seen:
+                seen.add(info.addr)
+                waiting.append((f"{name}/", h5py.h5o.open(inner, key)))
     return sorted(found)
 
 
