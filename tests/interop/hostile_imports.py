@@ -94,13 +94,13 @@ class Checker:
             self._compare(root, stores, whole, some, options, wrong)
             if number % _CLI_EVERY == 0:
                 self._check_command(root, stores / "command", wrong)
+            outcomes = {"raise": self._outcome(whole, stores / "raise"), "skip": self._outcome(some, stores / "skip")}
             shutil.rmtree(stores / "skip", ignore_errors=True)
             shutil.rmtree(stores / "command", ignore_errors=True)
             if number % _AGAIN_EVERY == 0 and isinstance(whole, Exception) and not options:
                 self._check_again(root, stores / "raise", wrong)
             elif before != (now := _listing(Path(folder))):
                 wrong.append(f"files changed: {before ^ now}")
-        outcomes = {"raise": _outcome(whole), "skip": _outcome(some)}
         return wrong, outcomes
 
     def _options(self, rng: Random) -> dict[str, Any]:
@@ -156,6 +156,18 @@ class Checker:
         elif not isinstance(some, Exception) and not some.skipped:
             wrong.append(f"nothing is named as skipped, where raise fails: {whole}")
 
+    def _outcome(self, result: Any, store: Path) -> str:
+        if isinstance(result, Exception):
+            return type(result).__name__
+        if result.skipped:
+            return "some episodes"
+        if not store.exists():
+            return "not tried"
+        found = content(store)
+        if found == self._whole:
+            return "the same values"
+        return "other values" if _ends(found) == _ends(self._whole) else "other episodes"
+
     def _unknown_values(self, store: Path, root: Path) -> list[str]:
         """Return the leaves with an episode whose rows are not, as they are, in the files."""
         known = plain_values(root / self._name)
@@ -190,18 +202,19 @@ class Checker:
             wrong.append("resumed with other values")
 
 
+def _ends(episodes: list[Any]) -> list[Any]:
+    """Return how long each episode is, and how it ended."""
+    return [
+        (how, terminated, truncated, len(values["reward"][2])) for how, terminated, truncated, values, _ in episodes
+    ]
+
+
 def _has(known: np.ndarray, rows: np.ndarray) -> bool:
     """Tell whether rows are one behind another in an array, as they are or by their values."""
     if not rows.any() or rows.tobytes() in known.tobytes():  # zeros may stand for missing values
         return True
     with np.errstate(all="ignore"):
         return known.dtype.kind in "biuf" and rows.tobytes() in known.astype(rows.dtype).tobytes()
-
-
-def _outcome(result: Any) -> str:
-    if isinstance(result, Exception):
-        return type(result).__name__
-    return "some" if result.skipped else "all"
 
 
 def _listing(folder: Path) -> set[tuple[str, int, int]]:

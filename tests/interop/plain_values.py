@@ -59,8 +59,12 @@ def _of_table(path: Path) -> Iterator[np.ndarray]:
     else:
         with pq.ParquetFile(path) as opened:
             for name in opened.schema_arrow.names:
-                with suppress(OSError, pa.ArrowInvalid):
+                try:
                     waiting += opened.read([name]).columns
+                except (OSError, pa.ArrowInvalid):
+                    for group in range(opened.metadata.num_row_groups):
+                        with suppress(OSError, pa.ArrowInvalid):
+                            waiting += opened.read_row_group(group, [name]).columns
     while waiting:
         column = waiting.pop()
         if isinstance(column, pa.ChunkedArray):

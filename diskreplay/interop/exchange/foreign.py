@@ -199,7 +199,7 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
     """Check that an array of so many chunks can come from ``stored`` bytes: a library takes memory and time for each.
 
-    An index has eight bytes or more for a chunk. Few chunks pass in any case: those of equal values may be left out.
+    An index has eight bytes or more for a chunk. Few chunks pass in any case, since a file may lack chunks of zeros.
     Raises FormatError for more.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))

@@ -49,11 +49,11 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> None:
     if len([each for each in filters if each not in _PLAIN_FILTERS]) > 1:
         raise FormatError(f"{what} is packed by several filters, {filters}, which is not read")
     shape = item.get_space().get_simple_extent_dims()  # HDF5's own number of points may overflow
+    check_claim(math.prod(shape) * itemsize, stored, what)
     if layout == h5py.h5d.CHUNKED:
         chunks = plan.get_chunk()
         check_claim(math.prod(chunks) * itemsize, stored, f"a chunk of {what}")
         check_chunks(shape, chunks, stored, what)
-    check_claim(math.prod(shape) * itemsize, stored, what)
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:

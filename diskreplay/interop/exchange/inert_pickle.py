@@ -4,6 +4,7 @@ import mmap
 import os
 import pickle
 import pickletools
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -179,8 +180,13 @@ def load(path: Path, classes: Collection[str]) -> Any:
         The file is damaged, is no pickle, or asks for anything else; the message names what.
     """
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            warnings.catch_warnings(),
+        ):
             _check(mapped)
+            warnings.simplefilter("ignore")  # of texts with damaged escapes
             return _Unpickler(file, classes, len(mapped)).load()
     except pickle.UnpicklingError as error:
         raise FormatError(f"{path} is refused: {error}") from None
