@@ -139,6 +139,14 @@ def test_each_class_of_an_adapter_is_on_a_page_of_the_api():
     assert {name for name in named if name not in page} == set()
 
 
+def test_each_kind_of_finding_is_on_the_page_of_repair():
+    kinds = set(re.findall(r'``"(\w+)"``', diskreplay.Problem.__doc__ or ""))
+    section = (REPOSITORY / "docs/repair.md").read_text().partition("| kind | finding |")[2].partition("\n\n")[0]
+    shown = set(re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in section.splitlines()[2:])))
+    assert len(shown) > 10
+    assert shown == kinds
+
+
 def test_the_architecture_is_read_in_ten_minutes_and_has_each_folder_of_the_package():
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
     section = text.partition("\n## Architecture\n")[2].partition("\n## ")[0]
