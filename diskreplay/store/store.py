@@ -304,7 +304,7 @@ class Store:
 
         It checks structure and file sizes, and compares metadata with the schema and flags with counters. With
         ``deep``, it also compares every sealed chunk with its checksum. Others may write meanwhile. See
-        docs/durability.md.
+        docs/repair.md.
         """
         from diskreplay.integrity.verify.verify import verify  # as above
 
