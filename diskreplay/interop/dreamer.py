@@ -298,7 +298,7 @@ def _steps(parts: Sequence[_Part]) -> int:
 
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
     """Return arrays of a file, those of the names that it has or all."""
-    found = read_npz(file, names)
+    found = read_npz(file, None if names is None else names.__contains__)
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file} has no rows of {scalars[0]!r}")
     return found

@@ -39,7 +39,7 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import NUMBERS, foreign, opened_npz, read_npz
+from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_npz
 from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
@@ -154,7 +154,7 @@ def export_dataset(
 def _read(folder: Path, first: int, count: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
     names = {*wanted, _TERMINATED, _TRUNCATED, PRIORITY, _NOTES}
     for number in range(first, count):
-        yield _episode(read_npz(folder / _file(number), names))
+        yield _episode(read_npz(folder / _file(number), names.__contains__))
 
 
 def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:
@@ -224,9 +224,15 @@ class _Arrays:
 
     def _load(self, file: Path) -> Rows:
         """Return the arrays of a file. Arrays that the caller skips are not read, but for flags."""
-        with opened_npz(file) as arrays:
-            self._left_out = [name for name in arrays.files if self._choice.skips(name)]
-            return {name: arrays[name] for name in arrays.files if name in _KNOWN or name not in self._left_out}
+        self._left_out = []
+
+        def is_read(name: str) -> bool:
+            if self._choice.skips(name):
+                self._left_out.append(name)
+                return name in _KNOWN
+            return True
+
+        return read_npz(file, is_read)
 
     def _action_in(self, arrays: Arrays) -> str:
         """Return the name of an array of actions, which has a row a step."""
@@ -389,7 +395,7 @@ class _Files(_Arrays):
 
     def _length(self, file: Path) -> int:
         """Return the steps of a file, of which only the actions are read."""
-        arrays = read_npz(file, [self._action]) or read_npz(file)
+        arrays = read_npz(file, self._action.__eq__) or read_npz(file)
         return len(arrays[self._action_in(arrays)])
 
     def source(self) -> Source:
@@ -399,7 +405,7 @@ class _Files(_Arrays):
             names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields if path in wanted}
             kept = {path: name for path, name in self.names.items() if path in wanted}
             for file, count in zip(self._files[first:], self._lengths[first:], strict=True):
-                arrays = read_npz(file, {*kept.values(), *names.values(), *_KNOWN})
+                arrays = read_npz(file, {*kept.values(), *names.values(), *_KNOWN}.__contains__)
                 fields = {path: arrays[name].reshape(self._fields[path].shape[1:]) for path, name in names.items()}
                 yield self._episode(kept, arrays, self._flags(arrays, count), slice(0, count), count, fields)
 

@@ -9,7 +9,7 @@ import math
 import os
 import stat
 import zipfile
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -220,8 +220,8 @@ def check_memory(nbytes: int, what: str) -> None:
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Return arrays of an archive by their names: those that are wanted, or all. They cannot be written to.
+def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
+    """Return the wanted arrays of an archive by their names, or all. They cannot be written to.
 
     Raises
     ------
@@ -236,8 +236,11 @@ def read_npz(path: Path, wanted: Container[str] | None = None) -> dict[str, NDAr
         check_claim(nbytes, path.stat().st_size, str(path))
         check_memory(nbytes, str(path))
         named = {member.filename.removesuffix(".npy"): member for member in members}
-        wanted = named if wanted is None else wanted
-        return {name: _read_member(archive, member, path) for name, member in named.items() if name in wanted}
+        return {
+            name: _read_member(archive, member, path)
+            for name, member in named.items()
+            if wanted is None or wanted(name)
+        }
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NDArray[Any]:

@@ -202,7 +202,7 @@ def test_arrays_of_an_archive_are_those_that_numpy_reads(tmp_path: Path, save: A
     assert found.keys() == arrays.keys()
     for name, values in arrays.items():
         np.testing.assert_array_equal(found[name], values, strict=True)
-    assert read_npz(tmp_path / "a.npz", ["text", "other"]).keys() == {"text"}
+    assert read_npz(tmp_path / "a.npz", ["text", "other"].__contains__).keys() == {"text"}
 
 
 def test_an_array_with_other_bytes_than_its_checksum_is_refused(tmp_path: Path) -> None:
