@@ -32,24 +32,21 @@ _NOT_RESET = "call reset() before step(): no episode is running, or an error lef
 class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Append every step of an environment to a store.
 
-    Each step is given to the store with the observation that it led to, so it can be sampled at once. ``reset`` in
-    the middle of an episode and ``close`` end the episode at its last observation, as a cut. After an error of the
-    environment, ``discard_episode`` throws the episode away, and ``reset`` keeps it. Observations are copied: an
-    environment may use its arrays again. Inside ``gymnasium.wrappers.Autoreset`` or around it: the step that only
-    resets is not recorded.
+    Each step is appended with its next observation, so it can be sampled at once. ``reset`` in the middle of an episode
+    and ``close`` cut the episode at its last observation. After an error of the environment, ``discard_episode`` drops
+    the episode, and ``reset`` keeps it. Observations are copied: an environment may use its arrays again. With
+    ``gymnasium.wrappers.Autoreset`` inside or around, the step that only resets is not recorded.
 
-    Concurrency: as the environment, one thread at a time. A copy, by pickle or ``copy.deepcopy``, appends through a
-    writer of its own.
+    Concurrency: as the environment, one thread at a time. A copy, by pickle or ``copy.deepcopy``, has its own writer.
 
     Parameters
     ----------
     env : gymnasium.Env
         The environment.
     store : Store
-        Where the steps go; opened with mode "a". It stays open when the environment is closed.
+        The store; opened with mode "a". It stays open when the environment is closed.
     info_fields : iterable of str
-        Names of the schema's extra fields whose values are in each step's info, and of its episode fields whose
-        values are in the info of an episode's last step.
+        Names to copy from info: extra fields at each step, episode fields at the last step of an episode.
     durability : str or float
         As in ``Store.writer``.
 
@@ -58,7 +55,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is none, such as a path, or ``env`` is recorded into it already.
+        If ``store`` is not a Store, but a path for example, or ``env`` is recorded into it already.
     """
 
     def __init__(
@@ -133,8 +130,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. Where that can be told beforehand, the
-            environment is not stepped; otherwise the next call has to be ``reset``, as after any error.
+            If a value does not fit the schema, or an extra field is missing. If that is known before, the environment
+            is not stepped. Otherwise the next call must be ``reset``, as after any error.
         gymnasium.error.ResetNeeded
             Before the first reset, and after the end of an episode or an error.
         """
@@ -166,7 +163,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             super().close()
 
     def _cut(self, writer: "Writer") -> None:
-        """End the open episode, if there is one, with its values; those of one that has not begun are kept."""
+        """End an open episode with its values. Values of an episode that has not begun are kept."""
         running = self._values.running.copy()
         for _, episode in self._values.of_episodes(running):
             writer.end_episode(episode=episode or None)
@@ -214,31 +211,29 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 class RecordVectorEpisodes(AnyVectorWrapper):
     """Append every step of a vector of environments to a store.
 
-    Every autoreset mode is recorded exactly: what the environments would have given one by one. NEXT_STEP, which is
-    also meant where the metadata name no mode: the call after an episode's end only resets that lane and is not
-    recorded for it. SAME_STEP: the final observation and the ended lanes' info fields are taken from info. DISABLED:
-    a lane that ended is left out until it is reset; ``reset(options={"reset_mask": mask})`` concerns those lanes only.
+    Every autoreset mode is recorded exactly, as if each environment were recorded alone. NEXT_STEP, also the mode
+    without metadata: the call after an episode's end only resets that lane and is not recorded for it. SAME_STEP: the
+    final observation and the ended lanes' info fields are taken from info. DISABLED: a lane that ended is left out
+    until it is reset; ``reset(options={"reset_mask": mask})`` resets only these lanes.
 
     A SAME_STEP environment that returns the same arrays at every step overwrites its final observation. Info then has
     the bytes of the next episode's first observation. Such an episode is recorded without a final observation, and
     the first one gives a warning.
 
-    ``reset`` in the middle of an episode and ``close`` end open episodes at their last observation, as a cut. After
-    an error of the environments, ``discard_episode`` throws them away, and ``reset`` keeps them. Observations are
-    copied: the environments may use their arrays again.
+    ``reset`` in the middle of an episode and ``close`` cut open episodes at their last observation. After an error of
+    the environments, ``discard_episode`` drops them, and ``reset`` keeps them. Observations are copied: the
+    environments may use their arrays again.
 
-    Concurrency: as the environments, one thread at a time. A copy, by pickle or ``copy.deepcopy``, appends through a
-    writer of its own.
+    Concurrency: as the environments, one thread at a time. A copy, by pickle or ``copy.deepcopy``, has its own writer.
 
     Parameters
     ----------
     env : gymnasium.vector.VectorEnv
         The environments.
     store : Store
-        Where the steps go; opened with mode "a". It stays open when the environments are closed.
+        The store; opened with mode "a". It stays open when the environments are closed.
     info_fields : iterable of str
-        Names of the schema's extra fields whose values are in each step's info, and of its episode fields whose
-        values are in the info of an episode's last step.
+        Names to copy from info: extra fields at each step, episode fields at the last step of an episode.
     durability : str or float
         As in ``Store.writer``.
 
@@ -247,8 +242,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is none, such as a path, ``env`` is no vector or is recorded into the store already, or the
-        metadata name an autoreset mode that gymnasium does not know.
+        If ``store`` is not a Store, ``env`` is not a vector or is recorded into the store already, or its metadata name
+        an autoreset mode that gymnasium does not know.
     """
 
     def __init__(
@@ -334,8 +329,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. Where that can be told beforehand, the
-            environments are not stepped; otherwise the next call has to be ``reset``, as after any error.
+            If a value does not fit the schema, or an extra field is missing. If that is known before, the environments
+            are not stepped. Otherwise the next call must be ``reset``, as after any error.
         gymnasium.error.ResetNeeded
             Before the first reset, and after an error.
         """
@@ -368,7 +363,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             super().close(**kwargs)
 
     def _cut(self, writer: "VectorWriter", lanes: np.ndarray) -> None:
-        """End the open episodes of lanes with their values; those of episodes that have not begun are kept."""
+        """End the open episodes of lanes with their values. Values of episodes that have not begun are kept."""
         running = self._values.running & lanes
         for some, episode in self._values.of_episodes(running):
             writer.end_episode(mask=some, episode=episode or None)

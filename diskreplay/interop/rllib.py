@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 
 class Chunk(NamedTuple):
-    """What is appended of an episode: arrays as the schema says, of T steps and T + 1 observations."""
+    """The appended part of an episode: arrays of T steps and T + 1 observations, nested as the schema."""
 
     obs: Any
     action: Any
@@ -37,15 +37,15 @@ class Chunk(NamedTuple):
 
 
 class NamedInConfigs(ABCMeta):
-    """Makes a class serve as the "type" of a ``replay_buffer_config``, in which RLlib looks for a part of a name."""
+    """Lets a class be the "type" of a ``replay_buffer_config``: RLlib searches the type for a part of a name."""
 
     def __contains__(cls, text: object) -> bool:
-        """Tell whether a text is in the name of the class."""
+        """Return whether a text is in the name of the class."""
         return str(text) in cls.__name__
 
 
 class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[misc]
-    """What the buffers below have of a store; goes before a buffer of RLlib."""
+    """The store behind the buffers below. It comes before a buffer of RLlib in the list of base classes."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         info_fields: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        if isinstance(info_fields, str):  # which would be taken letter by letter
+        if isinstance(info_fields, str):  # it would be read letter by letter
             raise ValueError(f'info_fields must be a sequence of names, such as ("lives",), not {info_fields!r}')
         super().__init__(capacity, **kwargs)
         self._path = Path(path.path if isinstance(path, dr.Store) else path).absolute()
@@ -66,14 +66,14 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, durability)
         with suppress(dr.StoreNotFound):
-            dr.open(self._path).close()  # where there is none, none is made before the first step
+            dr.open(self._path).close()  # checks an existing store; a new one is made with the first step
             self._open(dr.open(self._path, "a"))
             self._restore()
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _open(self, store: dr.Store) -> None:
-        """Work with a store, which is closed with the buffer."""
+        """Use a store, which is closed with the buffer."""
         self._kept.append(store)
         if store.capacity is not None and store.capacity < self.capacity:
             self.close()
@@ -141,11 +141,12 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         Raises
         ------
         SchemaError
-            A value is not as in the episodes before, or an episode is none of a single agent; nothing was added.
+            A value differs in shape or dtype from earlier episodes, or an episode is not one of a single agent. Nothing
+            was added.
         ValueError
-            A chunk does not go on where its episode stopped; nothing was added.
+            A chunk does not continue its episode; nothing was added.
         StorageFull
-            There is no room; the buffer is as it was.
+            The disk is full; the buffer did not change.
         """
         check_open(self, self._close)
         # Before the first step there is no schema, and so no episode without steps.
@@ -158,7 +159,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         super().add(added, *args, **kwargs)
 
     def _check(self, episodes: list[Any]) -> None:
-        """Refuse what is no chunk, or does not go on where the one before stopped."""
+        """Refuse objects that are not chunks, and chunks that do not continue their episode."""
         there = {episode.id_: episode for episode in self.episodes}
         last: dict[str, tuple[int, bool]] = {}
         for episode in episodes:
@@ -176,7 +177,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             last[name] = episode.t, episode.is_done
 
     def _chunk(self, episode: Any) -> Chunk | None:
-        """Return what is appended of an episode, None where it has no steps."""
+        """Return the part of an episode to append, or None without steps."""
         count = len(episode)
         if not count:
             return None
@@ -195,18 +196,17 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         return Chunk(cast("obs", obs, count + 1), cast("action", action, count), rewards, cast("extra", named, count))
 
     def _opened(self, obs: Any, action: Any, extra: dict[str, Any]) -> dr.Store:
-        """Return the store, which is made for steps like the first one of these."""
+        """Return the store; the first step defines a new one."""
         if self._store is None:
             step = dr.Schema.from_example(_row(obs, 0), _row(action, 0), extra=_row(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
-            # The buffer keeps whole episodes, in the order in which they began: some steps are older than others that
-            # have left.
+            # The buffer keeps whole episodes, ordered by their beginning: it may hold steps older than evicted ones.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
         assert self._store is not None
         return self._store
 
     def _append(self, episode: Any, chunk: Chunk | None) -> StoredEpisode:
-        """Append a chunk to its episode, and return it as the buffer keeps it."""
+        """Append a chunk to its episode, and return the chunk in the buffer's form."""
         assert self._store is not None
         ids: list[int] = []
         if chunk is not None:
@@ -256,18 +256,18 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return which steps of which store the buffer has, and what RLlib keeps beside; the steps are durable then."""
+        """Return the store, the ids of the steps, and RLlib's own state. The steps are durable then."""
         check_open(self, self._close)
         self._writers.flush()
         return {**super().get_state(), "store": None if self._store is None else self._store.uuid}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Have the steps that a state names, in place of those that there are.
+        """Replace the steps of the buffer by the steps of a state.
 
         Raises
         ------
         ValueError
-            The state is that of a buffer whose steps are in no store.
+            The state belongs to a buffer without a store.
         StoreNotFound
             The state is of another store.
         SegmentGone
@@ -286,16 +286,16 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             gone = int((~np.isin(ids, self._reader.ids())).sum())
             if gone:
                 raise dr.SegmentGone(
-                    f"the store at {self._path} has evicted {gone} of the {len(ids)} steps of the state: go on with "
-                    "its newest ones, which the buffer has without a state"
+                    f"the store at {self._path} has evicted {gone} of the {len(ids)} steps of the state: continue "
+                    "without a state, with the newest steps"
                 )
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
-        self.episodes = episodes  # RLlib makes its own where there are none
+        self.episodes = episodes  # RLlib makes a default if it is missing
         super().set_state(state)
 
 
 def _arrays(values: Any) -> Any:
-    """Return values of an episode as arrays, nested as one of them is."""
+    """Return the values of an episode as arrays, nested as a single value is."""
     if not isinstance(values, list):
         return values
     if isinstance(values[0], dict):
@@ -306,14 +306,14 @@ def _arrays(values: Any) -> Any:
 
 
 def _row(tree: Any, i: int) -> Any:
-    """Return one item's part of arrays."""
+    """Return row i of nested arrays."""
     if isinstance(tree, dict):
         return {name: _row(part, i) for name, part in tree.items()}
     return tuple(_row(part, i) for part in tree) if isinstance(tree, tuple) else tree[i]
 
 
 def _info_field(episode: Any, name: str) -> Array:
-    """Return what infos have under a name, for each step."""
+    """Return the value of a name in the info of each step."""
     infos = episode.get_infos()[1:]
     lacking = [i for i, info in enumerate(infos) if name not in info]
     if lacking:
@@ -325,34 +325,34 @@ class DiskEpisodeReplayBuffer(InStore):
     """An `EpisodeReplayBuffer` of RLlib whose steps are in a store.
 
     DQN, SAC and others take it by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
-    "run.replay"})``. RLlib's own code draws steps and makes items of them, so that with equal seeds they are those of
-    its buffer, and so are the networks, bit for bit. In memory are the id and the reward of each step, and what RLlib
-    keeps beside, 100 to 160 bytes a step.
+    "run.replay"})``. RLlib's own code draws steps and makes items of them. With equal seeds, items and networks equal
+    those of its own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory:
+    100 to 160 bytes a step.
 
-    A store that is at the path already is continued: the buffer begins with its newest episodes. A step in the store
-    has its observation, action and reward, and what the module gave beside, such as ``action_logp``, under its name.
-    Up to 256 episodes may be open at the same time; one that lasts much longer than the others is cut.
+    An existing store is continued: the buffer begins with its newest episodes. A step in the store has its observation,
+    action and reward, and the other outputs of the module, such as ``action_logp``, by their names. Up to 256 episodes
+    may be open at the same time; an episode that lasts much longer than the others is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 
     Parameters
     ----------
     capacity : int
-        Steps that the buffer holds; the oldest episodes leave. A store that is made keeps twice as many.
+        Number of steps in the buffer; the oldest episodes leave. A new store keeps twice as many.
     path : path or Store
-        Where the store is, or is made when the first step comes; of a Store, its path, which the buffer opens by
-        itself. Its schema is that of the first step; a given store takes the outputs of the module that it names.
+        The store, or the place of a new one, which the first step makes. The buffer opens a Store again by its path.
+        The first step defines the schema of a new store. An existing store takes the module's outputs that it names.
     durability : float or str
         As for `Store.writer`.
     info_fields : sequence of str
-        What is stored of the infos of steps. Infos of sampled episodes have nothing else.
+        Names of infos that are stored with each step. Infos of sampled episodes have only these.
     **kwargs
-        Those of `EpisodeReplayBuffer`.
+        Other arguments of `EpisodeReplayBuffer`.
 
     Raises
     ------
     ValueError
-        `info_fields` is a lone text.
+        `info_fields` is a single text.
     StoreExists
         The store at the path keeps fewer steps than `capacity`, or lacks one of `info_fields`.
     """
@@ -362,12 +362,12 @@ class DiskPrioritizedEpisodeReplayBuffer(InStore, PrioritizedEpisodeReplayBuffer
     """A `PrioritizedEpisodeReplayBuffer` of RLlib whose steps are in a store; see `DiskEpisodeReplayBuffer`.
 
     Priorities are in memory, and saved with the state of the buffer. A buffer that continues a store begins with equal
-    ones.
+    priorities.
 
     Parameters
     ----------
     alpha : float
         As for `PrioritizedEpisodeReplayBuffer`.
     **kwargs
-        Those of `DiskEpisodeReplayBuffer`.
+        Other arguments of `DiskEpisodeReplayBuffer`.
     """

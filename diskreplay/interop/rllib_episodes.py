@@ -26,7 +26,7 @@ Ids = array  # of int64
 class StepReader:
     """Reads steps by their ids.
 
-    It keeps the windows that it read last: the columns of an episode ask for the same one, one after the other.
+    It keeps the last windows: the columns of an episode read the same window one after the other.
     """
 
     def __init__(self, store: dr.Store, info_fields: tuple[str, ...], kept: Kept) -> None:
@@ -35,16 +35,16 @@ class StepReader:
         trees = {"obs": self.schema.obs, "next_obs": self.schema.obs, "action": self.schema.action, **self.schema.extra}
         self._paths = [path for name, tree in trees.items() for path in _paths(tree, (name,))]
         self._store = store
-        # Steps are looked for where some were added: most batches have none of the newest.
+        # Refreshed only after steps were added: most batches have none of the newest steps.
         self._sampler = dr.Sampler(store, dr.Transitions(n_step=1), fields=tuple(trees), seed=0, refresh=False)
         kept.append(self._sampler)
         self._windows: deque[tuple[bytes, dict[Path, Array]]] = deque(maxlen=2)
-        self.outdated = False  # whether steps were added since the store was looked at
+        self.outdated = False  # whether steps were added since the last refresh
         self.longest: int | None = None
 
     @contextmanager
     def at_most(self, steps: int | None) -> Iterator[None]:
-        """Let slices end after so many steps, if any: RLlib asks for the rest of an episode, and then cuts it off."""
+        """Limit slices to `steps` steps, if given: RLlib reads the rest of an episode, and then cuts it off."""
         self.longest = steps
         try:
             yield
@@ -52,7 +52,7 @@ class StepReader:
             self.longest = None
 
     def refresh(self) -> None:
-        """Look for the steps that were added."""
+        """Read the added steps."""
         if self.outdated:
             self._store.refresh()
             self.outdated = False
@@ -63,7 +63,7 @@ class StepReader:
         return self._sampler.ids()
 
     def has_read(self, ids: "Ids[int]") -> bool:
-        """Tell whether these steps are among what was read last."""
+        """Return whether these steps are in the last windows."""
         return any(known == ids.tobytes() for known, _ in self._windows)
 
     def read(self, path: Path, ids: "Ids[int]") -> Array:
@@ -74,7 +74,7 @@ class StepReader:
                 return window[path]
         self.refresh()
         batch = self._sampler.gather(np.asarray(ids, np.int64))
-        # Copies: the memory of a batch serves the next one, unless somebody holds it, as items would for long.
+        # Copies: items would hold the memory of a batch for long, which could not be used again.
         window = {each: _below(batch, each).numpy().copy() for each in self._paths}
         self._windows.append((key, window))
         return window[path]
@@ -108,10 +108,10 @@ class Steps:
 
 
 class Column:
-    """What an episode has of each step: for RLlib an array, whose rows are read when it is indexed."""
+    """A field of an episode's steps. RLlib uses it like an array; indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # rows beside those of the steps
+    more = 0  # rows besides the steps
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path
@@ -121,7 +121,7 @@ class Column:
         return len(self._steps.ids) + self.more
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a row, or those of a slice, ``(n, *shape)``."""
+        """Return a row, or the rows of a slice, ``(n, *shape)``."""
         if isinstance(index, slice):
             positions = range(len(self))[index]
             longest = self._steps.reader.longest
@@ -140,7 +140,7 @@ class Column:
 
 
 class Observations(Column):
-    """Observations, of which an episode has one more than steps."""
+    """Observations: one more than steps."""
 
     __slots__ = ()
     more = 1
@@ -148,7 +148,7 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation of a step, or the next one of the step before, whichever is at hand.
+            # The observation of a step is the next one of the step before, which may be in a window already.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)
@@ -160,7 +160,7 @@ class Observations(Column):
 
 
 class Rewards(Column):
-    """Rewards, which are in memory."""
+    """Rewards. They are in memory."""
 
     __slots__ = ()
 
@@ -169,7 +169,7 @@ class Rewards(Column):
 
 
 class Infos(Column):
-    """Infos with the fields that the store has, a dict for each observation; that of the first one is empty."""
+    """Infos with the stored fields, one dict per observation; the first one is empty."""
 
     __slots__ = ()
     more = 1
@@ -200,9 +200,9 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
     reader : StepReader
         Reads the steps.
     ids, rewards : sequence
-        Of the steps, ``(T,)``.
+        Ids and rewards of the steps, ``(T,)``.
     **kwargs
-        Those of `SingleAgentEpisode` but for the data.
+        Arguments of `SingleAgentEpisode`, without the data.
     """
 
     t: int
@@ -230,18 +230,18 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
         return np.array(self._steps.ids, np.int64)
 
     def concat_episode(self, other: Self) -> None:
-        """Go on with the steps of the chunk that comes next."""
+        """Append the steps of the next chunk."""
         self._steps.ids.extend(other._steps.ids)
         self._steps.rewards.extend(other._steps.rewards)
         self.t, self.is_terminated, self.is_truncated = other.t, other.is_terminated, other.is_truncated
         self.custom_data.update(other.custom_data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return itself: a buffer copies what is added, which is read-only here and nobody else's."""
+        """Return itself: a buffer copies added episodes, and these are read-only and used nowhere else."""
         return self
 
     def get_state(self) -> dict[str, Any]:
-        """Return which steps it has; what they are is in the store."""
+        """Return the ids of the steps; their values are in the store."""
         return {
             "id_": self.id_,
             "ids": self.ids,

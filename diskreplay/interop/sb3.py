@@ -33,7 +33,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 _FIELDS = ("obs", "action", "reward", "next_obs", "terminated")
-# What a pickle does without: what is in the store, or belongs to this process.
+# Attributes that a pickle leaves out: they are in the store, or belong to this process.
 _LEFT_OUT = {
     "_ids",
     "_last",
@@ -50,7 +50,7 @@ _LEFT_OUT = {
 }
 
 
-# What `NStepReplayBuffer` draws steps with.
+# Attributes that `NStepReplayBuffer` draws steps with.
 _SHARED = (
     *("buffer_size", "pos", "full"),
     *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
@@ -60,7 +60,7 @@ _SHARED = (
 class Column:
     """A field of the steps of a buffer, read from its store by position and environment: ``column[positions, envs]``.
 
-    The result is an array. Positions that hold no step yet are an InvalidIndex.
+    The result is an array. A position without a step raises InvalidIndex.
     """
 
     def __init__(self, buffer: "DiskReplayBuffer", field: str, shape: tuple[int, ...]) -> None:
@@ -73,9 +73,9 @@ class Column:
 
 
 class Columns:
-    """An attribute of a buffer that is a `Column`, or a dict of these for the fields of a Dict space.
+    """An attribute of a buffer that is a `Column`, or a dict of columns for the fields of a Dict space.
 
-    An array that the instance has under the name is before it, as `ReplayBuffer` sets one.
+    An array of the instance with the same name hides it: `ReplayBuffer` sets one.
     """
 
     def __init__(self, field: str) -> None:
@@ -95,18 +95,17 @@ class DiskReplayBuffer(ReplayBuffer):
 
     Give it to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path": "run.replay"}``;
     for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take it in place of the `ReplayBuffer` that
-    they import. Positions are drawn by numpy's global generator, as Stable-Baselines3 draws them, and hold the same
-    steps: with equal seeds, batches and networks are those of its own buffer, bit for bit.
+    they import. numpy's global generator draws positions, as in Stable-Baselines3, and positions hold the same steps:
+    with equal seeds, batches and networks are bit for bit the same as with its own buffer.
 
-    Observations and actions are in the store alone, each observation once; in memory are the id, the reward and the
-    flags of each position, 20 bytes. A store that is at the path already is continued: its newest steps fill the
-    buffer. So does a run that is started again after it was killed, and a model that is loaded. A pickle, as
-    ``save_replay_buffer`` makes, names the store and the position and holds no steps; when it is loaded, the buffer
-    also has what was added later.
+    Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
+    of each position, 20 bytes. An existing store is continued: its newest steps fill the buffer. So a run that was
+    killed continues, and so does a loaded model. A pickle of ``save_replay_buffer`` names the store and the position
+    and holds no steps; after loading, the buffer also has the steps that were added later.
 
-    Where an observation is not the next one of the step before, as after a reset, the episode is cut there, which
-    bootstraps. If a store was written by another number of environments, its steps are shared out by their time, and
-    returns over several steps end early where steps of other episodes come between.
+    An observation that does not continue the last step, as after a reset, cuts the episode there; the cut step
+    bootstraps. If another number of environments wrote a store, its steps are divided among environments by their time.
+    Returns over several steps then end early at steps of other episodes.
 
     Concurrency: one thread of one process, as in Stable-Baselines3. Other processes may read the store.
 
@@ -115,35 +114,35 @@ class DiskReplayBuffer(ReplayBuffer):
     buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination
         As for `ReplayBuffer`.
     optimize_memory_usage : bool
-        Of no effect: each observation is always kept once, whatever `handle_timeout_termination` is, and every position
-        is drawn.
+        No effect: each observation is always stored once, also with `handle_timeout_termination`, and every position
+        can be drawn.
     path : path, Store or None
-        Where the store is, or is made when the first step comes; of a Store, its path, which the buffer opens by
-        itself. None: in a temporary folder, removed with the buffer.
+        The store, or the place of a new one, which the first step makes. The buffer opens a Store again by its path.
+        None: a temporary folder, removed with the buffer.
     n_steps : int
-        Steps of a return, as for `NStepReplayBuffer`.
+        Number of steps in a return, as for `NStepReplayBuffer`.
     gamma : float
-        Discount a step of these returns.
+        Discount per step of these returns.
     durability : float or str
-        As for `Store.writer`. In a temporary folder nothing is made durable.
+        As for `Store.writer`. Nothing is made durable in a temporary folder.
     **kwargs
-        Those of the buffer of Stable-Baselines3 that a subclass also is.
+        Other arguments of the Stable-Baselines3 buffer that a subclass extends.
 
     Raises
     ------
     ValueError
-        `n_steps` is less than 1, or the observations are those of a Dict space.
+        `n_steps` is less than 1, or the observation space is a Dict.
     StoreExists
-        The store at the path has steps of other spaces, or keeps fewer than `buffer_size`.
+        The store at the path has other spaces, or keeps fewer steps than `buffer_size`.
     """
 
     n_steps: int
     observations = Columns("obs")
-    """What is at each position, `buffer.observations[positions, environments]`; of Dict spaces a dict of these."""
+    """Observations by position, `buffer.observations[positions, environments]`; a dict for a Dict space."""
     next_observations = Columns("next_obs")
-    """As `observations`, those that the steps led to."""
+    """Next observations, indexed like `observations`."""
     actions = Columns("action")
-    """As `observations`, the actions."""
+    """Actions, indexed like `observations`."""
     _samples: Callable[..., Any] = ReplayBufferSamples
 
     def __init__(
@@ -166,11 +165,11 @@ class DiskReplayBuffer(ReplayBuffer):
             raise ValueError(f"n_steps must be at least 1, not {n_steps!r}")
         if isinstance(observation_space, spaces.Dict) and not isinstance(self, DictReplayBuffer):
             raise ValueError(
-                f"observations must be of no Dict space, not {observation_space}: take DiskDictReplayBuffer"
+                f"the observation space must not be a Dict, not {observation_space}: take DiskDictReplayBuffer"
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # These arrays have one position. The columns of the class read all of them from the store.
+        # These arrays have one position. The class' columns read all positions from the store.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -179,7 +178,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
-        # Of a step of all environments.
+        # The shape of one step of all environments.
         self._action_shape = (n_envs, *(action_space.shape or ()))
         self._obs_shape = (
             {key: (n_envs, *(part.shape or ())) for key, part in observation_space.items()}
@@ -193,7 +192,7 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Begin with the store at the path, if there is one, and with no steps."""
+        """Start without steps, and open the store at the path if it exists."""
         self._store: dr.Store | None = None
         self._writer: dr.Writer | dr.VectorWriter | None = None
         self._kept: Kept = []
@@ -201,23 +200,23 @@ class DiskReplayBuffer(ReplayBuffer):
         self._forget()
         if self._path is not None:
             with suppress(dr.StoreNotFound):
-                dr.open(self._path).close()  # where there is none, none is made before the first step
+                dr.open(self._path).close()  # checks an existing store; a new one is made with the first step
                 self._open(self._path, found=True)
 
     def _forget(self) -> None:
-        """Have no steps in the buffer."""
+        """Remove all steps from the buffer."""
         shape = self.buffer_size, self.n_envs
         self.pos, self.full = 0, False
         self._ids: Ints = np.full(shape, -1, np.int64)
         self.rewards, self.dones, self.timeouts = np.zeros((3, *shape), np.float32)
         self._last: tuple[Ints, dr.Batch] | None = None
-        self._unseen = 0  # positions that were added since the sampler looked for new steps
+        self._unseen = 0  # positions added since the sampler's last refresh
 
     def _open(self, path: Path, found: bool, folder: str | None = None) -> None:
-        """Open the store that was found at a path, or make it."""
+        """Open the store at a path if it was found, else make it."""
         space, action = self.observation_space, self.action_space
         obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
-        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # as `ReplayBuffer` has them
+        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # as in `ReplayBuffer`
         schema = dr.Schema(obs, dr.Field(action.shape, dtype))
         self._store = store = dr.create(path, schema, capacity=None if found else self._capacity, exist_ok=found)
         self._uuid = store.uuid
@@ -236,7 +235,7 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
-        # Steps are looked for where they may be drawn: most batches have none of the newest.
+        # Refreshed only for the newest positions: most batches have none of them.
         sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
         self._kept.append(sampler)
         return sampler
@@ -258,7 +257,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return writer
 
     def __repr__(self) -> str:
-        # Not that of the store, which shows what it had when a batch was last drawn.
+        # Not the repr of the store: its counts are of the last refresh.
         path = None if self._path is None else str(self._path)
         return f"{type(self).__name__}({path!r}, size={self.size()}, n_envs={self.n_envs})"
 
@@ -268,7 +267,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return self._store
 
     def close(self) -> None:
-        """Close the store, and remove it where it is temporary; batches stay valid. Closing twice is fine."""
+        """Close the store, and remove a temporary one; batches stay valid. Closing twice is fine."""
         self._close()
 
     def reset(self) -> None:
@@ -291,7 +290,7 @@ class DiskReplayBuffer(ReplayBuffer):
         ids, episodes = self._sampler.ids(), list(store.episodes)
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
-            # Steps that were added together leave together: more than a position, where those are others.
+            # Steps that were added together leave together: with another number of environments, more than a position.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
         count = len(ids)
@@ -300,21 +299,21 @@ class DiskReplayBuffer(ReplayBuffer):
         with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
             batch = sampler.gather(ids.reshape(-1))
             reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
-        last = np.ones(ids.shape, np.bool_)  # of its episode, as far as the positions behind it go
+        last = np.ones(ids.shape, np.bool_)  # of its episode, as far as later positions show
         last[:-1] = number[1:] != number[:-1]
         self._ids[:count], self.rewards[:count] = ids, reward
         self.dones[:count], self.timeouts[:count] = last, last & ~terminated
         self.pos, self.full = count % self.buffer_size, count == self.buffer_size
 
     def _by_position(self, ids: Ints, episodes: list[dr.Episode]) -> tuple[Ints, Ints]:
-        """Return the newest ids, which come oldest first, by position and environment; and each one's episode."""
+        """Return the newest ids, given oldest first, by position and environment, and the episode of each."""
         shape = -1, self.n_envs
         ids = ids[len(ids) % self.n_envs :]
         known: Ints = np.concatenate([np.zeros(0, np.int64), *(episode.ids for episode in episodes)])
         number = np.repeat(np.arange(len(episodes)), [len(episode) for episode in episodes])
         order = np.argsort(known)
         number = number[order[np.searchsorted(known, ids, sorter=order)]]
-        # Environments step together, so the steps of one position are neighbours in time.
+        # Environments step together, so the steps of one position are adjacent in time.
         lanes = np.array([episode.lane for episode in episodes], np.int64)[number]
         column = np.argsort(lanes.reshape(shape), axis=1, kind="stable")
         found = [np.take_along_axis(x.reshape(shape), column, 1)[-self.buffer_size :] for x in (ids, number)]
@@ -323,10 +322,10 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the steps, which are made durable where they are; ValueError in a temporary folder."""
+        """Return the state without steps, which are made durable; ValueError for a temporary folder."""
         if self._path is None:
             raise ValueError(
-                "this buffer is in a temporary folder, which nothing outlives: to save it, make it with a path, "
+                "this buffer is in a temporary folder, which is removed with it: to save it, make it with a path, "
                 'replay_buffer_kwargs={"path": ...}'
             )
         if self._writer is not None:
@@ -335,7 +334,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {**state, "_newest": self._ids[self.pos - 1].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on with the store that the pickle names: where it stood, and with what came since."""
+        """Open the store that the pickle names, at its position, with the steps that came since."""
         newest, pos, uuid = state.pop("_newest"), state["pos"], state["_uuid"]
         self.__dict__.update(state)
         self._begin()
@@ -345,7 +344,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._restore()
         since = np.flatnonzero((self._ids == newest).all(1))
         if self.full and len(since):
-            # Positions are those that they were: what is drawn later depends on them.
+            # Positions must not change: later draws depend on them.
             self.pos = (pos - 1 - int(since[0])) % self.buffer_size
             for name in ("_ids", "rewards", "dones", "timeouts"):
                 self.__dict__[name] = np.roll(self.__dict__[name], self.pos, axis=0)
@@ -362,7 +361,7 @@ class DiskReplayBuffer(ReplayBuffer):
         SchemaError
             A value does not fit the space; nothing was added.
         StorageFull
-            There is no room; nothing was added.
+            The disk is full; nothing was added.
         """
         writer, pos = self._writer or self._opened_writer(), self.pos
         action = action.reshape(self._action_shape)
@@ -370,7 +369,7 @@ class DiskReplayBuffer(ReplayBuffer):
             if isinstance(writer, dr.VectorWriter):
                 self._add_to_lanes(writer, obs, next_obs, action, reward, done, infos)
             else:
-                # A lone environment's writer takes a tenth of the time.
+                # The writer of a single environment takes a tenth of the time.
                 ends, now, then = bool(as_flags(done, "done")[0]), self._first(obs), self._first(next_obs)
                 cuts = self.handle_timeout_termination and bool(infos[0].get("TimeLimit.truncated", False))
                 writer.append(now, action[0], reward[0], ends and not cuts, ends and cuts, then)
@@ -419,7 +418,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {key: leaf[0] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[0]
 
     def _note_cut(self, lane: int) -> None:
-        """Note that an episode ends after its newest step, as a truncated one."""
+        """Note that an episode ends after its newest step, as truncated."""
         self.dones[self.pos - 1, lane] = self.timeouts[self.pos - 1, lane] = True
 
     # --- sampling ----------------------------------------------------------------------------------------------------
@@ -450,22 +449,22 @@ class DiskReplayBuffer(ReplayBuffer):
         return buffer
 
     def _some_unseen(self, positions: Ints) -> bool:
-        """Tell whether any of these positions was added since the sampler looked for new steps."""
+        """Return whether any of these positions was added since the sampler's last refresh."""
         oldest = self.pos - self._unseen
         if not self.full:
             return bool(positions.max() >= oldest)
         return bool(((positions - oldest) % self.buffer_size < self._unseen).any())
 
     def _see(self) -> None:
-        """Look for the steps that were added."""
+        """Read the added steps."""
         assert self._store is not None
         self._store.refresh()
         self._unseen = 0
 
     def _shown(self, batch: dr.Batch, env: VecNormalize | None) -> Any:
-        """Return a batch of `_Steps` as Stable-Baselines3 has it, normalized where it is to be."""
+        """Return a batch of `_Steps` in the form of Stable-Baselines3, normalized by `env`."""
         obs, next_obs, action, reward = batch["obs"], batch["next_obs"], batch["action"], batch["reward"]
-        done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))  # in half of torch's time
+        done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))  # half of torch's time
         if env is not None:
             obs, next_obs = [
                 map_leaves(self.to_torch, env.normalize_obs(map_leaves(np.asarray, x))) for x in (obs, next_obs)
@@ -478,7 +477,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return self._samples(observations=obs, actions=action, next_observations=next_obs, dones=done, rewards=reward)
 
     def _gathered(self, ids: Ints) -> dr.Batch:
-        """Return the steps with these ids, which columns ask for one after the other."""
+        """Return the steps with these ids. Columns ask for the same ids one after the other."""
         if self._last is None or not np.array_equal(self._last[0], ids):
             check_open(self, self._close)
             if self._unseen:
@@ -506,16 +505,16 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
     Parameters
     ----------
     relabel : Hindsight or None
-        Replaces goals as steps are sampled. Then the store draws them, of ended episodes, from a seed that is taken
-        from numpy's global generator: batches are those of `HerReplayBuffer` in distribution. With the environment's
-        own rewards, `DiskHerReplayBuffer` makes it.
+        Replaces goals of sampled steps. Then the store draws steps of ended episodes, with a seed from numpy's global
+        generator: batches equal those of `HerReplayBuffer` in distribution. `DiskHerReplayBuffer` makes it with the
+        environment's own rewards.
     **kwargs
-        Those of `DiskReplayBuffer`, but `n_steps`: as in Stable-Baselines3, returns are over one step.
+        Other arguments of `DiskReplayBuffer`, except `n_steps`: as in Stable-Baselines3, returns are over one step.
 
     Raises
     ------
     ValueError
-        `n_steps` is not 1, or the observations are not those of a Dict space.
+        `n_steps` is not 1, or the observation space is not a Dict.
     """
 
     _samples = DictReplayBufferSamples
@@ -530,7 +529,7 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(observation_space, spaces.Dict):
-            raise ValueError(f"observations must be of a Dict space, not {observation_space}: take DiskReplayBuffer")
+            raise ValueError(f"the observation space must be a Dict, not {observation_space}: take DiskReplayBuffer")
         if n_steps != 1:
             raise ValueError(f"n_steps must be 1 with Dict observations, not {n_steps}")
         super().__init__(buffer_size, observation_space, *args, **kwargs)
@@ -557,7 +556,7 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
             if hindsight is None:
                 return super().sample(batch_size, env)
             if self._store is None:
-                raise dr.NotEnoughData("the buffer has 0 steps, and a batch needs one episode that has ended")
+                raise dr.NotEnoughData("the buffer has 0 steps, and a batch needs an ended episode")
             self._relabelled = self._sampler_of(_Steps(relabel=hindsight), np.random.randint(1 << 31))
         return self._shown(self._relabelled.sample(batch_size), env)
 
@@ -566,8 +565,8 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
     """A `HerReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
 
     It draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
-    ``compute_reward``. Batches are those of `HerReplayBuffer` in distribution; each step is relabelled with the same
-    probability, not a fixed number in each batch.
+    ``compute_reward``. Batches equal those of `HerReplayBuffer` in distribution. Each step is relabelled with the same
+    probability; the number in a batch is not fixed.
 
     Parameters
     ----------
@@ -576,7 +575,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
     copy_info_dict : bool
         Must be False: infos are not in the store, and rewards cannot depend on them.
     **kwargs
-        Those of `DiskReplayBuffer`.
+        Other arguments of `DiskReplayBuffer`.
 
     Raises
     ------
@@ -605,7 +604,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
             raise ValueError("copy_info_dict must be False: a store holds no infos, so rewards cannot depend on them")
         strategy = goal_selection_strategy
         self._strategy = strategy.lower() if isinstance(strategy, str) else strategy.name.lower()
-        dr.Hindsight(self._strategy, n_sampled_goal / (n_sampled_goal + 1), _no_reward)  # refuses what is invalid
+        dr.Hindsight(self._strategy, n_sampled_goal / (n_sampled_goal + 1), _no_reward)  # refuses invalid arguments
         super().__init__(
             buffer_size,
             observation_space,
@@ -627,11 +626,11 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
 
     def _hindsight(self) -> dr.Hindsight:
         if self.env is None:
-            raise ValueError("the rewards of relabelled steps are those of the environment: call set_env(env) first")
+            raise ValueError("the environment computes the rewards of relabelled steps: call set_env(env) first")
         return dr.Hindsight(self._strategy, self.her_ratio, partial(_reward, self.env))
 
     def truncate_last_trajectory(self) -> None:
-        """Cut the open episodes; those of a buffer that was loaded are."""
+        """Cut the open episodes. Loading a buffer has cut them already."""
         if self._writer is not None:
             self._writer.end_episode()
             for lane in np.flatnonzero(self.dones[self.pos - 1] == 0).tolist():
@@ -652,7 +651,7 @@ def _field(space: spaces.Space[Any]) -> dr.Field:
 
 
 def _with_lanes(value: Any, shape: tuple[int, ...]) -> Array:
-    """Return one space's values with a leading axis of the environments, which a lone one may leave out."""
+    """Return values of a space with a leading axis of environments; a single environment may leave it out."""
     array = np.asarray(value)
     if len(shape) == 1 or (1, *array.shape) == shape:
         return array.reshape(shape)

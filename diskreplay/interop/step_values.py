@@ -1,4 +1,4 @@
-"""Values of steps: those that the gymnasium wrappers append, flags as bools, and leaves of nested fields."""
+"""Values of steps for the gymnasium wrappers, flags as bools, and leaves of nested fields."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,19 +11,19 @@ Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to
 
 
 class StepValues:
-    """The extra and info fields of the next step, the values of running episodes, and copies of what is recorded.
+    """The extra and info fields of the next step, the values of running episodes, and copies of recorded values.
 
     Attributes
     ----------
     running : (lanes,) bool
-        Lanes whose episode began, by a reset, and has not ended; an environment that is no vector is one lane.
+        Lanes whose episode began by a reset and has not ended. A single environment is one lane.
 
     Concurrency: one thread at a time, as the environment itself.
 
     Parameters
     ----------
     store : Store
-        Where they go.
+        The store.
     info_fields : iterable of str
         Names to copy from info: of extra fields at every step, of episode fields at the step that ends an episode.
     leading : tuple of int
@@ -34,7 +34,7 @@ class StepValues:
     SchemaError
         If the schema has no extra or episode field of such a name.
     ValueError
-        If ``store`` is none, such as a path.
+        If ``store`` is not a Store, but a path for example.
     """
 
     def __init__(self, store: Store, info_fields: Iterable[str], leading: tuple[int, ...] = ()) -> None:
@@ -69,12 +69,12 @@ class StepValues:
         self._given.update(fields)
 
     def take(self) -> dict[str, Any]:
-        """Hand over the fields that were set, once.
+        """Return the fields that were set, and clear them.
 
         Raises
         ------
         SchemaError
-            If one is missing; those that were set are kept.
+            If a field is missing; the set fields are kept.
         """
         if len(self._given) < len(self._settable):
             missing = next(name for name in self._settable if name not in self._given)
@@ -85,7 +85,7 @@ class StepValues:
         return given
 
     def clear(self) -> None:
-        """Forget what was set."""
+        """Forget the set fields."""
         self._given = {}
 
     def set_episode(self, fields: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class StepValues:
     def reset_values(
         self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None, lanes: np.ndarray
     ) -> list[dict[str, np.ndarray]]:
-        """Return the values that arguments of `reset` give each of these lanes: the fields "seed" and "options".
+        """Return the values for each of these lanes from the arguments of `reset`: the fields "seed" and "options".
 
         A vector's integer gives lane i ``seed + i``, as in Gymnasium. None and an empty dict give no value.
 
@@ -118,13 +118,13 @@ class StepValues:
             If the field does not take the value.
         """
         count = len(self._episodes)
-        seeds: list[Any] = [seed] * count  # what else an environment takes
+        seeds: list[Any] = [seed] * count  # other kinds of seeds are passed as they are
         if isinstance(seed, int | np.integer):
             seeds = [int(seed) + lane for lane in range(count)]
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
             seeds = list(seed)
         given: list[dict[str, Any]] = [{} for _ in range(count)]
-        # The arguments that are recorded where the schema has these episode fields.
+        # These arguments are recorded if the schema has the episode fields.
         arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
         for name, values in arguments.items():
             if name in self._schema.episode and name not in self._episode_infos:
@@ -144,13 +144,13 @@ class StepValues:
             ) from None
 
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
-        """Note that these lanes were reset with values of `reset_values`, whose episodes before were forgotten."""
+        """Note that these lanes were reset with values of `reset_values`. Their last episodes were forgotten before."""
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane].update(given[lane])
         self.running |= lanes
 
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
-        """Return the values of the episodes of these lanes: groups of lanes with the same names, and their values.
+        """Return the values of the episodes of these lanes, by groups of lanes with the same names.
 
         Values are nested as the schema is, with a leading axis of lanes for a vector.
         """
@@ -190,9 +190,9 @@ class StepValues:
         return extra, {name: _value(schema.episode[name], info, name, name) for name in self._episode_infos}
 
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Read the extra fields of the lanes that stepped, and the episode fields of those that ended.
+        """Read the extra fields of stepped lanes, and the episode fields of ended lanes.
 
-        Both are batched over all lanes, with zeros for lanes that were not asked for.
+        Both are batched over all lanes, with zeros for the other lanes.
         """
         steps, ends = [[source for source in sources if source[1].size] for sources in (steps, ends)]
         extra = {name: self._lanes(self._schema.extra[name], name, name, steps) for name in self._extra_infos}
@@ -203,7 +203,7 @@ class StepValues:
     def with_final(
         self, obs: Mapping[str, np.ndarray], info: Mapping[str, Any], ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Put the final observations, which same-step autoreset gives in info, in place of the first ones.
+        """Replace first observations by the final ones, which same-step autoreset puts into info.
 
         The second value marks the lanes whose final and first observations have equal bytes.
         """
@@ -246,7 +246,7 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
-    """Return truth values as bools: numbers, of files and of other libraries' buffers, are 0 or 1, floats, too.
+    """Return truth values as bools. Numbers from files and buffers of other libraries must be 0 or 1, also as floats.
 
     Raises ``refused`` for other values.
     """
@@ -268,7 +268,7 @@ def _value(tree: Any, info: Any, key: str, path: str) -> Any:
 
 
 def _mask(info: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """Tell which lanes have the value; environments that batch themselves often give no mask, for all have it."""
+    """Return which lanes have the value. Environments that batch themselves often give no mask: all lanes have it."""
     mask = info.get(f"_{key}")
     return np.ones(num_envs, bool) if mask is None else as_numpy(mask).astype(bool)
 
@@ -290,7 +290,7 @@ def _column(value: Any, lanes: np.ndarray, path: str) -> np.ndarray:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree of what a function returns for each leaf."""
+    """Return a tree of a function's results for the leaves."""
     if isinstance(tree, dict):
         return {name: map_leaves(function, below) for name, below in tree.items()}
     if isinstance(tree, tuple):

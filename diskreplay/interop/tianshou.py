@@ -25,16 +25,16 @@ __all__ = ["StorePrioritizedReplayBuffer", "StoreReplayBuffer"]
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
 
-# What is in the store, and the fields of it.
+# Tianshou's keys that are in the store, and their fields.
 FIELDS = {"obs": "obs", "act": "action", "obs_next": "next_obs"}
-# What Tianshou holds of each step; of observations the ids.
+# Keys that Tianshou holds for each step. For observations it holds ids.
 KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy")
 
 
 class InStore(ReplayBufferManager):  # type: ignore[misc]
-    """What the buffers below have of a store; goes before a vector buffer of Tianshou."""
+    """The store behind the buffers below. It comes before a vector buffer of Tianshou in the list of base classes."""
 
-    _set_keys: frozenset[str] = frozenset()  # keys that were set and that Tianshou's `add` knows nothing of
+    _set_keys: frozenset[str] = frozenset()  # keys set by the user, unknown to Tianshou's `add`
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._path = Path(store.path if isinstance(store, dr.Store) else store).absolute()
         self._store = store if isinstance(store, dr.Store) else None
         self._begin()
-        self._null = np.zeros(self.maxsize, np.bool_)  # where what is in the store has a NaN
-        # Of observations it has the ids of the steps; actions are a key that every batch must have.
+        self._null = np.zeros(self.maxsize, np.bool_)  # steps with a NaN in a stored field
+        # Ids stand for observations. Tianshou needs a key for actions in every batch.
         flags = {name: np.zeros(self.maxsize, np.bool_) for name in ("terminated", "truncated", "done", "act")}
         super().set_batch(Batch(obs=np.full(self.maxsize, -1), rew=np.zeros(self.maxsize), **flags))
         if self._store is None:
@@ -63,14 +63,14 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             self._restore(self._store)
 
     def _begin(self) -> None:
-        """Begin with nothing opened."""
+        """Set the initial state, without an open store."""
         self._writer: dr.VectorWriter | None = None
         self._samplers: dict[str, dr.Sampler] = {}
         self._kept: Kept = []
         self._close = closes(self, self._kept)
 
     def close(self) -> None:
-        """Close the writer, and the store where only its path was given. Closing twice is fine."""
+        """Close the writer, and the store if a path was given. Closing twice is fine."""
         self._close()
 
     def _restore(self, store: dr.Store) -> None:
@@ -82,7 +82,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             there = sampler.ids()
         for lane, (episodes, buffer) in enumerate(zip(lanes, self.buffers, strict=True)):
             chosen: list[dr.Episode] = []
-            at_least = 0  # the last step of an episode may be one that cannot be sampled
+            at_least = 0  # the last step of an episode may not be sampleable
             while episodes and at_least < buffer.maxsize:
                 chosen.insert(0, episodes.pop())
                 at_least += len(chosen[0]) - 1
@@ -106,9 +106,9 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         Raises
         ------
         SchemaError
-            A value is not as in the steps before; nothing was added.
+            A value differs in shape or dtype from earlier steps; nothing was added.
         StorageFull
-            There is no room; nothing was added.
+            The disk is full; nothing was added.
         """
         check_open(self, self._close)
         lanes = np.arange(self.buffer_num) if buffer_ids is None else np.asarray(buffer_ids)
@@ -142,7 +142,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return self._writer
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Forget all steps; they stay in the store, their episodes cut where they were open."""
+        """Forget all steps. They stay in the store; open episodes are cut."""
         super().reset(keep_statistics)
         if self._writer is not None:
             self._writer.end_episode()
@@ -164,7 +164,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return Column(super().get, self.maxsize, self._samplers[key], FIELDS[key])
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
-        """Return what is at indices, stacked as Tianshou stacks it."""
+        """Return the values at indices, stacked as Tianshou stacks them."""
         if key not in FIELDS:
             return super().get(index, key, default_value, stack_num)
         column, depth = self.__getattr__(key), self.stack_num if stack_num is None else stack_num
@@ -179,12 +179,12 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return join(stack, axis=np.ndim(indices))
 
     def hasnull(self) -> bool:
-        """Tell whether there is a NaN in the buffer, without reading it: observations and actions came by `add`."""
+        """Return whether the buffer has a NaN. It reads nothing: `add` checks observations and actions."""
         held = self.sample_indices(0)
         return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
 
     def _held(self, index: Any) -> dict[str, Any]:
-        """Return what Tianshou holds at an index, by key."""
+        """Return the values that Tianshou holds at an index, by key."""
         get, nothing = super().get, object()
         found = {key: get(index, key, nothing, stack_num=1) for key in (*KEYS, *self._set_keys)}
         return {key: value for key, value in found.items() if value is not nothing}
@@ -192,7 +192,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     # --- what would change steps -------------------------------------------------------------------------------------
 
     def set_array_at_key(self, seq: Array, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Set a key of Tianshou's or of yours; ReadOnlyError for what is in the store."""
+        """Set a key of Tianshou or of the user; ReadOnlyError for a key in the store."""
         if key in FIELDS:
             raise dr.ReadOnlyError(f"{key} cannot be set: the steps of a store never change")
         self._set_keys |= {key} - set(KEYS)
@@ -200,16 +200,16 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
 
     def set_batch(self, batch: Any) -> None:
         """Refuse to replace the steps, with a ReadOnlyError."""
-        raise dr.ReadOnlyError("steps cannot be replaced: those of a store never change; add them")
+        raise dr.ReadOnlyError("steps of a store cannot be replaced; add new ones")
 
     def dropnull(self) -> None:
         """Refuse to drop steps, with a ReadOnlyError."""
-        raise dr.ReadOnlyError("steps cannot be dropped: those of a store never change; store.evict evicts episodes")
+        raise dr.ReadOnlyError("steps of a store cannot be dropped; store.evict evicts episodes")
 
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the steps, which are made durable where they are."""
+        """Return the state without the steps, which are made durable in the store."""
         if self._writer is not None:
             self._writer.flush()
         opened = ("_writer", "_samplers", "_kept", "_close")
@@ -220,14 +220,14 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # Rings and buffer were copied one by one, and are of one memory again.
+        # Rings and buffer were copied separately; let them share memory again.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():
             super().set_array_at_key(values, key)
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Save what a pickle has to an HDF5 file."""
+        """Save the state of a pickle to an HDF5 file."""
         plain: Any = SimpleNamespace(**self.__getstate__())
         ReplayBufferManager.save_hdf5(plain, path, compression)
 
@@ -236,36 +236,35 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     """A `VectorReplayBuffer` of Tianshou whose steps are in a store: ``Collector(policy, envs, buffer)``.
 
     Collectors, trainers and off-policy algorithms run on it as on Tianshou's own: indices mean the same, and with equal
-    seeds the batches are equal, n-step returns included. Observations and actions are in the store alone, each
-    observation once; in memory are, for each step, its id, reward and flags, and what the collector has beside, such as
+    seeds the batches are equal, n-step returns included. Observations and actions are only in the store, each
+    observation once. The id, reward and flags of each step are in memory, and the collector's other data, such as
     infos.
 
-    A store at the path that has steps already is continued: the newest of each environment fill the buffer, oldest
-    first. A pickle, or what `save_hdf5` writes, has the ids and names the store. `reset` forgets the steps and leaves
-    them in the store.
+    An existing store is continued: the newest steps of each environment fill the buffer, oldest first. A pickle or a
+    file of `save_hdf5` has the ids and the path of the store. `reset` forgets the steps and leaves them in the store.
 
     Concurrency: one thread of one process. Other processes may read the store.
 
     Parameters
     ----------
     store : Store or path
-        Opened with mode "a" to be added to. A path where there is none makes one when the first step comes, with a
-        capacity of twice `total_size`: the newest steps of environments that step less often than others stay longer.
+        A store that is open with mode "a", or a path. If the path has no store, the first step makes one, with a
+        capacity of twice `total_size`: environments that step less often keep their newest steps longer.
     total_size : int
-        Steps that the buffer holds, over all environments.
+        Number of steps in the buffer, over all environments.
     buffer_num : int
-        The number of environments, each of which has a ring of its own.
+        Number of environments; each has its own ring.
     stack_num, ignore_obs_next, sample_avail, random_seed
         As for Tianshou's `ReplayBuffer`.
     save_only_last_obs : bool
-        Store the last of the frames that an observation is a stack of; `stack_num` stacks them again.
+        Store only the last frame of a stacked observation; `stack_num` stacks them again.
     durability : float or str
         As for `Store.writer`.
 
     Raises
     ------
     InvalidIndex
-        In what reads steps: the store has evicted one that the buffer holds. Give the store a larger capacity.
+        From methods that read: the store has evicted a step of the buffer. Give the store a larger capacity.
     """
 
 
@@ -277,7 +276,7 @@ class StorePrioritizedReplayBuffer(InStore, PrioritizedVectorReplayBuffer):  # t
     alpha, beta, weight_norm
         As for Tianshou's `PrioritizedReplayBuffer`.
     **kwargs
-        Those of `StoreReplayBuffer`.
+        Other arguments of `StoreReplayBuffer`.
     """
 
 
@@ -292,19 +291,19 @@ class Column:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an array, or of Dict spaces a Batch of these; InvalidIndex where there is no step."""
+        """Return an array, or a Batch of arrays for a Dict space; InvalidIndex for a place without a step."""
         ids = np.asarray(self._get(index, "obs", stack_num=1))
         return _shown(self._sampler.gather(ids.reshape(-1))[self._field], ids.shape)
 
 
 def _shown(tree: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # of one step a number, as numpy's own indexing
+        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # a number for one step, as numpy's own indexing
     return Batch({name: _shown(part, shape) for name, part in tree.items()})
 
 
 def _tree(value: Any) -> Any:
-    """Return a value of a batch as an array, or as dicts of these."""
+    """Return a value of a batch as an array, or as nested dicts of arrays."""
     return {key: _tree(value[key]) for key in value.get_keys()} if isinstance(value, Batch) else np.asarray(value)
 
 
@@ -317,14 +316,14 @@ def _newest_frame(leaf: Array) -> Array:
 
 
 def _spread(values: Array, lanes: Array, count: int) -> Array:
-    """Return an array with a row for every environment, of which those in `lanes` have a value."""
+    """Return an array with a row per environment: `values` in `lanes`, zeros elsewhere."""
     rows = np.zeros((count, *values.shape[1:]), values.dtype)
     rows[lanes] = values
     return rows
 
 
 def _nulls(leaf: Array) -> Array:
-    """Tell which rows have a NaN."""
+    """Return which rows have a NaN."""
     if leaf.dtype.kind != "f":
         return np.zeros(len(leaf), np.bool_)
     return np.asarray(np.isnan(leaf).reshape(len(leaf), -1).any(1))

@@ -1,4 +1,4 @@
-"""Data sets for `torch.utils.data.DataLoader`: batches of a store that grows, or the items that it has now."""
+"""Data sets for `torch.utils.data.DataLoader`: batches of a growing store, or the items of a snapshot."""
 
 import copy
 import os
@@ -22,28 +22,28 @@ PathLike = str | os.PathLike[str]
 class StoreDataset(IterableDataset[dr.Batch]):
     """Batches of a store, drawn in the worker processes of a loader: ``DataLoader(dataset, batch_size=None)``.
 
-    Each worker of each rank has a share of the ids of its own, and a `Sampler` of it: shares do not overlap, are
-    complete, and stay even while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. It ends
-    where its distribution does, as a `Sweep` of one pass, which gives every id once over all workers and ranks.
+    Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, complete, and even
+    while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. The data set ends with its
+    distribution: a `Sweep` of one pass draws every id once over all workers and ranks.
 
-    Priorities cannot be updated from the trainer, since they live in the workers: for prioritized replay use a
-    `Sampler`, which prefetches in threads.
+    The trainer cannot update priorities, since they are in the workers. For prioritized replay use a `Sampler`, which
+    prefetches in threads.
 
     Parameters
     ----------
     store : Store or path
-        Where the steps are; each worker opens it with mode "r".
+        The store; each worker opens it with mode "r".
     view, distribution, batch_size, seed, fields, where, max_times_sampled, transform
-        As for `Sampler`; each worker has copies of its own. With worker processes that are spawned, they must pickle. A
-        seed makes the batches of each worker a function of it, the share and what the store holds.
+        As for `Sampler`; each worker has its own copies. Spawned workers need arguments that can be pickled. With a
+        seed, the batches of a worker are a function of seed, share and store.
     rank, world_size : int or None
-        This process among those that train together; None asks `torch.distributed`, where that is initialized by
-        then, and else there is one.
+        The number of this process, and the number of processes that train together. None: those of `torch.distributed`
+        if it is initialized, else one process.
 
     Raises
     ------
     ValueError
-        An argument is invalid, or the view or `fields` names something that the store has not.
+        An argument is invalid, or the view or `fields` names a field that the store lacks.
     StoreNotFound
         There is no store at the path.
     """
@@ -64,7 +64,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
         world_size: int | None = None,
     ) -> None:
         if (rank is None) != (world_size is None):
-            raise ValueError(f"give both rank and world_size, or none of them: not {rank!r} and {world_size!r}")
+            raise ValueError(f"give both rank and world_size, or neither: not {rank!r} and {world_size!r}")
         if rank is None or world_size is None:
             rank, world_size = _place()
         self._path, self._view, self._distribution = _path_of(store), view, distribution
@@ -75,7 +75,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
             "where": where,
             "max_times_sampled": max_times_sampled,
         }
-        # So that what is invalid is refused here, and not in a worker.
+        # Invalid arguments raise here, not in a worker.
         self._sampler(rank, world_size).close()
 
     def __repr__(self) -> str:
@@ -83,18 +83,18 @@ class StoreDataset(IterableDataset[dr.Batch]):
 
     def _sampler(self, rank: int, world_size: int) -> dr.Sampler:
         seed = None if self._seed is None else int(np.random.SeedSequence([self._seed, rank]).generate_state(1)[0])
-        # What holds state belongs to one sampler: each gets a copy.
+        # Objects with state belong to one sampler: each sampler gets a copy.
         distribution, transform = copy.deepcopy((self._distribution, self._transform))
         own: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "transform": transform}
         return dr.Sampler(self._path, self._view, distribution, **own, **self._arguments)
 
     def __iter__(self) -> Iterator[dr.Batch]:
-        """Yield batches of this worker's share; each call begins anew.
+        """Yield batches of this worker's share; each call starts from the beginning.
 
         Raises
         ------
         NotEnoughData
-            Nothing is sampleable, or nothing of it is in the share.
+            No step can be sampled, or none of the share.
         """
         rank, world_size = self._rank, self._world_size
         if (worker := get_worker_info()) is not None:
@@ -104,27 +104,26 @@ class StoreDataset(IterableDataset[dr.Batch]):
 
 
 class MapDataset(Dataset[Any]):
-    """The items of a store as it is when this is made, by number: for offline training with any loader.
+    """The items of a snapshot of a store, by number: for offline training with any loader.
 
-    ``dataset[i]`` is one item, a dict of tensors without a leading axis, so that a loader batches and shuffles as
-    usual: ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an
-    array, is the `Batch` of all of them, gathered at once, which is many times faster: ``DataLoader(dataset,
-    batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
+    ``dataset[i]`` is one item, a dict of tensors without a leading axis. So a loader batches and shuffles as usual:
+    ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an array, is a
+    `Batch`. It is gathered at once, which is many times faster: ``DataLoader(dataset, batch_size=None,
+    sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
-    Steps that come later are not in it. One that is evicted later is an InvalidIndex when it is asked for.
+    Later steps are not in it. Reading an item that was evicted meanwhile raises InvalidIndex.
 
     Parameters
     ----------
     store : Store or path
-        Where the steps are; each process opens it with mode "r".
+        The store; each process opens it with mode "r".
     view, fields, where
-        As for `Sampler`: what an item is, such as `Transitions()`, `Sequences()` or `Episodes()`, what it holds, and of
-        which episodes. An item has no weight.
+        As for `Sampler`. The view is `Transitions()`, `Sequences()` or `Episodes()`. Items have no weight.
 
     Raises
     ------
     ValueError
-        An argument is invalid, or the view or `fields` names something that the store has not.
+        An argument is invalid, or the view or `fields` names a field that the store lacks.
     StoreNotFound
         There is no store at the path.
     """
@@ -147,7 +146,7 @@ class MapDataset(Dataset[Any]):
         return f"MapDataset({self._path!r}, {self._view}, {len(self)} items)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs: it opens the store itself."""
+        """Return the state for another process, which opens the store itself."""
         return {**self.__dict__, "_sampler": None, "_pid": -1}
 
     def __len__(self) -> int:
@@ -155,7 +154,7 @@ class MapDataset(Dataset[Any]):
         return len(self.ids)
 
     def __getitem__(self, number: Any) -> Any:
-        """Return an item, or for several numbers their batch; IndexError where there is no such item."""
+        """Return an item, or the batch of several numbers; IndexError for a number out of range."""
         if isinstance(number, int | np.integer):
             if not -len(self) <= number < len(self):
                 raise IndexError(f"item {number} of {len(self)}")
@@ -163,7 +162,7 @@ class MapDataset(Dataset[Any]):
         return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return several items, which a loader collates; they are gathered at once."""
+        """Return several items for a loader to collate. They are gathered at once."""
         return _items(self._gather(self.ids[numbers]))
 
     def _gather(self, ids: NDArray[np.int64]) -> dr.Batch:
@@ -184,7 +183,7 @@ def _path_of(store: dr.Store | PathLike) -> str:
 
 
 def _place() -> tuple[int, int]:
-    """Return the rank of this process, and how many there are."""
+    """Return the rank of this process and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

@@ -34,7 +34,7 @@ UNBOUNDED = (1 << 31) - 1
 
 
 class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
-    """Saves which steps of which store are in a `StoreStorage`, and where; the steps are in the store."""
+    """Saves the store of a `StoreStorage` and the ids at its positions. The steps are in the store."""
 
     def dumps(self, storage: "StoreStorage", path: PathLike) -> None:
         """Save the state."""
@@ -42,7 +42,7 @@ class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
         torch.save(storage.state_dict(), Path(path) / "store.pt")
 
     def loads(self, storage: "StoreStorage", path: PathLike) -> None:
-        """Load what was saved."""
+        """Load a saved state."""
         storage.load_state_dict(torch.load(Path(path) / "store.pt"))
 
 
@@ -50,29 +50,29 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     """A `Storage` of TorchRL whose items are the steps of a store: ``ReplayBuffer(storage=StoreStorage(store), ...)``.
 
     TorchRL's samplers, transforms and collectors run on it as on a `LazyTensorStorage`, and equal seeds give equal
-    batches. Items are steps: ``add`` and ``extend`` append them, and a sampled batch has their keys, those of
-    `Batch.to_tensordict`. In memory is the id of each position, 8 bytes.
+    batches. Items are steps: ``add`` and ``extend`` append them, and a sampled batch has the keys of
+    `Batch.to_tensordict`. Memory holds the id of each position, 8 bytes.
 
-    A step never changes: writing to a position raises, but where the buffer's cursor is. With a capacity, positions are
-    a ring as with TorchRL's other storages, and the store evicts what it overwrites. One buffer writes to a storage,
-    and nobody else to its store; any number may read. A store that has steps already is continued: the newest ones
-    fill the storage, the oldest of them at position 0, and the cursor of the buffer goes behind the newest.
+    A step never changes: only the position of the buffer's cursor can be written. With a capacity, positions are a ring
+    as in TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may write to a storage and
+    its store; any number may read. An existing store is continued: its newest steps fill the storage, the oldest of
+    them at position 0, and the buffer's cursor follows the newest.
 
     An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
-    at the root and in ``"next"``. Where an item goes on with another observation than the one before led to, as after a
-    reset, the episode is cut there, and the step before it reads as truncated. Items of several environments may come
-    in any order, as ``("collector", "traj_ids")`` tells which belong together.
+    at the root and in ``"next"``. An item whose observation does not continue the last step, as after a reset, cuts the
+    episode there, and the step before it reads as truncated. Items of several environments may come in any order:
+    ``("collector", "traj_ids")`` names their trajectories.
 
     Concurrency: one thread writes. Reading is safe from several threads, as TorchRL's ``prefetch`` does.
 
     Parameters
     ----------
     store : Store or path
-        Opened with mode "a" to be extended. A path where there is none makes one when the first item comes, with a
-        schema of its keys: all of them are stored. Of the items, a given store takes what its schema names, and extra
-        fields are found at the root, or by their path.
+        A store that is open with mode "a", or a path. If the path has no store, the first item makes one, with all of
+        its keys in the schema. An existing store takes the keys of its schema; extra fields are keys at the root, or
+        paths.
     capacity : int or None
-        Of the store that is made at a path; None: unbounded.
+        Capacity of a new store; None: unbounded.
     durability : float or str
         As for `Store.writer`.
 
@@ -108,15 +108,15 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         super().__init__(None, self._capacity or UNBOUNDED)
 
     def _begin(self) -> None:
-        """Begin with no store and no steps."""
+        """Set the initial state, without a store and steps."""
         self._store = None
         self._kept: Kept = []
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, self._durability)
-        self._ids: Ints = np.zeros(0, np.int64)  # of each position; longer than the storage where it grows
+        self._ids: Ints = np.zeros(0, np.int64)  # by position; with room for more
         self._size = self._next = 0
         self._buffers: list[ReplayBuffer] = []
-        # Positions that the buffers' samplers have not been told of, while their cursors are not at `_next`.
+        # Positions that the buffers' samplers do not know yet, while their cursors are not at `_next`.
         self._untold: Ints | None = None
 
     def _attach_sampler(self, store: dr.Store) -> None:
@@ -125,17 +125,17 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._kept.append(self._sampler)
 
     def close(self) -> None:
-        """Close the writers, and the store where only its path was given. Closing twice is fine."""
+        """Close the writers, and the store if a path was given. Closing twice is fine."""
         self._close()
 
-    # --- what TorchRL has no public name for -------------------------------------------------------------------------
+    # --- without public names in TorchRL --------------------------------------------------------------------------
 
-    # A subclass of `Storage` alone cannot do without a `collate_fn` for each buffer: TorchRL has default ones for its
-    # own storages only, so this is a `TensorStorage`. A storage of others has no public way to tell samplers that steps
-    # were added and where the newest one is, and none to be emptied: TorchRL's own do that by these names.
+    # A plain subclass of `Storage` needs a `collate_fn` for each buffer. TorchRL has defaults only for its own
+    # storages, so this is a `TensorStorage`. Other storages have no public way to announce added steps to samplers, and none to
+    # be emptied: TorchRL's own storages do that by these names.
 
     def _tell_samplers(self, newest: int | None = None) -> None:
-        """Have samplers look at the steps again; `newest` is the position of one that was added."""
+        """Announce changed steps to samplers; `newest` is the position of an added step."""
         if newest is not None:
             self._set_last_cursor(newest)
         self._bump_mutation_revision()
@@ -152,7 +152,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- positions ---------------------------------------------------------------------------------------------------
 
     def attach(self, buffer: Any) -> None:
-        """Serve a buffer, too."""
+        """Attach a buffer."""
         super().attach(buffer)
         if isinstance(buffer, ReplayBuffer) and buffer not in self._buffers:
             self._buffers.append(buffer)
@@ -164,12 +164,12 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         wanted = min(self._size + len(ids), limit)
         if wanted > len(self._ids):
             self._ids = np.resize(self._ids, min(max(wanted, 2 * len(self._ids), 1024), limit))
-        self._ids[positions] = ids  # of a position that comes twice, the newest
+        self._ids[positions] = ids  # the newest id of a repeated position
         self._size, self._next = wanted, int(self._next + len(ids)) % limit
         return positions
 
     def _set_cursors(self) -> None:
-        """Set the cursors of the buffers behind the newest step, and tell their samplers of steps they do not know."""
+        """Set the cursors of the buffers after the newest step, and announce unknown steps to their samplers."""
         untold, self._untold = self._untold, None
         for buffer in self._buffers:
             state = buffer.writer.state_dict()
@@ -181,13 +181,13 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     @property
     def checkpointer(self) -> StorageCheckpointerBase:
-        """What saves the state."""
+        """The object that saves the state."""
         return super().checkpointer
 
     @checkpointer.setter
     def checkpointer(self, value: StorageCheckpointerBase | None) -> None:
         TensorStorage.checkpointer.fset(self, ByReference() if value is None else value)
-        # A buffer sets it when its writer is there.
+        # A buffer sets it after its writer.
         self._set_cursors()
 
     def __len__(self) -> int:
@@ -212,11 +212,11 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         Raises
         ------
         ReadOnlyError
-            The positions are others: the steps of a store never change. Or the store was opened with mode "r".
+            Other positions were given: the steps of a store never change. Or the store was opened with mode "r".
         SchemaError
-            An item is no step, or does not fit the schema; nothing was appended.
+            An item is not a step, or does not fit the schema; nothing was appended.
         SchemaError, StorageFull
-            The store's `validate` refuses an item, or there is no room for it; those before it are appended.
+            The store's `validate` refuses an item, or the disk is full; the items before it are appended.
         """
         check_open(self, self._close)
         items = _stacked(data)
@@ -238,13 +238,13 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         finally:
             placed = self._place(np.array(ids, np.int64))
             self._tell_samplers(int(placed[-1]) if len(placed) else None)
-            if self._untold is not None or not whole:  # else the cursor of the buffer is behind these steps
+            if self._untold is not None or not whole:  # else the buffer's cursor follows these steps
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
             self._set_cursors()
 
     def _append(self, items: TensorDictBase) -> Iterator[int]:
-        """Append each item to its episode, and yield its id; nothing is appended where one does not fit."""
+        """Append each item to its episode, and yield its id. If an item does not fit, nothing is appended."""
         store, count = self._opened(items), len(items)
         schema = store.schema
         extra = {name: _values(tree, items, (name,)) for name, tree in schema.extra.items()}
@@ -275,12 +275,12 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
-        """Return the steps at positions, or of all steps what a key names.
+        """Return the steps at positions, or the values of a key of all steps.
 
         Raises
         ------
         IndexError
-            There is no such position.
+            The position does not exist.
         InvalidIndex
             The store has evicted a step by another rule than its capacity.
         """
@@ -293,15 +293,15 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             raise IndexError("the storage is empty")
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
         found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
-        found = found.exclude("index", "priority_weight")  # those of TorchRL's samplers are others
-        # At the root they say whether the episode had ended before the step.
+        found = found.exclude("index", "priority_weight")  # TorchRL's samplers add their own
+        # At the root they tell whether the episode had ended before the step.
         found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
         return found if ids.ndim == 1 else found.reshape(ids.shape)
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which steps of which store are at which positions; they are durable then."""
+        """Return the store and the ids by position. The steps are durable then."""
         self._writers.flush()
         return {
             "uuid": None if self._store is None else self._store.uuid,
@@ -310,7 +310,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Put the steps at their positions again, and what the store got since behind them.
+        """Restore the steps at their positions, followed by the steps that the store got since.
 
         Raises
         ------
@@ -327,7 +327,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             there = self._sampler.ids()
             newest = np.flatnonzero(there == (ids[int(state_dict["next"]) - 1] if len(ids) else -1))
             since = there[int(newest[0]) + 1 :] if len(newest) else there
-            # What the store overwrote is where `since` goes; where more is gone, positions begin anew.
+            # New steps take the positions of overwritten ones. If more steps are gone, positions are assigned afresh.
             if len(newest) and np.isin(ids, there).sum() >= len(ids) - len(since):
                 self._place(ids)
                 self._next = int(state_dict["next"])
@@ -335,7 +335,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._tell_samplers()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs: it opens the store itself, by its path."""
+        """Return the state for another process, which opens the store by its path."""
         state: dict[str, Any] = super().__getstate__()
         for name in ("_kept", "_close", "_writers", "_sampler"):
             state.pop(name, None)
@@ -358,7 +358,7 @@ def _schema_of(item: TensorDictBase) -> dr.Schema:
     own = {"action", "reward", "index", *FLAGS}
     obs = [key for key in values if ("next", *key) in values and key[0] not in own]
     if not obs:
-        raise dr.SchemaError(f"an item has no observation, a key that is at the root and in 'next': {list(values)}")
+        raise dr.SchemaError(f"an item has no observation (a key both at the root and in 'next'): {list(values)}")
     taken = {("next", name) for name in ("reward", *FLAGS)}.union(obs, (("next", *key) for key in obs))
     kept = [key for key in values if key not in taken and key[0] not in own - {"reward"}]
     action = _nested({key: value for key, value in values.items() if key[0] == "action"})
@@ -380,7 +380,7 @@ def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def _stacked(data: Any) -> TensorDictBase:
-    """Return items with one leading axis; SchemaError where they are not steps."""
+    """Return items with one leading axis; SchemaError if they are not steps."""
     if isinstance(data, list) and data and is_tensor_collection(data[0]):
         data = lazy_stack(data)
     if not is_tensor_collection(data):
@@ -394,7 +394,7 @@ def _stacked(data: Any) -> TensorDictBase:
 
 
 def _as_numpy(index: Any) -> Any:
-    """Return an index of numpy's that is the same as one of torch's."""
+    """Return the numpy index that equals a torch index."""
     if isinstance(index, torch.Tensor):
         return index.cpu().numpy()
     return np.asarray(index) if isinstance(index, range | list) else index
@@ -420,7 +420,7 @@ def _observations(tree: Any, items: TensorDictBase, above: Key) -> Any:
 
 
 def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
-    """Return one number of each item, which TorchRL gives an axis of its own."""
+    """Return one number per item, without the extra axis of TorchRL."""
     value = _value(items, key)
     if value.numel() != len(items):
         raise dr.SchemaError(f"{key} has the shape {tuple(value.shape)}, and needs one number an item")
@@ -439,5 +439,5 @@ def _ends(items: TensorDictBase) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def _row(tree: Any, i: int) -> Any:
-    """Return one item's part of arrays."""
+    """Return row i of nested arrays."""
     return tree[i] if isinstance(tree, np.ndarray) else {name: _row(part, i) for name, part in tree.items()}

@@ -1,4 +1,4 @@
-"""Writers for trajectories that are collected side by side, of which nobody says beforehand how many there are."""
+"""Writers for any number of trajectories that are collected at the same time."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -8,17 +8,17 @@ from diskreplay.closing import Kept
 
 __all__ = ["TrajectoryWriters"]
 
-# Trajectories that go on at the same time. Beyond, the one that has waited longest is cut: its collector is gone.
+# Most open trajectories. Beyond that, the trajectory that waited longest is cut: its collector is gone.
 MAX_TRAJECTORIES = 256
 
 
 class TrajectoryWriters:
-    """One writer for each trajectory that goes on; one that ends leaves its writer to the next.
+    """One writer for each open trajectory. A trajectory that ends leaves its writer to the next one.
 
     Parameters
     ----------
     kept : list
-        What `closes` closes: writers are added to it as they are made.
+        The list of `closes`: new writers are added to it.
     durability : float or str
         As for `Store.writer`.
     """
@@ -28,10 +28,10 @@ class TrajectoryWriters:
         self._durability: Any = durability
         self._writers: list[dr.Writer] = []
         self._free: list[dr.Writer] = []
-        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory, the one that has waited longest first
+        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory, in the order of their last step
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
-        """Return the writer that a trajectory goes on with, or begins with."""
+        """Return the writer of a trajectory, a free or new one at its beginning."""
         writer = self._open.pop(trajectory, None)
         if writer is None and self._free:
             writer = self._free.pop()
@@ -51,12 +51,12 @@ class TrajectoryWriters:
         self._free.append(self._open.pop(trajectory))
 
     def flush(self) -> None:
-        """Make durable what was appended."""
+        """Make the appended steps durable."""
         for writer in self._writers:
             writer.flush()
 
     def close(self) -> None:
-        """Close the writers, which cuts what is open; further trajectories get others."""
+        """Close the writers, which cuts open trajectories. Later trajectories get new writers."""
         for writer in self._writers:
             self._kept.remove(writer)
             writer.close()

@@ -672,11 +672,11 @@ def test_reset_forgets_every_step(made):
 
 def test_bad_arguments_are_refused(made, tmp_path):
     space, action = SPACES_OF_BOX
-    with pytest.raises(ValueError, match="must be of no Dict space, not Dict.*: take DiskDictReplayBuffer"):
+    with pytest.raises(ValueError, match="must not be a Dict, not Dict.*: take DiskDictReplayBuffer"):
         DiskReplayBuffer(50, SPACES["dict"], action)
     with pytest.raises(ValueError, match="n_steps must be at least 1, not 0"):
         DiskReplayBuffer(50, space, action, n_steps=0)
-    with pytest.raises(ValueError, match="must be of a Dict space"):
+    with pytest.raises(ValueError, match="must be a Dict, not"):
         DiskDictReplayBuffer(50, space, action)
     with pytest.raises(ValueError, match="n_steps must be 1 with Dict observations, not 2"):
         DiskDictReplayBuffer(50, SPACES["dict"], action, n_steps=2)

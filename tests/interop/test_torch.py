@@ -167,7 +167,7 @@ def test_what_is_invalid_is_refused_before_a_worker_starts(tmp_store):
     with filled(tmp_store, 50) as store:
         with pytest.raises(ValueError, match="batch_size"):
             StoreDataset(store, dr.Transitions(), batch_size=0)
-        with pytest.raises(ValueError, match="give both rank and world_size, or none of them: not 1 and None"):
+        with pytest.raises(ValueError, match="give both rank and world_size, or neither: not 1 and None"):
             StoreDataset(store, dr.Transitions(), rank=1)
         with pytest.raises(ValueError, match="nothing_of_the_kind"):
             MapDataset(store, dr.Transitions(), fields=["nothing_of_the_kind"])
