@@ -131,8 +131,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- without public names in TorchRL --------------------------------------------------------------------------
 
     # A plain subclass of `Storage` needs a `collate_fn` for each buffer. TorchRL has defaults only for its own
-    # storages, so this is a `TensorStorage`. Other storages have no public way to announce added steps to samplers, and none to
-    # be emptied: TorchRL's own storages do that by these names.
+    # storages, so this is a `TensorStorage`. Other storages have no public way to announce added steps to samplers,
+    # and none to be emptied: TorchRL's own storages do that by these names.
 
     def _tell_samplers(self, newest: int | None = None) -> None:
         """Announce changed steps to samplers; `newest` is the position of an added step."""
