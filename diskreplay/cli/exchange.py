@@ -237,7 +237,7 @@ def export_store(
     dtype: Dtype = None,
     compression: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="As --option compression=NAME, of formats that have it: parquet, d4rl."),
+        typer.Option(metavar="NAME", help="As --option compression=NAME, of a format that has it: parquet."),
     ] = None,
     video: Annotated[
         bool, typer.Option("--video", help="As --option video=true: encode images as video, which loses detail.")

@@ -1,5 +1,6 @@
 """Options of an import in every format: features have the names of the data set, and skipped ones are not read."""
 
+import zipfile
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_skipped_arrays_of_npz_are_not_read(store: Path, tmp_path: Path, monkeyp
     np.savez(tmp_path / "flat.npz", **rows, dones=np.arange(4) % 2)
     (tmp_path / "files").mkdir()
     np.savez(tmp_path / "files/a.npz", **rows)
-    read = noted(monkeypatch, np.lib.npyio.NpzFile, "__getitem__", lambda _, name: [name])
+    read = noted(monkeypatch, zipfile.ZipFile, "open", lambda _, member, *__: [member.filename.removesuffix(".npy")])
     npz.import_dataset(tmp_path / "set", tmp_path / "a", skip="obs/eye")
     assert "obs/arm" in read
     for source in ("flat.npz", "files"):
