@@ -144,7 +144,7 @@ def export_dataset(
     one_hot : bool
         Write discrete actions as one-hot vectors of float32, as Dreamer takes them.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------

@@ -136,7 +136,7 @@ def export_dataset(
     compression : str or None
         Of pyarrow's: "snappy", "zstd", "gzip", "brotli" or "lz4". None, or "none": the values as they are.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
 
 
 class _Wanted(NamedTuple):
-    """The leaves that are read: those that the options keep."""
+    """The leaves that the options keep, and that are read."""
 
     schema: Schema
     paths: Collection[str]

@@ -163,7 +163,7 @@ def export_dataset(
     dry_run : bool
         Write nothing, only return what would be.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------

@@ -172,7 +172,7 @@ def export_dataset(
         "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: that of the buffer that the
         store was imported from, else by whether observations are dicts.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------
@@ -276,7 +276,7 @@ class _Buffer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of arrays by their leaves; those of a dict have slashes."""
+        """The names of arrays by their leaves; arrays of a dict have slashes."""
         obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 

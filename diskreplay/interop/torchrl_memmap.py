@@ -148,7 +148,7 @@ def export_dataset(
     batch_size : int
         How many steps ``sample()`` of the loaded buffer gives.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------

@@ -143,7 +143,7 @@ def export_dataset(
     zarr_format : int
         The version of zarr: 2, which diffusion_policy reads, or 3.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`. An array has the name of its leaf
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`. An array has the name of its leaf
         below the part: ``rename={"obs/image": "img"}`` makes ``data/img``.
 
     Raises

@@ -70,7 +70,7 @@ class EpisodeData:
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
-        """Read an ended episode of a store: all leaves, or those that are wanted.
+        """Read all leaves of an ended episode of a store, or the wanted ones.
 
         Raises
         ------

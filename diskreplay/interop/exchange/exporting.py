@@ -1,7 +1,7 @@
 """Export: the ended episodes of a store to a data set, which appears when it is complete.
 
-The options say which leaves of the store are written, by which names and of which dtypes. A format gets the schema and
-the episodes that result. Data that it cannot hold are named before the first episode is written.
+The options choose leaves of the store, their names and their dtypes. A format gets the resulting schema and episodes.
+Data that it cannot hold are named before the first episode is written.
 """
 
 import os
@@ -48,7 +48,7 @@ _PREFIX_CHARACTERS = 48
 
 
 class ExportOptions(TypedDict, total=False):
-    """The options that every ``export_dataset`` takes. They are those of an import, with the names of the store.
+    """The options that every ``export_dataset`` takes; an import takes the same, with the names of its data set.
 
     A format writes its data set as if the store had these leaves. An import of the data set finds them.
 
@@ -181,7 +181,7 @@ class ChosenEpisode:
         return next((old for old, new in self._layout.paths.items() if new == path), None)
 
     def read(self, schema: Schema) -> EpisodeData:
-        """Read the exported leaves; ``schema`` is that of the store.
+        """Read the exported leaves; ``schema`` is the store's.
 
         Raises
         ------
@@ -248,7 +248,7 @@ def export_from(
     make_format : callable
         Returns the writer for a schema, the exported episodes, and the note of the import that made the store.
     options : ExportOptions
-        What is exported, by which names and of which dtypes.
+        The chosen leaves, names, dtypes and episodes.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -293,7 +293,7 @@ def _choice(options: ExportOptions) -> Choice:
     """Return the options of an export; TypeError for an unknown one, as of any function."""
     for name in options:
         if name in RENAMED:
-            raise SchemaError(f"the option {name} is called {RENAMED[name]} now, as that of other formats")
+            raise SchemaError(f"the option {name} is called {RENAMED[name]} now, in all formats")
         if name not in ExportOptions.__annotations__:
             raise TypeError(f"export_dataset() got an unexpected keyword argument {name!r}")
     return Choice(**options)

@@ -101,7 +101,7 @@ def open_source(source: str | PathLike[str]) -> Source:
 
 
 def _name_of(path: str) -> str:
-    """Return what a data set of Minari calls a leaf: observations/image, infos/success, seed."""
+    """Return the name of a leaf in a data set of Minari: observations/image, infos/success, seed."""
     part, _, below = path.partition("/")
     return below if part in (EXTRA, FIELDS) else f"{_NAMES[part]}/{below}".rstrip("/")
 
@@ -140,7 +140,7 @@ def export_dataset(
     data_format : {"hdf5", "arrow", "parquet"}
         In which files.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------

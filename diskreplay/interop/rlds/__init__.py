@@ -120,7 +120,7 @@ def export_dataset(
     name : str
         What TFDS calls the data set: lower-case letters, digits and underscores.
     **options
-        What is written, by which names and of which dtypes: see `ExportOptions`.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The options of an export: those of an import, with the names of the store."""
+"""An export takes the options of an import, with the names of the store."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ FOUND: Mapping[str, Mapping[str, str]] = {
     "minari": {"extra/points": "extra/infos/points"},
     "lerobot": {"obs/eye": "obs/images/eye"},
 }
-"""Where an import finds a leaf again, if the format does not keep its place."""
+"""The place of a leaf after an import, if the format does not keep it."""
 
 
 @pytest.fixture(params=SCHEMES)
@@ -56,7 +56,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def view(store: Path, paths: Mapping[str, str], dtypes: Mapping[str, str], lost: set[str]) -> list[dict[str, Any]]:
-    """The leaves of a store that are chosen, by their new paths; without those that are lost."""
+    """The chosen leaves of a store by their new paths, without lost ones."""
     found = []
     with dr.open(store) as opened:
         for episode in opened.episodes:
@@ -166,7 +166,7 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
         ({"rename": {"episode/level": "extra/level"}}, "an episode has one value of 'episode/level', so it cannot be"),
         ({"skip": "obs"}, "no feature is the observation"),
         ({"where": "length > 3"}, "where must be a function of an episode, not 'length > 3'"),
-        ({"names": {"obs/arm": "x"}}, "the option names is called rename now, as that of other formats"),
+        ({"names": {"obs/arm": "x"}}, "the option names is called rename now, in all formats"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused_before_anything_is_written(

@@ -23,7 +23,7 @@ SEGMENT_BYTES = 1 << 20
 
 @pytest.fixture
 def frames(tmp_path: Path) -> Path:
-    """A data set of frames that have much in common: some MB, of which zstd leaves a small part."""
+    """A data set of equal frames: some MB, which zstd makes small."""
     with dr.create(tmp_path / "source", dr.Schema(dr.Field((SIDE, SIDE), "uint8"), dr.Field((), "int64"))) as store:
         with store.writer() as writer:
             for number in range(COUNT):
