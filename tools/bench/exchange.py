@@ -1,30 +1,49 @@
-"""Import and export data sets beside the libraries of their formats."""
+"""Import and export data sets, compared with the libraries of their formats."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import h5py
 import numpy as np
 import pyarrow as pa
+import zarr
 from gymnasium import Space
 from minari import MinariDataset
 from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
 from numpy.typing import NDArray
+from PIL import Image
 from pyarrow import parquet as pyarrow_parquet
 
 import diskreplay as dr
-from diskreplay.interop import arrow_arrays, d4rl, lerobot, minari, parquet
+from diskreplay.interop import (
+    arrow_arrays,
+    d4rl,
+    dreamer,
+    lerobot,
+    minari,
+    npz,
+    parquet,
+    rlds,
+    robomimic,
+    sb3_pickle,
+    torchrl_memmap,
+    zarr_episodes,
+)
 from diskreplay.interop.exchange.choosing import Choice
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.importing import Source
-from tools.bench.harness import Contestant, Report, Table, Target, in_turn, number, ratio_table, ratios
+from diskreplay.interop.rlds.records import example_class
+from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number, ratio_table, ratios
 
 LEAST = 0.7
 READ, IMPORT, EXPORT = "read", "import", "export"
@@ -39,7 +58,9 @@ class Size(NamedTuple):
     image_steps: int
 
 
-FULL, TINY = Size(100, 4000, 8, 1000), Size(2, 5, 2, 5)
+FULL, TINY = Size(1000, 1000, 20, 1000), Size(2, 5, 2, 5)
+
+OPTIONAL = {"Stable-Baselines3": "stable_baselines3", "tensordict": "tensordict"}
 
 BOX = {"type": "Box", "low": "-Infinity", "high": "Infinity"}
 SCHEMAS = {
@@ -53,30 +74,43 @@ SCHEMAS = {
 
 
 Arrays = Iterator[NDArray[Any]]
+Write = Callable[[Path, dr.Schema, list[EpisodeData]], None]
 
 
 class Peer(NamedTuple):
-    """What a format's own library does: it reads a data set into arrays, and writes episodes that are in memory."""
+    """A format's own library: it reads a data set into arrays, and may write episodes that are in memory."""
 
     name: str
     read: Callable[[Path], Arrays]
-    write: Callable[[Path, dr.Schema, list[EpisodeData]], None]
+    write: Write | None = None
 
 
 class Pair(NamedTuple):
-    """A format by two ways: ours, and that of its own library."""
+    """A format with an adapter of this package and with its own library."""
 
     name: str
     adapter: ModuleType
-    options: dict[str, Any]
     peer: Peer
+    options: Mapping[str, Any] = {}
     kinds: tuple[str, ...] = ("vectors", "images")
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the library is there, which only some of the tests need."""
+        return find_spec(OPTIONAL.get(self.peer.name, "numpy")) is not None
+
+    @property
+    def compared(self) -> list[tuple[str, str]]:
+        """Our contestants with the library's, in the order of the tables."""
+        peer = self.peer.name
+        found = [(READ, f"{peer} reads"), (IMPORT, f"{peer} reads"), (IMPORT, f"{peer} reads, NumPy saves")]
+        return [*found, (EXPORT, f"{peer} writes")] if self.peer.write else found
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     """Read and write each format in turn with its library."""
     del peers  # without them there is nothing to compare
-    tables, targets = [], []
+    times, compared, targets = list[list[str]](), list[Table](), list[Target]()
     for kind, schema in SCHEMAS.items():
         counts = (size.images, size.image_steps) if kind == "images" else (size.vectors, size.vector_steps)
         episodes = _episodes(schema, *counts)
@@ -84,26 +118,39 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         with dr.create(store, schema) as made, made.writer(durability="none") as writer:
             for episode in episodes:
                 episode.append_to(writer, schema)
-        for pair in (pair for pair in PAIRS if kind in pair.kinds):
-            name, peer = f"{kind}, {pair.name}", pair.peer.name
+        for pair in (pair for pair in PAIRS if kind in pair.kinds and pair.is_installed):
+            name, own = f"{kind}, {pair.name}", folder / "own"
+            pair.adapter.export_dataset(store, own, **pair.options)
+            nbytes, stored = sum(array.nbytes for array in pair.peer.read(own)), _size(own)
             seconds = in_turn(_contestants(pair, store, schema, episodes, folder), rounds)
-            medians = {what: float(np.median(np.concatenate(taken))) * 1e3 for what, taken in seconds.items()}
-            tables.append(Table([name, "median ms"], [[what, number(median)] for what, median in medians.items()]))
-            compared = [(READ, f"{peer} reads"), (IMPORT, f"{peer} reads, NumPy saves"), (EXPORT, f"{peer} writes")]
-            tables.append(ratio_table(seconds, compared))
-            for ours, theirs in compared:
-                share = float(np.median(ratios(seconds, ours, theirs)))
-                targets.append(Target(f"{name}: {ours}, beside: {theirs}", share, LEAST, "times as fast", True))
+            _remove(own)
+            times += [[f"{name}: {what}", *_cells(taken, nbytes, stored)] for what, taken in seconds.items()]
+            found = ratio_table(seconds, pair.compared)
+            compared.append(found._replace(rows=[[f"{name}: {row[0]}", *row[1:]] for row in found.rows]))
+            for ours, theirs in pair.compared:
+                if (ours, theirs) != (IMPORT, f"{pair.peer.name} reads"):  # an import also writes
+                    share = float(np.median(ratios(seconds, ours, theirs)))
+                    what = f"{name}: {ours}, compared with: {theirs}"
+                    targets.append(Target(what, share, LEAST, "times as fast", True))
+        _remove(store)
+    ratio_rows = [row for table in compared for row in table.rows]
     return Report(
         "Import and export data sets",
-        tables,
+        [
+            Table(["what", "median s", "MB of values", "MB on disk", "MB of values a second"], times),
+            Table(compared[0].header, ratio_rows),
+        ],
         targets,
         [
             f"Vectors: {size.vectors} episodes of {size.vector_steps} steps, 17 float64 and 6 float32; images: "
-            f"{size.images} of {size.image_steps}, 64x64x3 uint8.",
-            "To read is to have the arrays of each episode in turn; ours of Arrow are mapped. An import reads, appends "
-            "to a new store and seals it, with checksums; beside it the library reads, and numpy.save writes each "
-            "array to a file of its own. An export reads a store; the library writes the same episodes from memory.",
+            f"{size.images} of {size.image_steps}, 64x64x3 uint8. A set is an export of these. The values are counted "
+            "as the library returns them: most formats hold the next observation of each step, too.",
+            "To read is to have the arrays of each episode in turn; mapped arrays are touched once a page. An import "
+            "reads, appends to a new store and seals it, with checksums. It is compared with a library that only "
+            "reads, and with one that reads while numpy.save writes each array to a file of its own. An export reads "
+            "a store; the library writes the same episodes from memory.",
+            "RLDS is compared with protobuf and Pillow, without checksums, since TensorFlow is not installed. D4RL and "
+            "robomimic are read by h5py, LeRobot by pyarrow.",
             "Images are not JPEG: neither here nor there.",
         ],
     )
@@ -126,11 +173,9 @@ def _contestants(
     pair: Pair, store: Path, schema: dr.Schema, episodes: list[EpisodeData], folder: Path
 ) -> list[Contestant]:
     own, left, adapter, peer = folder / "own", folder / "left", pair.adapter, pair.peer
-    _remove(own)
-    adapter.export_dataset(store, own, **pair.options)
 
     def timed(name: str, work: Callable[[], object]) -> Contestant:
-        def once() -> Any:
+        def once() -> Seconds:
             started = perf_counter()
             work()
             taken = np.array([perf_counter() - started])
@@ -139,18 +184,34 @@ def _contestants(
 
         return Contestant(name, once)
 
-    return [
-        timed(READ, lambda: _exhaust(_read(adapter.open_source(own)))),
-        timed(f"{peer.name} reads", lambda: _exhaust(peer.read(own))),
+    contestants = [
+        timed(READ, lambda: _read(adapter, own, left)),
+        timed(f"{peer.name} reads", lambda: _touch(peer.read(own))),
         timed(IMPORT, lambda: adapter.import_dataset(own, left)),
         timed(f"{peer.name} reads, NumPy saves", lambda: _save(peer.read(own), left)),
-        timed(EXPORT, lambda: adapter.export_dataset(store, left, **pair.options)),
-        timed(f"{peer.name} writes", lambda: peer.write(left, schema, episodes)),
     ]
+    if write := peer.write:
+        contestants += [
+            timed(EXPORT, lambda: adapter.export_dataset(store, left, **pair.options)),
+            timed(f"{peer.name} writes", lambda: write(left, schema, episodes)),
+        ]
+    return contestants
 
 
-def _read(source: Source) -> Iterator[EpisodeData]:
-    return source.read(0, source.lay_out(Choice()).paths)
+def _cells(taken: list[Seconds], nbytes: int, stored: int) -> list[str]:
+    median = float(np.median(np.concatenate(taken)))
+    return [number(each) for each in (median, nbytes / 1e6, stored / 1e6, nbytes / 1e6 / median)]
+
+
+def _read(adapter: ModuleType, own: Path, left: Path) -> None:
+    """Read a data set as an import does, and append nothing."""
+
+    def drain(_: Path, source: Source, choice: Choice, __: object) -> None:
+        for episode in source.read(0, source.lay_out(choice).paths):
+            _touch(iter(episode.steps.values()))
+
+    with mock.patch.object(adapter, "import_into", drain):
+        adapter.import_dataset(own, left)
 
 
 def _remove(path: Path) -> None:
@@ -161,9 +222,15 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _exhaust(items: Iterator[Any]) -> None:
-    for _ in items:
-        pass
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _touch(arrays: Arrays) -> None:
+    """Read a byte of each page: arrays that are mapped are read no earlier."""
+    for array in arrays:
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8)[::4096].max(initial=0)
 
 
 def _save(arrays: Arrays, folder: Path) -> None:
@@ -308,17 +375,97 @@ def _write_d4rl(path: Path, schema: dr.Schema, episodes: list[EpisodeData]) -> N
             file.create_dataset(name, data=values, compression="gzip")
 
 
+# --- robomimic, and the layout of diffusion_policy -------------------------------------------------------------------
+
+
+def _read_robomimic(path: Path) -> Arrays:
+    with h5py.File(path) as file:
+        for demo in file["data"].values():
+            found: list[h5py.Dataset] = []
+            demo.visititems(lambda _, item, found=found: found.append(item) if isinstance(item, h5py.Dataset) else None)
+            for array in found:
+                yield array[()]
+
+
+def _read_zarr(folder: Path) -> Arrays:
+    root = zarr.open_group(folder, mode="r")
+    ends = root["meta/episode_ends"][...]
+    for _, array in root["data"].arrays():
+        rows = array[...]
+        for start, stop in pairwise([0, *ends.tolist()]):
+            yield rows[start:stop]
+
+
+# --- NumPy's files, also those of Dreamer ----------------------------------------------------------------------------
+
+
+def _read_npz(folder: Path) -> Arrays:
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as file:
+            for name in file.files:
+                yield file[name]
+
+
+# --- buffers ---------------------------------------------------------------------------------------------------------
+
+
+def _read_sb3(path: Path) -> Arrays:
+    from stable_baselines3.common.save_util import load_from_pkl  # the extra bench has it
+
+    buffer = load_from_pkl(path)
+    yield from (value for value in vars(buffer).values() if isinstance(value, np.ndarray))
+
+
+def _read_torchrl(folder: Path) -> Arrays:
+    from tensordict import TensorDict  # the extra bench has it
+
+    for value in TensorDict.load_memmap(folder / "storage").values(include_nested=True, leaves_only=True):
+        yield value.clone().numpy()
+
+
+# --- RLDS: an export to it has an example an episode, with images as PNG ----------------------------------------------
+
+
+def _read_rlds(folder: Path) -> Arrays:
+    message = example_class()
+    for path in sorted(folder.glob("*.tfrecord-*")):
+        with open(path, "rb") as file:
+            while header := file.read(12):
+                data = file.read(int.from_bytes(header[:8], "little"))
+                file.read(4)
+                for feature in message.FromString(data).features.feature.values():
+                    yield from _values(feature)
+
+
+def _values(feature: Any) -> Arrays:
+    kind = feature.WhichOneof("kind")
+    values = getattr(feature, kind).value
+    if kind != "bytes_list":
+        yield np.array(values, np.float32 if kind == "float_list" else np.int64)
+    elif values[0].startswith(b"\x89PNG"):
+        yield np.stack([np.asarray(Image.open(BytesIO(data))) for data in values])
+    else:
+        yield np.stack([np.frombuffer(data) for data in values])
+
+
 PAIRS = [
     *(
         Pair(
             f"Minari in {title}",
             minari,
-            {"data_format": data_format},
             Peer("Minari", _read_minari, _write_minari(data_format)),
+            {"data_format": data_format},
         )
         for data_format, title in (("hdf5", "HDF5"), ("arrow", "Arrow"))
     ),
-    Pair("Parquet", parquet, {}, Peer("pyarrow", _read_parquet, _write_parquet)),
-    Pair("tables of LeRobot", lerobot, {}, Peer("pyarrow", _read_lerobot, _write_lerobot), ("vectors",)),
-    Pair("D4RL", d4rl, {}, Peer("h5py", _read_d4rl, _write_d4rl), ("vectors",)),
+    Pair("Parquet", parquet, Peer("pyarrow", _read_parquet, _write_parquet)),
+    Pair("tables of LeRobot", lerobot, Peer("pyarrow", _read_lerobot, _write_lerobot), kinds=("vectors",)),
+    Pair("D4RL", d4rl, Peer("h5py", _read_d4rl, _write_d4rl), kinds=("vectors",)),
+    Pair("robomimic", robomimic, Peer("h5py", _read_robomimic)),
+    Pair("diffusion_policy", zarr_episodes, Peer("zarr", _read_zarr)),
+    Pair("NumPy files", npz, Peer("NumPy", _read_npz)),
+    Pair("Dreamer", dreamer, Peer("NumPy", _read_npz)),
+    Pair("Stable-Baselines3", sb3_pickle, Peer("Stable-Baselines3", _read_sb3)),
+    Pair("TorchRL", torchrl_memmap, Peer("tensordict", _read_torchrl)),
+    Pair("RLDS", rlds, Peer("protobuf", _read_rlds)),
 ]
