@@ -297,6 +297,7 @@ def run(
         for line in lines:
             if "wrong" in line:
                 counts.update([f"raise: {line['raise']}", f"skip: {line['skip']}"])
+                counts["MiB at most"] = max(counts["MiB at most"], line["MiB"])
                 if line["wrong"]:
                     found[line["number"]] = {**begun.get(line["number"], {}), **line}
         if done.returncode == 0:

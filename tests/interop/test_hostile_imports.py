@@ -377,3 +377,18 @@ def test_a_zarr_array_of_more_chunks_than_its_files_can_hold_is_refused(tmp_path
     zarr.open_group(tmp_path / "set", mode="a").create_array("data/more", shape=(50_000_000,), chunks=(1,), dtype="?")
     with pytest.raises(dr.FormatError, match="set: data/more claims 50000000 chunks, which cannot come from"):
         zarr_episodes.import_dataset(tmp_path / "set", tmp_path / "store")
+
+
+def test_names_that_are_no_texts_are_escaped_in_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    make_minari(tmp_path, "hdf5")
+    import h5py
+
+    from diskreplay.interop import minari
+
+    with h5py.File(tmp_path / "own-v0/data/main_data.hdf5", "r+") as file:
+        file["episode_1/infos"][b"\xff"] = np.zeros(3)
+    minari.import_dataset("own-v0", tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        noted = json.dumps(store.read_note("import-00000000"))
+    assert json.dumps(r"\xff") in noted

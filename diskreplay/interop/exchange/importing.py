@@ -482,11 +482,12 @@ class _Segments:
 
 
 def _as_note(value: Json) -> Json:
-    """Return a value as strict JSON: Python's json reads infinities and NaN, and a note has texts in their place."""
+    """Return a value as strict JSON: infinities, NaN, and keys that are no texts become texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {key: _as_note(inner) for key, inner in value.items()}
+        texts = (key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key) for key in value)
+        return {key: _as_note(inner) for key, inner in zip(texts, value.values(), strict=True)}
     return [_as_note(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
