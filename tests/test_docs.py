@@ -44,6 +44,12 @@ def test_the_snippets_of_a_page_run_one_after_the_other(tmp_path, processes, pag
         pytest.skip(f"ran all but what needs {', '.join(sorted(missing))}")
 
 
+def test_the_readme_records_in_ten_lines_and_resumes_and_looks_in_three():
+    _, *found = snippets.snippets(REPOSITORY / "README.md")
+    lines = [[line for line in each.code.splitlines() if line] for each in found]
+    assert list(map(len, lines)) == [10, 3, 3]
+
+
 @pytest.mark.slow(turns=4)
 def test_the_lines_of_the_readme_run_with_every_warning_an_error(tmp_path):
     code = "\n".join(each.code for each in snippets.snippets(REPOSITORY / "README.md") if each.language == "python")
