@@ -94,6 +94,7 @@ LIBRARIES = {
         *("interop.rllib", "interop.rllib_episodes", "store.ray_dataset"),
     },
     "gymnasium": {"interop", "cli", "schema.schema", "schema.spaces"},
+    "jax": {"interop.jax"},
     "jinja2": {"cli"},
     "matplotlib": {"cli"},
     "plotext": {"cli"},
@@ -105,6 +106,7 @@ LIBRARIES = {
     "typer": {"cli"},
     "rich": {"cli"},
     "hypothesis": {"testing"},
+    "wandb": {"interop.monitor"},
 }
 # what says how rows lie in packs: names in `segments`, and attributes of a segment
 OF_PACKS = {
