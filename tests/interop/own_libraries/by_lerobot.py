@@ -96,7 +96,7 @@ def value(name: str, dtype: str, shape: tuple[int, ...], read: Any) -> Any:
         return (pixels if shape[0] in (1, 3) and shape[2] not in (1, 3) else pixels.permute(1, 2, 0)).numpy()
     if dtype == "string":
         return read
-    found = np.asarray(read.numpy())
+    found = np.asarray(read.numpy()).astype(dtype)  # integers are int64 as tensors
     in_parts = name.startswith(("observation", "action"))
     return found.reshape(shape if in_parts or shape != (1,) else ())
 

@@ -7,6 +7,7 @@ and reads them into a file. The rest happens here: an import, a comparison with 
 library reads in turn.
 """
 
+import json
 import os
 import re
 import shutil
@@ -73,6 +74,8 @@ class Library:
         Stores that are exported for the library to read.
     own_names : mapping
         How the names of their leaves begin in the library, by how they begin in the store.
+    sets : collection
+        The data sets of the program that are of this format; empty: all.
     shared : collection
         Data sets of `SHARED`, which others made. They are left out if that folder does not exist.
     reads_exports : bool
@@ -92,6 +95,7 @@ class Library:
     without: Collection[str] = ()
     own: Collection[str] = ()
     own_names: Mapping[str, str] = field(default_factory=dict)
+    sets: Collection[str] = ()
     shared: Collection[str] = ()
     reads_exports: bool = True
 
@@ -99,6 +103,7 @@ class Library:
 _NOT_OF_DATA_SETS = (
     *("cmake", "diffusers", "opencv-python-headless", "pynput", "pyserial", "rerun-sdk", "torchcodec", "wandb"),
 )
+_SUFFIXES = {"d4rl": ".hdf5", "robomimic": ".hdf5", "sb3_pickle": ".pkl"}
 _NEEDED_BY_MINARI = ("gymnasium>=1.1", "h5py", "pyarrow", "pillow")
 _FORMATS_OF_MINARI = [
     f"{kind}-{form}" for kind in ("dict", "images", "vectors") for form in ("hdf5", "arrow", "parquet")
@@ -132,13 +137,78 @@ LIBRARIES = {
         adds=("episode/reset_infos",),
         exports={kind: {"data_format": kind.partition("-")[2]} for kind in _FORMATS_OF_MINARI},
     ),
+    "robomimic": Library(
+        "robomimic",
+        "by_robomimic.py",
+        (("robomimic==0.2.0", "numpy<2.3"), ("robomimic==0.3.0", "numpy<2.3")),
+        torch=True,
+        built=("robomimic",),
+        without=("diffusers", "egl-probe", "huggingface-hub", "imageio-ffmpeg", "tensorboardX", "transformers"),
+        own=("vectors", "doubles", "images"),
+        shared=("robosuite_lift/demo.hdf5",),
+    ),
+    "sb3_pickle 2.0": Library(
+        "sb3_pickle",
+        "by_sb3.py",
+        (("stable-baselines3==2.0.0", "numpy<2"),),
+        torch=True,
+        reads_exports=False,  # a NumPy before 2 does not load what a later one has pickled
+    ),
+    "sb3_pickle": Library(
+        "sb3_pickle",
+        "by_sb3.py",
+        (("stable-baselines3==2.7.0",), ("stable-baselines3==2.9.2",)),
+        torch=True,
+        own=("vectors", "images"),
+    ),
+    "torchrl_memmap": Library(
+        "torchrl_memmap",
+        "by_torchrl.py",
+        (("torchrl==0.14.0", "tensordict==0.14.2"), ("torchrl==0.14.1", "tensordict==0.14.3")),
+        torch=True,
+        own=("vectors", "doubles", "nested", "images"),
+    ),
+    "zarr_episodes": Library(
+        "zarr_episodes",
+        "by_zarr.py",
+        (("zarr==2.18.3", "numcodecs<0.16"), ("zarr==3.1.6",)),
+        own=("vectors", "doubles", "images"),
+    ),
+    "d4rl": Library(
+        "d4rl",
+        "by_h5py.py",
+        (("h5py==3.11.0",), ("h5py==3.16.0",)),
+        own=("vectors", "doubles", "nested", "images", "numbers"),
+    ),
+    "npz": Library(
+        "npz",
+        "by_numpy.py",
+        (("numpy==1.26.4",), ("numpy==2.4.6",)),
+        sets=("episodes", "flat"),
+        own=tuple(OWN),
+        shared=("sb2_gail/expert_cartpole.npz", "sb2_gail/expert_pendulum.npz"),
+    ),
+    "dreamer": Library(
+        "dreamer",
+        "by_numpy.py",
+        (("numpy==1.26.4",), ("numpy==2.4.6",)),
+        sets=("dreamer",),
+        own=("vectors", "images"),
+        exports={kind: {"one_hot": False} for kind in ("vectors", "images")},
+    ),
+    "parquet": Library(
+        "parquet",
+        "by_arrow.py",
+        (("pyarrow==16.0.0", "pandas==2.2.2", "polars==1.0.0", "numpy<2.3"), ("pyarrow==26.0.1", "pandas", "polars")),
+        own=tuple(OWN),
+    ),
     "lerobot 2.1": Library(
         "lerobot",
         "by_lerobot.py",
         (("lerobot==0.3.3", "numpy<2.3"),),
         torch=True,
         without=_NOT_OF_DATA_SETS,
-        imports={"lerobot_v21_g1": {"skip": ["observation.images.cam_high"]}},
+        imports={"lerobot_v21_g1 lerobot_v21_g1": {"skip": ["observation.images.cam_high"]}},
         shared=("lerobot_v21_g1",),
         reads_exports=False,
     ),
@@ -149,6 +219,7 @@ LIBRARIES = {
         torch=True,
         without=_NOT_OF_DATA_SETS,
         own=("vectors", "doubles", "nested", "images"),
+        adds=("task",),
     ),
 }
 CASES = {f"{name}-{versions[0]}": (name, versions) for name, each in LIBRARIES.items() for versions in each.versions}
@@ -218,7 +289,9 @@ def compare(name: str, requirements: tuple[str, ...], scratch: Path) -> Iterator
 def data_sets(library: Library, made: Path) -> dict[str, Path]:
     """Return the data sets that a library has made, and those of `SHARED`, by their names."""
     found = {each.stem: each for each in sorted(made.iterdir()) if not each.name.startswith(".")}
-    return found | {name.partition("/")[0]: path for name in library.shared if (path := SHARED / name).exists()}
+    found = {kind: path for kind, path in found.items() if kind in (library.sets or found)}
+    others = [path for name in library.shared if (path := SHARED / name).exists()]
+    return found | {f"{path.relative_to(SHARED).parts[0]} {path.stem}": path for path in others}
 
 
 def compare_set(name: str, kind: str, made: Path, folder: Path, do: Callable[..., None]) -> Count:
@@ -232,13 +305,18 @@ def compare_set(name: str, kind: str, made: Path, folder: Path, do: Callable[...
         values_in = count_equal(values_of(store), load(folder / "made.npz"))
         if not library.reads_exports:
             return Count(kind, values_in, None)
-        return Count(kind, values_in, export(name, kind, store, folder / f"exported{made.suffix}", do))
+        return Count(
+            kind, values_in, export(name, kind, store, folder / f"exported{_SUFFIXES.get(library.module, '')}", do)
+        )
 
 
 def export(name: str, kind: str, store: dr.Store, target: Path, do: Callable[..., None]) -> int:
     """Export a store, and return how many of its values the library reads, without the data that it cannot hold."""
     library, module = LIBRARIES[name], import_module(f"diskreplay.interop.{LIBRARIES[name].module}")
     exported = module.export_dataset(store, target, **library.exports.get(kind, {}))
+    leaves = {path: (leaf.shape, leaf.dtype.name) for path, leaf in store.schema.leaves.items()}
+    if name == "parquet":  # whose nested lists do not say how they are nested in the store
+        (target / "leaves.json").write_text(json.dumps(leaves))
     do("read", target, target.with_name("exported.npz"))
     held = values_of(store, {each.name for each in exported.not_held}, texts=not library.lacks_texts)
     for own, theirs in library.own_names.items() if kind in OWN else ():
@@ -253,7 +331,7 @@ def export(name: str, kind: str, store: dr.Store, target: Path, do: Callable[...
 def compare_own(name: str, kind: str, folder: Path, do: Callable[..., None]) -> Count:
     """Export a store of random values; return how many of them the library reads."""
     folder.mkdir()
-    suffix = {"d4rl": ".hdf5", "robomimic": ".hdf5", "sb3_pickle": ".pkl"}.get(name, "")
+    suffix = _SUFFIXES.get(LIBRARIES[name].module, "")
     with dr.open(make_store(folder / "store", kind, schema=OWN[kind])) as store:
         return Count(f"own {kind}", None, export(name, kind, store, folder / f"exported{suffix}", do))
 
