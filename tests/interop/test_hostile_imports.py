@@ -24,6 +24,19 @@ def make_zarr(folder: Path, zarr_format: int) -> str:
     return "set"
 
 
+def make_shards(folder: Path) -> str:
+    import zarr
+
+    from tests.interop.test_zarr_episodes import push_t
+
+    root = zarr.create_group(folder / "set")
+    for name, rows in push_t().items():
+        sizes = {"chunks": (2, *rows.shape[1:]), "shards": (4, *rows.shape[1:])}
+        root.create_array(f"data/{name}", data=rows, **sizes)
+    root.create_array("meta/episode_ends", data=np.array([3, 10]))
+    return "set"
+
+
 def make_zip(folder: Path) -> str:
     from tests.interop.test_zarr_episodes import zipped
 
@@ -140,6 +153,7 @@ def make_memmap(folder: Path) -> str:
 ORIGINALS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "zarr 2": ("zarr_episodes", lambda folder: make_zarr(folder, 2)),
     "zarr 3": ("zarr_episodes", lambda folder: make_zarr(folder, 3)),
+    "zarr shards": ("zarr_episodes", make_shards),
     "zarr zip": ("zarr_episodes", make_zip),
     "sb3 vectors": ("sb3_pickle", lambda folder: make_sb3(folder, "vectors")),
     "sb3 dicts": ("sb3_pickle", lambda folder: make_sb3(folder, "dicts")),
