@@ -228,8 +228,9 @@ class _Demos:
             self.names = self._find_names([name for name in names if not choice.skips(name)], first)
             rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
             for key, arrays in listed.items():
-                told = dict(data[key].attrs)
-                fields = self._fields(key, data[key], told) | fields
+                demo = data[key]
+                told = dict(demo.attrs)
+                fields = self._fields(key, demo, told) | fields
                 attributes |= dict.fromkeys(told)
                 self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
             every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
@@ -285,11 +286,11 @@ class _Demos:
         return found
 
     def _length(self, demo: h5py.Group, names: Sequence[str]) -> int:
-        actions = demo.get(_ACTIONS)
         arrays = [demo[name] for name in names if is_part(name, _ACTIONS)]
         if not arrays or not arrays[0].shape or arrays[0].shape[0] < 1:
             raise FormatError(
-                f"{self._file}: {demo.name} has no actions, but {actions!r:.80}; on_error='skip' leaves it out"
+                f"{self._file}: {demo.name} has no actions, but {demo.get(_ACTIONS)!r:.80}; on_error='skip' leaves "
+                "it out"
             )
         return int(arrays[0].shape[0])
 
