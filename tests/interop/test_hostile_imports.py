@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -406,3 +407,15 @@ def test_names_that_are_no_texts_are_escaped_in_notes(tmp_path: Path, monkeypatc
     with dr.open(tmp_path / "store") as store:
         noted = json.dumps(store.read_note("import-00000000"))
     assert json.dumps(r"\xff") in noted
+
+
+def test_a_damaged_text_in_a_pickle_warns_of_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3", reason="needs stable-baselines3")
+    from diskreplay.interop import sb3_pickle
+
+    (tmp_path / "buffer.pkl").write_bytes(b"S'\\8'\n.")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(dr.FormatError, match="buffer.pkl"):
+            sb3_pickle.import_dataset(tmp_path / "buffer.pkl", tmp_path / "store")
+    assert warned == []

@@ -185,8 +185,8 @@ def load(path: Path, classes: Collection[str]) -> Any:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             warnings.catch_warnings(),
         ):
-            _check(mapped)
             warnings.simplefilter("ignore")  # of texts with damaged escapes
+            _check(mapped)
             return _Unpickler(file, classes, len(mapped)).load()
     except pickle.UnpicklingError as error:
         raise FormatError(f"{path} is refused: {error}") from None
