@@ -436,7 +436,7 @@ class ChunkTable:
         return held.array(self.dtype, (1, rows, *self.shape)), (address - held.address) // self.row_bytes
 
 
-class Held:
+class MappingGuard:
     """What all tables have in memory at one moment: while it is referenced, that stays where it is."""
 
     __slots__ = ("__weakref__", "_holders")
@@ -449,7 +449,7 @@ class Held:
         return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
 
 
-def unseen() -> Held | None:
+def no_reference() -> MappingGuard | None:
     """Stand for a weak reference to what `ChunkTables.held` was, of who has read no addresses yet.
 
     Weak, because between its calls nobody is to keep mapped what others release.
@@ -485,9 +485,9 @@ class ChunkTables:
 
     def note_change(self) -> None:
         """Tell readers, under the lock, that arrays of tables were replaced."""
-        self.held = Held(self.leaves.values())
+        self.held = MappingGuard(self.leaves.values())
 
-    def addresses(self, leaves: Iterable[str]) -> tuple[Held, list[Addresses]]:
+    def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
         """Return ``held``, and the `Addresses` of each of these arrays.
 
         Raw addresses in the latter, also those that are filled in later, are good while ``held`` is the same object, or
@@ -500,7 +500,7 @@ class ChunkTables:
             tables = [self.leaves[leaf] for leaf in leaves]
             return self.held, [table.arrays() for table in tables]
 
-    def lines(self, leaves: Collection[str]) -> tuple[Held, list[TableLine]]:
+    def lines(self, leaves: Collection[str]) -> tuple[MappingGuard, list[TableLine]]:
         """Return what `addresses` does, as lines of `gathering`."""
         with self.lock:
             held, _ = self.addresses(leaves)

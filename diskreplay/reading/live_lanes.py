@@ -13,7 +13,7 @@ from diskreplay.ids import POSITION_MASK, EpisodeTable, Ints, places_of
 from diskreplay.kernels import advancing, following, frozen, hiding
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.table import Kernel
-from diskreplay.reading.chunk_table import ChunkTables, Held, unseen
+from diskreplay.reading.chunk_table import ChunkTables, MappingGuard, no_reference
 from diskreplay.reading.episode_log import EpisodeLog
 from diskreplay.reading.snapshot import SegmentTable
 from diskreplay.segments.documents import layout
@@ -240,12 +240,12 @@ class LiveLanes:
         self._addresses: Ints  # of these
         self._found = self._numbers.data  # the same as Python's own numbers
         self._leaves = leaves
-        self._held: Callable[[], Held | None] = unseen  # what it was when the tables were read
+        self._held: Callable[[], MappingGuard | None] = no_reference  # what it was when the tables were read
         self._record = np.zeros(0, np.int64)  # of the next snapshot
 
     def follow_with(self, kernel: Kernel) -> None:
         """Use another kernel from now on."""
-        self._kernel, self._held = kernel, unseen
+        self._kernel, self._held = kernel, no_reference
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
         """Make the table of those that may grow, after any of these was replaced.
@@ -263,7 +263,7 @@ class LiveLanes:
             line[following.COMMITTED_AT] = live.committed.ctypes.data
             line[following.CHECKED], line[following.CLOCK] = live.checked_rows, segments.clocks[slot]
             line[following.FOLDER] = segments.folders[slot]
-        self._held = unseen
+        self._held = no_reference
 
     def set_checked(self, slot: int, checked: int) -> None:
         """Note up to which row all chunks of a segment were found whole."""
@@ -300,7 +300,7 @@ class LiveLanes:
     def _attend(self, status: int, owner: LiveLanesOwner) -> None:
         """Do what the kernel asks for."""
         found, frontier = self._found, self._frontier
-        self._held = unseen  # that may replace some of the arrays
+        self._held = no_reference  # that may replace some of the arrays
         if status == advancing.UNREADY:
             frontier.make_ready()
         elif status == advancing.UNMAPPED:
@@ -311,7 +311,7 @@ class LiveLanes:
             owner.prepare_segment(int(self.growing[found[following.LEFT], following.SLOT]), status == following.DAMAGED)
             found[following.CHANGED] |= True
 
-    def _prepare(self, owner: LiveLanesOwner) -> Held:
+    def _prepare(self, owner: LiveLanesOwner) -> MappingGuard:
         """Collect the arrays that the kernel uses, which stay the same until one of these is replaced.
 
         Returns what keeps the chunks mapped whose addresses these have now.

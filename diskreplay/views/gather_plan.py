@@ -12,7 +12,7 @@ from diskreplay.ids import CUT, FIRST, NO_STEP, POSITION_BITS, TERMINATED, TRUNC
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.table import Kernel, chosen
 from diskreplay.reading import chunk_budget
-from diskreplay.reading.chunk_table import Held, TableLine, unseen
+from diskreplay.reading.chunk_table import MappingGuard, TableLine, no_reference
 from diskreplay.reading.snapshot import LaneMap, Snapshot
 from diskreplay.views.base import NO_PAGES, Block, CopyThreads, Leaf, Pages, copying, offsets
 from diskreplay.views.windows import (
@@ -158,7 +158,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], Held | None] = unseen  # what it was when these were read
+        self._held: Callable[[], MappingGuard | None] = no_reference  # what it was when these were read
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
@@ -168,7 +168,7 @@ class GatherPlan:
         """
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
-        held: Held | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
+        held: MappingGuard | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
         if held is not self._held():
             held = self._bind_tables(snapshot)
         # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
@@ -251,12 +251,12 @@ class GatherPlan:
         self._record[cols.WINDOWS], self._record[cols.ITEMS] = windows.memory.ctypes.data, windows.size
         self._kernel, self.windows = chosen("gather"), windows
 
-    def _bind_tables(self, snapshot: Snapshot) -> Held:
+    def _bind_tables(self, snapshot: Snapshot) -> MappingGuard:
         """Have the record name the arrays of a snapshot's tables; return what keeps their rows mapped."""
         places = {leaf: [cols.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(cols.HEAD + number * cols.COLUMNS)
-        self._held = unseen  # until all is bound
+        self._held = no_reference  # until all is bound
         held, self._seen = snapshot.tables.lines(self._leaves)
         for leaf, (line, _) in zip(self._leaves, self._seen, strict=True):
             for place in places[leaf]:
@@ -264,7 +264,7 @@ class GatherPlan:
         self._held = weakref.ref(held)
         return held
 
-    def _map(self, snapshot: Snapshot, ids: Ints) -> Held:
+    def _map(self, snapshot: Snapshot, ids: Ints) -> MappingGuard:
         """Map all rows that are needed, none of which leaves for another; return what keeps them mapped."""
         with snapshot.tables.lock:  # while it is held, nothing leaves for what other threads map
             since = chunk_budget.now()

@@ -142,7 +142,7 @@ class Table:
                 self.bases[place] = self.holder[place].ctypes.data
 
 
-class Held:
+class MappingGuard:
     """What nobody replaces but a test."""
 
 
@@ -153,13 +153,13 @@ class Tables:
         self.info, self.lanes_of, self.find = infos.__getitem__, lanes_of, find
         self.leaves: dict[str, Table] = {}
         self.lock = threading.RLock()
-        self.held = Held()
+        self.held = MappingGuard()
 
-    def addresses(self, leaves: Iterable[str]) -> tuple[Held, list[tuple[np.ndarray, ...]]]:
+    def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[tuple[np.ndarray, ...]]]:
         tables = [self.leaves[leaf] for leaf in leaves]
         return self.held, [(table.first_chunk, table.chunks, table.shift, table.bases) for table in tables]
 
-    def lines(self, leaves: Sequence[str]) -> tuple[Held, list[Any]]:
+    def lines(self, leaves: Sequence[str]) -> tuple[MappingGuard, list[Any]]:
         held, tables = self.addresses(leaves)
         rows = [self.leaves[leaf].row_bytes for leaf in leaves]
         return held, [(table_line(*arrays, row_bytes), arrays) for arrays, row_bytes in zip(tables, rows, strict=True)]
