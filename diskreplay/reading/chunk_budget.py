@@ -253,12 +253,12 @@ _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
 _counts: deque[int] = deque()  # bytes that came and went of pieces that are no arena's
 _begun: "dict[int, tuple[Piece, int]]" = {}  # pieces with room for more inner chunks of a size, and how many are in it
-os.register_at_fork(after_in_child=lambda: _start_anew())
+os.register_at_fork(after_in_child=lambda: _reset_after_fork())
 
 _alive: "weakref.WeakSet[StoreChunks]" = fork_listeners(lambda tables: tables.reset_after_fork())
 
 
-def _start_anew() -> None:
+def _reset_after_fork() -> None:
     _begun.clear()
     for arena in (_arena, _decompressed):
         arena.reset_after_fork()

@@ -37,15 +37,15 @@ def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
     a part: it holds the shard, and the memory of all parts.
     """
     numbers = np.concatenate([numbers for numbers, _ in parts])
-    before, left = blocks_read(), iter(parts)
+    before, shared = blocks_read(), iter(parts)
     _cold.ask(shard, numbers, _BLOCK_BYTES if on_disk <= _MOST_BYTES else PAGESIZE)
     cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     others = min(cores, len(parts), len(numbers) // _LEAST) - 1
-    jobs = [Job(partial(_decompress_next, shard, left)) for _ in range(others)]
+    jobs = [Job(partial(_decompress_next, shard, shared)) for _ in range(others)]
     try:
         for job in jobs:
             _helpers.begin(job)
-        _decompress_next(shard, left)
+        _decompress_next(shard, shared)
     finally:
         for job in jobs:
             job.withdraw()
@@ -56,12 +56,12 @@ def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
 
 def reads_no_disk() -> bool:
     """Whether nothing was read from disk lately for what was decompressed."""
-    return _cold.left == 0
+    return _cold.calls_until_warm == 0
 
 
-def _decompress_next(shard: Shard, left: Iterator[Part]) -> None:
+def _decompress_next(shard: Shard, parts: Iterator[Part]) -> None:
     """Decompress parts until none is left; other threads take theirs from the same iterator."""
-    for numbers, room in left:
+    for numbers, room in parts:
         memory = np.asarray(room.piece)[room.start :]
         shard.decompress(numbers, memory[: len(numbers) * shard.inner_bytes])
 
@@ -70,16 +70,16 @@ class _Cold:
     """Whether something may have to be read from disk, as it had to lately. Any thread; the last one counts."""
 
     def __init__(self) -> None:
-        self.left = _WARM_CALLS
+        self.calls_until_warm = _WARM_CALLS
 
     def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
         """Have the disk read the blocks of these inner chunks at once, and not as the decompression gets there."""
-        if self.left > 0:
+        if self.calls_until_warm > 0:
             chosen("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
         """Note whether this thread has read from disk."""
-        self.left = _WARM_CALLS if has_read else max(0, self.left - 1)
+        self.calls_until_warm = _WARM_CALLS if has_read else max(0, self.calls_until_warm - 1)
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:

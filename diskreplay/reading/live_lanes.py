@@ -288,16 +288,16 @@ class LiveLanes:
                 self._note_log_end()
             if status == following.DONE:
                 break
-            self._attend(status, owner)
+            self._serve(status, owner)
         self.open_steps = found[following.OPEN_STEPS]
-        if not (what := found[following.CHANGED]):
+        if not (changes := found[following.CHANGED]):
             return None
-        if what & following.HIDDEN:
+        if changes & following.HIDDEN:
             frontier.replace_oldest()
         self._record = np.empty(len(record), np.int64)
         return record
 
-    def _attend(self, status: int, owner: LiveLanesOwner) -> None:
+    def _serve(self, status: int, owner: LiveLanesOwner) -> None:
         """Do what the kernel asks for."""
         found, frontier = self._found, self._frontier
         self._held = no_reference  # that may replace some of the arrays

@@ -98,7 +98,7 @@ def refuse_tables(patch: pytest.MonkeyPatch) -> None:
 
 def disk_is_warm(patch: pytest.MonkeyPatch, is_warm: bool) -> None:
     """Have nothing come from disk any more, or all."""
-    patch.setattr(decompression._cold, "left", int(not is_warm))
+    patch.setattr(decompression._cold, "calls_until_warm", int(not is_warm))
     patch.setattr(decompression._cold, "note", lambda has_read: None)
 
 
