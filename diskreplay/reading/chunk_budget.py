@@ -1,8 +1,8 @@
-"""What all stores of a process may keep of chunks, mapped or read into memory, and which of them leave for others.
+"""The budget of chunks in memory: one for all stores of a process. Chunks beyond it are released.
 
-Small chunk files are read into large blocks of memory, each divided into pieces of one size. A mapping a file of some
-kilobytes costs a call of the system, a page fault and an entry in tables of which the kernel allows 65,530; a read
-costs one call and no entry.
+Small chunk files are read into large blocks of memory, each divided into pieces of one size. To map a file of some
+kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process. To read it
+costs one system call and no mapping.
 """
 
 import itertools
@@ -32,13 +32,13 @@ class Piece:
     __slots__ = ("__weakref__", "_memory", "address", "nbytes")
 
     def __init__(self, memory: object, address: int, nbytes: int) -> None:
-        self._memory = memory  # of the whole block: it stays as long as any piece of it
+        self._memory = memory  # of the whole block, which any of its pieces keeps alive
         self.address = address
         self.nbytes = nbytes
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> "Piece":
-        """Return a piece that is no part of a block."""
+        """Return a piece over memory outside all blocks."""
         return cls(memory, memory.ctypes.data, memory.nbytes)
 
     @property
@@ -46,17 +46,17 @@ class Piece:
         return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the chunk as an array that keeps this piece alive; not to be written to."""
+        """Return the chunk as a read-only array that keeps this piece alive."""
         array = np.asarray(self).view(dtype).reshape(shape)
         array.flags.writeable = False
         return array
 
     def will_need(self, start: int, nbytes: int) -> None:
-        """Do nothing: what was read is in memory."""
+        """Do nothing: the chunk is in memory already."""
 
 
 def lone_piece(nbytes: int) -> Piece | None:
-    """Return a piece that is no part of a block, or None where the system has no memory for it."""
+    """Return a piece outside all blocks, or None if the system has no memory for it."""
     try:
         return Piece.of(np.empty(nbytes, np.uint8))
     except MemoryError:
@@ -65,7 +65,7 @@ def lone_piece(nbytes: int) -> Piece | None:
 
 @lru_cache(maxsize=8)
 def zeros_piece(nbytes: int) -> Piece:
-    """Return a piece of zeros, the same one each time; not to be written to."""
+    """Return a piece of zeros. It is shared by all callers, who must not write to it."""
     memory = np.zeros(nbytes, np.uint8)
     return Piece(memory, memory.ctypes.data, nbytes)
 
@@ -78,20 +78,21 @@ class _Block:
         self._start = self.memory.ctypes.data
         self.piece_bytes = piece_bytes
         self.count = BLOCK_BYTES // piece_bytes
-        self.free = list(range(self.count - 1, -1, -1))  # the first is the last: pages are taken in order
+        self.free = list(range(self.count - 1, -1, -1))  # popped from the end: pages are used in order
 
     def address(self, number: int) -> int:
-        """Return where a piece begins."""
+        """Return the address of a piece."""
         return self._start + number * self.piece_bytes
 
 
 class Arena:
-    """Pieces of memory for chunks, out of blocks that are given back to the system when nothing is left in them.
+    """Pieces of memory for chunks, taken from blocks. An empty block is returned to the system.
 
-    As long as all blocks take no more than ``spare`` bytes, they are kept: for fresh memory the system has to find and
-    to clear some, which may take longer than what is done with it.
+    Empty blocks are kept while all blocks together take at most ``spare`` bytes. The system has to find and clear fresh
+    memory, which may take longer than the work on it.
 
-    Concurrency: any thread may allocate pieces, and drop the last reference to one, also in the middle of `allocate`.
+    Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, also in the middle
+    of `allocate`.
     """
 
     def __init__(self) -> None:
@@ -99,10 +100,10 @@ class Arena:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Take from new blocks only, in a forked child: another thread may have been in the middle of a change."""
+        """Forget all blocks, in a forked child: another thread may have been in the middle of a change."""
         self._lock = threading.Lock()
         self._returned: deque[tuple[_Block, int]] = deque()
-        self._blocks: dict[int, list[_Block]] = {}  # by size of their pieces
+        self._blocks: dict[int, list[_Block]] = {}  # by the size of their pieces
 
     @property
     def nbytes(self) -> int:
@@ -110,9 +111,10 @@ class Arena:
         return sum(map(len, self._blocks.values())) * BLOCK_BYTES
 
     def allocate(self, nbytes: int, most: int) -> Piece | None:
-        """Return memory for so many bytes, `BLOCK_BYTES` at most, or None where all blocks would take more than `most`.
+        """Return memory for ``nbytes`` bytes, at most `BLOCK_BYTES`.
 
-        None also where the system has no memory for another block.
+        Return None if all blocks would then take more than ``most`` bytes, or if the system has no memory for another
+        block.
         """
         size = _piece_bytes(nbytes)
         with self._lock:
@@ -130,7 +132,7 @@ class Arena:
         blocks = self._blocks.get(size, [])
         for place in range(len(blocks) - 1, -1, -1):
             if blocks[place].free:
-                blocks.append(blocks.pop(place))  # the next is looked for here first
+                blocks.append(blocks.pop(place))  # the next call searches this block first
                 return blocks[-1]
         while self.nbytes + BLOCK_BYTES > most:
             if not self._drop_unused():
@@ -143,9 +145,9 @@ class Arena:
         return blocks[-1]
 
     def keep_no_spare(self) -> None:
-        """Give back what is kept though nothing is in it, from now on; a finalizer may call this."""
+        """Return empty blocks to the system from now on. A finalizer may call this."""
         self.spare = 0
-        if self._lock.acquire(blocking=False):  # else it is left until another is given back
+        if self._lock.acquire(blocking=False):  # else the next returned piece drops them
             try:
                 while self._drop_unused():
                     pass
@@ -157,7 +159,7 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Take back what was returned, or leave that to whoever holds the lock, perhaps further up in this thread."""
+        """Reclaim returned pieces, unless the lock is held: its holder, perhaps this very thread, does so then."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()
@@ -169,12 +171,12 @@ class Arena:
             block, number = self._returned.popleft()
             block.free.append(number)
             blocks = self._blocks.get(block.piece_bytes, [])
-            # It is not among them in a child that has started anew.
+            # A forked child has forgotten its parent's blocks.
             if len(block.free) == block.count and self.nbytes > self.spare and block in blocks:
                 blocks.remove(block)
 
     def _drop_unused(self) -> bool:
-        """Give a block in which nothing is left back to the system; False: there is none."""
+        """Return an empty block to the system; return False if no block is empty."""
         for blocks in self._blocks.values():
             for block in blocks:
                 if len(block.free) == block.count:
@@ -184,43 +186,42 @@ class Arena:
 
 
 def _piece_bytes(nbytes: int) -> int:
-    """Round up to whole cache lines, and to four sizes between each power of two and the next."""
+    """Round up to whole cache lines, and to one of four sizes between two powers of two."""
     step = max(CACHE_LINE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return max(1, -(-nbytes // step)) * step
 
 
-# How a chunk is held: mapped, read or decompressed into memory (or copied from another pack), or as a part of a pack
-# that is mapped as a whole.
+# How a chunk is held: mapped; read into memory; decompressed into memory, or copied from another pack; or as a part of
+# a pack that is mapped as a whole.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
-# The kernel allows 65,530, and the trainer has others.
+# The kernel allows 65,530 mappings a process, and the trainer has its own.
 MOST_MAPPINGS = 30_000
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""Bytes that the machine has."""
+"""Bytes of memory that the machine has."""
 
-# What is kept beside the page cache is bounded by what there is.
+# Memory next to the page cache is bounded by a share of the machine's.
 _SHARE = MEMORY // 16
 
-# Bytes in which chunks are kept that were read and not mapped.
+# Bytes for chunks that were read and not mapped.
 MOST_READ = min(1 << 30, _SHARE)
 
-# Bytes in which inner chunks are kept that were decompressed: of fields of which at least half fits, as much as memory
-# allows, of others a little. To decompress one again, into memory that was just used, is quicker there than to have the
-# system find and clear fresh memory.
+# Bytes for decompressed inner chunks. A field may use all of them if at least half of it fits. Else it gets a few:
+# to decompress a chunk again into recently used memory is then quicker than to have the system clear fresh memory.
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
-# Inner chunks that are decompressed lie in pieces of so many bytes, one behind the other, or a larger one in its own.
-# All are of one size, or blocks with pieces of another would leave.
+# Bytes of a piece, which holds decompressed inner chunks one after another. A larger inner chunk has its own piece.
+# All pieces have one size: with several, a block of one size would leave for a block of another.
 _PIECE_BYTES = 1 << 20
 
-# What leaves at once: finding what was not used for longest means looking at all.
+# One in so many chunks leaves at once: to find the least recently used ones, all chunks are compared.
 _LEAVING = 8
 
 
 class Chunks(Protocol):
-    """The chunks of one array: see `ChunkTable`, which is one."""
+    """The chunks of one array, as `ChunkTable` has them."""
 
     bases: NDArray[np.int64]
     used: NDArray[np.int64]
@@ -229,30 +230,30 @@ class Chunks(Protocol):
 
     @property
     def lock(self) -> Any:
-        """That of all arrays of the store."""
+        """The lock of all arrays of the store."""
 
     def release(self, places: NDArray[np.int64]) -> None:
         """Release the chunks at these places, under the lock."""
 
 
 class StoreChunks(Protocol):
-    """The chunks of all arrays of a store: see `ChunkTables`, which is one."""
+    """The chunks of all arrays of a store, as `ChunkTables` has them."""
 
     lock: Any
 
     @property
     def leaves(self) -> Mapping[str, Chunks]:
-        """Those of each array."""
+        """The chunks of each array, by leaf."""
 
     def reset_after_fork(self) -> None:
-        """Release all in a forked child."""
+        """Release all chunks, in a forked child."""
 
 
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-_counts: deque[int] = deque()  # bytes that came and went of pieces that are no arena's
-_begun: "dict[int, tuple[Piece, int]]" = {}  # pieces with room for more inner chunks of a size, and how many are in it
+_counts: deque[int] = deque()  # signed bytes of pieces outside the arenas; their sum is in memory
+_begun: "dict[int, tuple[Piece, int]]" = {}  # by inner chunk's bytes: a piece with room, and its count of chunks
 os.register_at_fork(after_in_child=lambda: _reset_after_fork())
 
 _alive: "weakref.WeakSet[StoreChunks]" = fork_listeners(lambda tables: tables.reset_after_fork())
@@ -265,31 +266,34 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Have tables give up chunks when others need the room, and start anew in a forked child."""
+    """Let other stores release chunks of these tables, and have a forked child release them all."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
 
 def _keep_no_spare() -> None:
-    if not list(_alive):  # it knows already that these tables are gone
+    if not list(_alive):  # the tables that are being finalized are no longer in it
         _begun.clear()
         _decompressed.keep_no_spare()
 
 
 def now() -> int:
-    """Return the number of this use."""
+    """Return the number of this use; later uses have larger numbers."""
     return next(_uses)
 
 
 def make_room(before: int) -> None:
-    """See that one more chunk can be mapped, as far as chunks that were asked for before a use can leave for it."""
+    """Release mapped chunks last used before the use ``before``, until one more mapping fits or none is left."""
     while count_mappings() >= MOST_MAPPINGS:
         if not _release(MAPPED, before):
             return
 
 
 def allocate(nbytes: int, before: int) -> Piece | None:
-    """Return memory for a chunk, for which others leave as above where there is no more; None: it must be mapped."""
+    """Return memory to read a chunk into; None: it must be mapped.
+
+    Chunks that were read and last used before ``before`` are released for it.
+    """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):
         piece = _arena.allocate(nbytes, MOST_READ)
@@ -297,16 +301,16 @@ def allocate(nbytes: int, before: int) -> Piece | None:
 
 
 def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
-    """Return memory for a chunk that the system refuses to map, beyond what is kept otherwise; None: there is none.
+    """Return memory beyond the budget, for a chunk that the system refuses to map; None if the system has none.
 
-    Others that were read leave first, so only what is asked for at once takes more than the budget.
+    Older read chunks are released first, so only the chunks of one use exceed the budget.
     """
     _release(READ, before)
     return lone_piece(nbytes)
 
 
 class Room(NamedTuple):
-    """Memory for some inner chunks of a size: how many, and where in a piece."""
+    """Memory for inner chunks of one size: their number, the piece, and the place in it."""
 
     chunks: int
     piece: Piece
@@ -314,10 +318,16 @@ class Room(NamedTuple):
 
 
 def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
-    """Return memory for so many inner chunks, for which others leave as above.
+    """Return memory for ``count`` inner chunks; release older decompressed chunks for them.
 
-    ``of`` so many bytes are all of the field. With ``grows``, a little more memory is taken than before, if it pays.
-    Where more is needed at once than is kept otherwise, twice that is kept. Raises MemoryError.
+    ``of`` is the size of the whole field in bytes, decompressed. With ``grows``, the memory in use may grow by a block
+    if most of the field may fit. A single call that needs more than `LEAST_DECOMPRESSED` raises the bound to twice its
+    need, within `MOST_DECOMPRESSED`; it exceeds that only if no chunk can be released.
+
+    Raises
+    ------
+    MemoryError
+        The system has no memory for them.
     """
     nbytes, most = max(_PIECE_BYTES, inner_bytes), max(LEAST_DECOMPRESSED, 2 * count * inner_bytes)
     if grows and of <= 2 * MOST_DECOMPRESSED:
@@ -325,7 +335,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
     most = min(most, MOST_DECOMPRESSED)
     _decompressed.spare = max(_decompressed.spare, most)
     found, fits = list[Room](), nbytes // inner_bytes
-    piece, used = _begun.pop(inner_bytes, (None, 0))  # nobody else has it now
+    piece, used = _begun.pop(inner_bytes, (None, 0))  # no other thread can take it now
     while count:
         while piece is None:
             piece, used = _decompressed_piece(nbytes, most), 0
@@ -344,7 +354,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 
 
 def make_room_decompressed(nbytes: int, before: int) -> None:
-    """Release what was decompressed, as above, until so many bytes more are no more than are kept of it."""
+    """Release decompressed chunks last used before ``before`` until ``nbytes`` more fit the budget, or none is left."""
     while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
         pass
 
@@ -357,7 +367,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about so many bytes of inner chunks as above; False: there are none."""
+    """Release about ``nbytes`` of inner chunks last used before ``before``; return False if all are newer."""
     leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:
@@ -373,22 +383,22 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
             nbytes -= kept.nbytes
     for table, some in leaving.items():
         _release_kept(table, some)
-    return bool(leaving) or _release(DECOMPRESSED, before)  # of tables that are copies of those that they were kept for
+    return bool(leaving) or _release(DECOMPRESSED, before)  # chunks of copied tables are not in `_kept`
 
 
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
-    """Note what is decompressed in so many bytes of a piece, whose memory counts, while it is there, if it is lone."""
+    """Note that ``nbytes`` of a piece hold these decompressed chunks. A lone piece counts while it exists."""
     if is_lone:
         _counts.append(piece.nbytes)
         weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
     with suppress(IndexError):
-        while _kept[0].piece() is None:  # of a store that was closed
+        while _kept[0].piece() is None:  # its store was closed
             _kept.popleft()
     _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece), nbytes))
 
 
 class _Kept(NamedTuple):
-    """Chunks that came together, and leave together: the first ones first, but for those that are needed."""
+    """Chunks that were decompressed together and are released together: the oldest first, if not in use."""
 
     table: "weakref.ref[Chunks]"
     places: NDArray[np.int64]
@@ -397,10 +407,10 @@ class _Kept(NamedTuple):
 
 
 def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
-    """Release chunks, but for those that were opened anew, and those of a table that another thread uses."""
+    """Release chunks, except reopened ones; do nothing if another thread uses the table."""
     try:
         lock = table.lock
-    except ReferenceError:  # the last snapshot of the store is gone, and with it all tables soon
+    except ReferenceError:  # the store's last snapshot is gone, and its tables are about to be
         return
     if lock.acquire(blocking=False):
         try:
@@ -411,14 +421,14 @@ def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
 
 
 def _counted() -> int:
-    """Return the bytes of pieces that are no arena's. A piece may end in any thread, in the middle of this."""
+    """Return the bytes of pieces outside the arenas. Any thread may drop a piece in the middle of this."""
     while len(_counts) > 1:
         _counts.append(_counts.popleft() + _counts.popleft())
     return _counts[0] if _counts else 0
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release the chunks that were asked for longest ago, of those that are held so; False: there are none."""
+    """Release the least recently used of the chunks held as ``how``; return False if no chunk is."""
     with ExitStack() as held:
         tables = [table for each in _not_busy(held) for table in each.leaves.values()]
         places = [np.flatnonzero((table.bases != 0) & (table.how == how) & (table.used < before)) for table in tables]
@@ -437,7 +447,7 @@ def _release(how: int, before: int = sys.maxsize) -> bool:
 
 
 def _not_busy(held: ExitStack) -> list[StoreChunks]:
-    """Lock, until ``held`` ends, all tables in which no other thread is in the middle of mapping or reading rows."""
+    """Return all tables that no other thread is mapping or reading rows of, locked until ``held`` exits."""
     found = []
     for tables in each_of(_alive):
         if tables.lock.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""Where the rows of each field are in memory: chunk files mapped or read when first needed, addresses in arrays."""
+"""Where the rows of each field are in memory. Chunk files are mapped or read when first needed."""
 
 import sys
 import threading
@@ -36,15 +36,15 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# Bytes. Rows as wide as this are read from disk page by page, by those who know which are needed: what lies around them
-# is not wanted. Of narrower ones, whatever the system reads at a fault soon serves another.
+# Bytes. Rows of at least this size are read from disk page by page: callers ask for the pages they need, and no others.
+# The system's read-ahead at a page fault of narrower rows soon serves another row.
 WIDE_ROW = 1024
 
-# Bytes of the largest chunk file that is read and not mapped. Only of sealed segments, which never change, and of
-# narrow rows.
+# Bytes of the largest chunk file that is read and not mapped. Its rows must be narrow, and its segment sealed: sealed
+# segments never change.
 LARGEST_READ = 256 << 10
 
-# The system may refuse a mapping, and then others leave, also of those needed with it: what is missing is opened again.
+# The system may refuse a mapping. Others are then released, perhaps of the same batch, and opened again.
 _ATTEMPTS = 8
 
 # The binary logarithm of more rows than a lane can have.
@@ -53,32 +53,41 @@ WHOLE = 40
 # `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
 Addresses = tuple[Ints, Ints, Ints, Ints]
 
-# The line of `gathering` that has their addresses, and these arrays.
+# A line of the table of `kernels.gathering`: the addresses of these arrays, and the arrays.
 TableLine = tuple[Ints, Addresses]
 
-# Of more ranges of rows, it is quicker to look first which of them differ.
+# With more ranges of rows than this, it is quicker to remove repeated ones first.
 _MANY_RANGES = 1 << 12
 
-# Of so many rows a lane, on average, it is quicker to copy lane by lane.
+# With more rows a lane than this, on average, it is quicker to copy lane by lane.
 _ROWS_A_LANE = 64
 
 
 class ChunkTable:
-    """The chunks of one array in all folders: segments, and packs, each of which has one lane.
-
-    ``first_chunk``, ``chunks`` and ``shift``, the binary logarithm of the rows of a chunk, are by folder: see
-    `ChunkTables`. The latter is `LACKING` where a folder has no such array. ``bases`` holds the address of each chunk
-    that is mapped or read, and 0 for the others; ``holder`` has what lies there. ``used`` says at which call of
-    `chunk_budget.now` a chunk was asked for last, ``how`` how it is held.
+    """The chunks of one array in all folders. A folder is a segment's own or a pack's; a pack has one lane.
 
     One mapping serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one.
 
-    Concurrency: any thread. Arrays and ``holder`` are replaced, under the lock of all tables, and never change what
-    they say, but for an address that is filled in: see `ChunkTables.addresses`.
+    Concurrency: any thread. Arrays and ``holder`` are replaced under the lock of all tables. Their values never change,
+    except that an address is filled in: see `ChunkTables.addresses`.
+
+    Attributes
+    ----------
+    first_chunk, chunks, shift : (folders,) int64
+        The place of the folder's first chunk, the number of its chunks, and the binary logarithm of a chunk's rows.
+        ``shift`` is `LACKING` if the folder has no such array. `ChunkTables` numbers the folders.
+    bases : (places,) int64
+        The address of each chunk in memory, 0 if it is not there.
+    used : (places,) int64
+        The last use of each chunk, a number of `chunk_budget.now`.
+    how : (places,) uint8
+        How each chunk is held: `MAPPED`, `READ`, `DECOMPRESSED` or `IN_PACK`.
+    holder : dict of int to Mapping or Piece
+        The memory of each chunk, by place.
     """
 
     def __init__(self, tables: "ChunkTables", array: RowArray) -> None:
-        # No cycle: old tables, and what only they keep mapped, go with the last snapshot and not with the collector.
+        # No cycle: the last snapshot's end frees old tables and their mappings, without the garbage collector.
         self._tables: ChunkTables = weakref.proxy(tables)
         self.array, self.leaf = array, array.path
         self.dtype, self.shape = array.dtype, array.shape
@@ -94,11 +103,11 @@ class ChunkTable:
         self._line: TableLine | None = None
 
     def arrays(self) -> Addresses:
-        """Return the arrays whose addresses kernels read."""
+        """Return the arrays that kernels read."""
         return self.first_chunk, self.chunks, self.shift, self.bases
 
     def line(self) -> TableLine:
-        """Return these as `gather` reads them, under the lock."""
+        """Return these arrays as the kernel `gather` reads them, under the lock."""
         arrays, found = self.arrays(), self._line
         if found is None or not all(map(is_, found[1], arrays)):
             found = self._line = table_line(*arrays, self.row_bytes), arrays
@@ -106,11 +115,11 @@ class ChunkTable:
 
     @property
     def lock(self) -> Any:
-        """That of all tables of the store: while it is held, nothing leaves for what other threads map."""
+        """The lock of all tables of the store: while it is held, other threads release no chunk of them."""
         return self._tables.lock
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
-        """Add folders behind the others: packs with room for all chunks, others with room for one."""
+        """Add folders behind the others: a pack has room for all its chunks, a segment for one."""
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
         how = np.full(len(folders), MAPPED, np.uint8)
@@ -131,7 +140,7 @@ class ChunkTable:
             self._tables.note_change()
 
     def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
-        count = len(self.bases)  # the others have more after an interrupt
+        count = len(self.bases)  # after an interrupt the other arrays may be longer
         self.used = np.concatenate([self.used[:count], np.zeros(len(bases), np.int64)])
         self.how = np.concatenate([self.how[:count], how])
         self.bases = np.concatenate([self.bases, bases])
@@ -139,16 +148,22 @@ class ChunkTable:
     def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
 
-        ``slot[i]`` is that of its segment.
-        No chunk leaves for these that was asked for in the use of this number, or later: see `chunk_budget.now`. Raises
-        SegmentGone where a segment has been evicted, FormatError where a chunk is missing or has the wrong size.
+        ``slot[i]`` is the slot of the lane's segment. Chunks that were used at ``since`` (see `chunk_budget.now`) or
+        later are not released for these.
+
+        Raises
+        ------
+        SegmentGone
+            A segment has been evicted.
+        FormatError
+            A chunk is missing or has the wrong size.
         """
         folder, _, before = self._tables.find(slot, lane)
         first, last = ((before + row) >> self.shift[folder] for row in (first_row, last_row))
         self._ensure(folder, first, last, since)
 
     def _ensure(self, folder: Ints, first: Ints, last: Ints, since: int = sys.maxsize) -> None:
-        if len(folder) > _MANY_RANGES:  # neighbours mostly need the same chunks
+        if len(folder) > _MANY_RANGES:  # neighbours mostly lie in the same chunks
             wanted = np.stack([folder, first, last])
             folder, first, last = wanted[:, np.append(True, (wanted[:, 1:] != wanted[:, :-1]).any(axis=0))]
         if not self._has(folder, first, last):
@@ -156,7 +171,7 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk of a row of a segment that may grow if the one before is mapped: it is read soon, too."""
+        """Map the chunk of a growing segment's row if the chunk before it is mapped: it is soon read, too."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
@@ -164,11 +179,11 @@ class ChunkTable:
         if 0 < chunk <= int(self.chunks[folder]):
             before = self._place(folder, chunk - 1)  # first: see `_extend`
             if self.bases[before]:
-                with suppress(ReplayError, OSError):  # who needs it will say so
+                with suppress(ReplayError, OSError):  # raised again for a caller that needs the chunk
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
-        """Whether these chunks are there, two of each folder at most; they count as used."""
+        """Whether these chunks are in memory, at most two of each range; note their use."""
         if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
         at = self.first_chunk[folder]
@@ -201,17 +216,17 @@ class ChunkTable:
         )
 
     def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
-        """Open chunks that are not there; see `_open`."""
+        """Open chunks that are not in memory; see `_open`."""
         for folder in self._tables.packs_with_compressed(self.leaf):
             inside = folders == folder
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # else it came with another one of its pack
+            if not self.bases[place]:  # else another chunk of its pack has opened it
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
-        """Decompress inner chunks of a pack, for which others leave as in `_open`."""
+        """Decompress inner chunks of a pack; older chunks are released for them, as in `_open`."""
         found = pack.open_compressed(self.leaf, inner)
         if not isinstance(found, tuple):
             return self._keep_copied(places, found, use)
@@ -235,19 +250,19 @@ class ChunkTable:
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
     def _keep_copied(self, places: Ints, copied: NDArray[np.uint8], use: int) -> None:
-        """Keep what was read from another pack than the one that it is of, for which others leave as in `_open`."""
+        """Keep chunks whose rows were copied from another pack; older chunks are released for them, as in `_open`."""
         piece = Piece.of(copied)
         chunk_budget.make_room_decompressed(piece.nbytes, use)
         self.how[places] = DECOMPRESSED
         self._keep(places, Room(len(places), piece, 0), piece.nbytes // len(places), is_lone=True)
 
     def _hold(self, places: Ints, held: Mapping | Piece, addresses: Ints) -> None:
-        """Have places be at these addresses, which are good as long as what they lie in is there."""
+        """Set the addresses of chunks, which are valid while ``held`` exists."""
         self.holder.update(dict.fromkeys(places.tolist(), held))
         self.bases[places] = addresses
 
     def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
-        """Read or map a chunk; what was asked for before this use may leave for it. For `copy` see `_memory`."""
+        """Read or map a chunk; chunks last used before ``use`` may be released for it. For ``copy`` see `_memory`."""
         source = self._tables.folder(folder)
         piece = self._memory(source, use, copy)
         if piece is None:
@@ -261,8 +276,8 @@ class ChunkTable:
             held = piece if piece is not None and found is memory else Piece.of(found)
             self.how[places] = READ
             return self._hold(places, held, np.array([held.address]))
-        # What is read from disk through a narrow mapping comes in the largest pages there are: thousands of small
-        # ones are more than the processor has room for, which takes a quarter of a small batch's time.
+        # Narrow rows are mapped with the largest pages: the processor's TLB has no room for thousands of small ones,
+        # which takes a quarter of a small batch's time.
         found.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
         if isinstance(source, Pack):
             every = np.arange(int(self.chunks[folder]))
@@ -272,16 +287,16 @@ class ChunkTable:
         self._hold(places, found, np.array([found.address]))
 
     def _rows(self, folder: int, chunk: int) -> int:
-        """Return how many rows a chunk has."""
+        """Return the number of rows of a chunk."""
         source, bits = self._tables.folder(folder), int(self.shift[folder])
         rows = 1 << bits
         return rows if not isinstance(source, Pack) else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
 
     def _memory(self, source: Folder, use: int, copy: bool) -> Piece | None:
-        """Return memory to read a chunk into, or None where it is to be mapped.
+        """Return memory to read a chunk into, or None if it is to be mapped.
 
-        Chunks of packs and those that may still change are mapped always, large ones and wide rows unless `copy` says
-        that there are too few mappings for what is needed at once.
+        Chunks of packs, and of segments that may still grow, are always mapped. So are large chunks and wide rows,
+        unless ``copy`` says that the system has too few mappings.
         """
         if isinstance(source, Pack) or not source.info.sealed:
             return None
@@ -297,7 +312,7 @@ class ChunkTable:
         return int(self.first_chunk[folder]) + chunk
 
     def _extend(self, folder: int, chunks: int) -> None:
-        """Give a folder room for more chunks, at the end: its old places are left to whoever still reads them."""
+        """Give a folder room for more chunks, at the end of the arrays. Readers may still use its old places."""
         have = int(self.chunks[folder])
         if chunks <= have:
             return
@@ -308,21 +323,21 @@ class ChunkTable:
         how = np.append(self.how[old : old + have], more.astype(np.uint8))
         self._add_places(np.append(self.bases[old : old + have], more), how)
         self.used[start : start + have] = self.used[old : old + have]
-        # A new dict: who uses the old places holds the old one, and only new ones are released with their folder.
+        # A new dict: readers of the old places hold the old dict, and only new places are released with their folder.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
-        # Replaced, not changed in place: a reader may hold the arrays. The start first, then the longer length: who
-        # reads them in the other order, and then the addresses, without the lock, finds all of them.
+        # Replaced, not changed in place: a reader may hold the arrays. The start is replaced before the length: readers
+        # without the lock read the length first, then the start and the addresses, and so find all of them.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
         self._tables.note_change()
 
     def release(self, places: Ints) -> None:
-        """Release the chunks at these places, under the lock; those in use stay: see `ChunkTables.addresses`."""
+        """Release the chunks at these places, under the lock. Chunks in use stay: see `ChunkTables.addresses`."""
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
-        if len(places) > len(holder):  # all of a store that is opened, of which nothing is held
+        if len(places) > len(holder):  # such as all places of a store that was just opened
             held = np.fromiter(holder, np.int64, len(holder))
             places = held[np.isin(held, places)]
         for place in places.tolist():
@@ -333,7 +348,7 @@ class ChunkTable:
     def rows(self, slot: int, lane: int, first: int, stop: int) -> NDArray[Any]:
         """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``.
 
-        A view where one chunk has them, unless it was decompressed.
+        The result is a view if one chunk has all of them and was not decompressed, else a copy.
         """
         if stop <= first:
             return np.zeros((0, *self.shape), self.dtype)
@@ -342,10 +357,10 @@ class ChunkTable:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
-        """Return rows of a line of a folder, in parts; errors as for `ensure`."""
+        """Return rows of a line (a lane) of a folder, in parts. Raises the errors of `ensure`."""
         bits = int(self.shift[folder])
         where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
-        # One thread at a time: another's chunks may need the room that these have just taken.
+        # One thread at a time: another thread's chunks may need the room that these have just taken.
         with self._tables.lock:
             self._ensure(where, first_chunk, last_chunk)
             return self._blocks(folder, line, first, stop)
@@ -361,9 +376,9 @@ class ChunkTable:
         return np.concatenate([self.rows(*bound) for bound in bounds])
 
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
-        """Return the value at each row of each lane of each segment."""
+        """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        # One segment at a time, and one thread: a chunk may need the room that another has just taken.
+        # One segment and one thread at a time: a chunk may need the room that another has just taken.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:
@@ -378,9 +393,9 @@ class ChunkTable:
         return out
 
     def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
-        """Return the number that this array, that of priorities, has of each step; NaN where there is none.
+        """Return the stored priority of each step, NaN if it has none; for the array of priorities only.
 
-        ``lanes`` are those of the segments from number ``origin`` on.
+        ``lanes`` has the number of lanes of each segment, from number ``origin`` on.
         """
         found = np.empty(len(ids))
         if self._read_priorities(ids, origin, lanes, found) < 0:
@@ -399,11 +414,11 @@ class ChunkTable:
         return found
 
     def has_rows(self, slot: int) -> bool:
-        """Tell whether the folder of a segment has this array."""
+        """Return whether the folder of a segment has this array."""
         return bool(self.shift[self._tables.folders[slot]] != LACKING)
 
     def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: Floats) -> int:
-        """Call the kernel of this."""
+        """Read priorities whose chunks are in memory; return below 0 if that is all of them."""
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
         _held, (addresses,) = tables.addresses([self.leaf])
@@ -412,19 +427,19 @@ class ChunkTable:
     def _blocks(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
         parts, bits = [], int(self.shift[folder])
         if folder in self._tables.packs and isinstance(self.holder[self._place(folder, first >> bits)], Mapping):
-            bits = WHOLE  # all of the array is mapped as one
+            bits = WHOLE  # one mapping has the whole array
         for chunk, start, count in split_range(first, stop, 1 << bits):
             block, begin = self._block(folder, chunk)
             if self.wide:
                 mapping = self.holder[self._place(folder, chunk)]
                 mapping.will_need((line * block.shape[1] + begin + start) * self.row_bytes, count * self.row_bytes)
             rows = block[line, begin + start : begin + start + count]
-            # Who keeps a view keeps all that was decompressed with it.
+            # A view would keep the whole piece, with all other chunks in it.
             parts.append(rows.copy() if self.how[self._place(folder, chunk)] == DECOMPRESSED else rows)
         return parts
 
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
-        """Return rows that are there, ``(lanes, rows, *shape)``, and at which of these a chunk begins."""
+        """Return the rows of a mapping or piece, ``(lanes, rows, *shape)``, and the first row of the chunk in them."""
         source, place = self._tables.folder(folder), self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
         if not isinstance(source, Pack):
@@ -437,7 +452,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """What all tables have in memory at one moment: while it is referenced, that stays where it is."""
+    """Keeps the chunks mapped that all tables have at one moment, for as long as it is referenced."""
 
     __slots__ = ("__weakref__", "_holders")
 
@@ -445,35 +460,46 @@ class MappingGuard:
         self._holders = [table.holder for table in tables]
 
     def is_of(self, tables: Collection[ChunkTable]) -> bool:
-        """Tell whether it still has what these tables have."""
+        """Return whether it guards all present chunks of these tables."""
         return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
 
 
 def no_reference() -> MappingGuard | None:
-    """Stand for a weak reference to what `ChunkTables.held` was, of who has read no addresses yet.
+    """Return None, as a dead weak reference does: a reader's guard before it has read any addresses.
 
-    Weak, because between its calls nobody is to keep mapped what others release.
+    Readers keep a weak reference, so that they keep no chunks mapped between their calls.
     """
     return None
 
 
 class ChunkTables:
-    """The tables of all arrays of a store. All those of a process share what they may hold; see `chunk_budget`.
+    """The tables of all arrays of a store. All stores of a process share one budget: see `chunk_budget`.
 
-    Rows lie in folders: a segment's own, or that of the pack that it is in. ``folders`` says in which each slot's are,
-    -1: in none; ``known`` has what is known of each, None where it is gone, and ``packs`` those that are packs.
-    ``lane_base[slot] + lane`` is the place of a lane among all, and ``first_rows`` says by place at which row of its
-    pack a lane begins, or `frozen.OWN_FOLDER`.
+    The rows of a segment lie in its own folder, or in the folder of a pack. A slot is the place of a segment among all.
 
-    Old snapshots keep the tables they were made with, so what they have mapped stays mapped after an eviction.
+    Old snapshots keep their tables, so the chunks that they have mapped stay mapped after an eviction.
 
-    ``held`` is another object when an array or holder of any table was replaced: see `addresses`.
+    Attributes
+    ----------
+    known : list of Folder or None
+        All folders; None: it is gone.
+    packs : dict of int to Pack
+        The folders that are packs, by their place in ``known``.
+    folders : (slots,) int64
+        The folder of each slot's segment, -1 if it has none.
+    lane_base : (slots,) int64
+        The place of each segment's first lane among all lanes.
+    first_rows : (lanes,) int64
+        The first row of each lane in its pack, or `frozen.OWN_FOLDER`.
+    leaves : dict of str to ChunkTable
+        The table of each array.
+    held : MappingGuard
+        Another object after an array or holder of any table was replaced: see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self.root, self._counters = root, counters
-        # Folders of segments that may still get priorities, and what had been counted when they were known to lack
-        # them.
+        # Folders of segments that may still get priorities, and the counter of changes when they were last read.
         self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
         self.known: list[Folder | None] = []
@@ -490,9 +516,9 @@ class ChunkTables:
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
         """Return ``held``, and the `Addresses` of each of these arrays.
 
-        Raw addresses in the latter, also those that are filled in later, are good while ``held`` is the same object, or
-        what was returned is referenced. Who finds it to be the same, and references it from then on, need not ask
-        again.
+        The addresses in them, including addresses that are filled in later, are valid while ``held`` is the same object
+        or the returned guard is referenced. A caller that finds the same ``held`` again, and references it, can use the
+        arrays without another call.
         """
         with self.lock:
             if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and its note
@@ -501,28 +527,28 @@ class ChunkTables:
             return self.held, [table.arrays() for table in tables]
 
     def lines(self, leaves: Collection[str]) -> tuple[MappingGuard, list[TableLine]]:
-        """Return what `addresses` does, as lines of `gathering`."""
+        """Return ``held`` as `addresses` does, and these arrays as lines of `kernels.gathering`."""
         with self.lock:
             held, _ = self.addresses(leaves)
             return held, [self.leaves[leaf].line() for leaf in leaves]
 
     def reset_after_fork(self) -> None:
-        """Release all in a forked child: what is evicted must not stay on disk because a child has it mapped."""
+        """Release all chunks, in a forked child: its mappings would keep evicted files on disk."""
         self.lock = threading.RLock()  # another thread may have held it
         self.forget()
 
     @property
     def priorities(self) -> ChunkTable | None:
-        """The table of the priorities that steps were appended with; None where no segment has this array.
+        """The table of the priorities that steps were appended with; None if no segment has this array.
 
-        A segment may have got it since it was read. Its writer counts that before it publishes the first such row: so
-        whoever has followed the row finds the array here.
+        A segment may get the array after it was read. Its writer counts the change before it publishes the first row
+        with a priority, so a reader that has followed this row finds the array here.
         """
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:
             with self.lock:
                 for number in sorted(self._lacking):
-                    with suppress(OSError, ReplayError):  # who reads its steps says what is wrong
+                    with suppress(OSError, ReplayError):  # raised again for a reader of its steps
                         self._note(number, read_segment(self.root, self.folder(number).info.number))
                 self._counted = counted
         return self.leaves.get(layout.PRIORITY)
@@ -530,8 +556,8 @@ class ChunkTables:
     def add_slots(self, infos: list[SegmentInfo | None], lane_base: Ints, lanes: int) -> None:
         """Add segments in the order of their numbers, each with a folder of its own.
 
-        None where one was evicted already, or is in a pack. ``lane_base`` are the places of all slots, of so many
-        lanes.
+        None: the segment was evicted already, or is in a pack. ``lane_base`` has all slots, new ones included;
+        ``lanes`` is the number of their lanes.
         """
         with self.lock:
             there = np.array([info is not None for info in infos], np.bool_)
@@ -539,7 +565,7 @@ class ChunkTables:
             self.folders, self.lane_base = np.append(self.folders, own), lane_base
             self.first_rows = np.append(self.first_rows, np.full(lanes - len(self.first_rows), OWN_FOLDER))
             self._add_folders([Folder(info) for info in infos if info is not None])
-            self._counted = -1  # they were read before now
+            self._counted = -1  # they may have got priorities since they were read
 
     def _add_folders(self, folders: Sequence[Folder]) -> None:
         start = len(self.known)
@@ -551,9 +577,12 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return where lanes of segments are: the folder, which line of each chunk, and how many rows come before.
+        """Return the place of lanes: the folder, the line (lane) in each chunk, and the rows of it before the lane's.
 
-        Raises SegmentGone where a segment has no folder any more.
+        Raises
+        ------
+        SegmentGone
+            A segment has no folder any more.
         """
         folder = self.folders[slot]
         if (folder < 0).any():
@@ -563,7 +592,7 @@ class ChunkTables:
         return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
 
     def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the sums of rewards of ended episodes of a sealed segment, and which are known without their rows."""
+        """Return the stored sums of rewards of ended episodes of a sealed segment, and a mask of the stored ones."""
         folder = self.folder_of(slot) if 0 <= slot < len(self.folders) else None
         if folder is None or not folder.info.sealed:
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
@@ -571,39 +600,39 @@ class ChunkTables:
         return folder.reward_sums.find(line, before + row, steps)
 
     def folder_of(self, slot: int) -> Folder | None:
-        """Return the folder of a slot, None where it is gone."""
+        """Return the folder of a slot; None: it is gone."""
         number = int(self.folders[slot])
         return None if number < 0 else self.known[number]
 
     def info(self, slot: int) -> SegmentInfo | None:
-        """Return the attributes of the folder of a slot, None where it is gone."""
+        """Return the attributes of the folder of a slot; None: it is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.info
 
     def folder(self, number: int) -> Folder:
-        """Return a folder by its number; SegmentGone where it is gone."""
+        """Return a folder by its number. Raises SegmentGone if it is gone."""
         found = self.known[number]
         if found is None:
             raise SegmentGone(GONE)
         return found
 
     def packs_with_compressed(self, leaf: str) -> list[int]:
-        """Return which folders are packs in which an array is compressed."""
+        """Return the packs, as numbers of folders, that have this array compressed."""
         return [folder for folder, pack in self.packs.items() if pack.compressed_bytes(leaf) is not None]
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
-        """Return what an array takes in all packs in which it is compressed, when it is decompressed and on disk."""
+        """Return the bytes of an array in all packs that have it compressed: decompressed, and on disk."""
         table, packs = self.leaves[leaf], self.packs_with_compressed(leaf)
         decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
-        """Return the writer of a slot's segment and the numbers of its lanes, None where it is gone."""
+        """Return the writer of a slot's segment and the numbers of its lanes; None: it is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.lanes_of(slot + origin)
 
     def note_info(self, slot: int, info: SegmentInfo) -> None:
-        """Take in the attributes of a segment, which may have got priorities."""
+        """Take in the new attributes of a segment, which may have got priorities."""
         self._note(int(self.folders[slot]), info)
 
     def _note(self, number: int, info: SegmentInfo) -> None:
@@ -623,17 +652,16 @@ class ChunkTables:
                 self.leaves[leaf].note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunks of a row of those arrays of which the chunk before is mapped."""
+        """Map the chunk of a row in each array whose chunk before it is mapped."""
         for leaf, table in self.leaves.items():
             if not layout.is_of_episodes(leaf):
                 table.follow(slot, row)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
-        """Return where the arrays of episode fields have the values of rows with `EPISODE_VALUES`.
+        """Return the places, in the arrays of episode fields, of the values that belong to rows with `EPISODE_VALUES`.
 
-        In place of the row, the number names the values in a lane of a segment. It is below 0 for most lanes of a pack:
-        their rows are further from its first one than their values are. ``committed`` are the rows of these lanes, all
-        of which may be read.
+        A place is used as a row of the same lane. It is below 0 for most lanes of a pack: a lane's values are closer to
+        the start of the pack than its rows. ``committed`` is the number of rows of each lane; all of them may be read.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)
@@ -651,13 +679,13 @@ class ChunkTables:
                 table.release(np.arange(len(table.bases)))
 
     def without(self, slots: list[int]) -> "ChunkTables":
-        """Return tables in which these slots are empty; everything else stays mapped, or in memory."""
+        """Return tables without the segments of these slots; all other chunks stay in memory."""
         folders = self.folders.copy()
         folders[slots] = -1
         return self._copy(folders)
 
     def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
-        """Return tables in which these slots, one a segment of a pack, are in the pack."""
+        """Return tables that have these slots, one for each segment of a pack, in the pack."""
         folders = self.folders.copy()
         folders[slots] = number = len(self.known)
         new = self._copy(folders)
@@ -669,11 +697,11 @@ class ChunkTables:
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
-        """Return a copy in which slots are in these folders, without those in which none is."""
+        """Return a copy with these folders of slots, without the folders that no slot is in."""
         new = ChunkTables(self.root, self._counters)
-        with self.lock, new.lock:  # others see it already
+        with self.lock, new.lock:  # other threads see the new tables already
             is_there = np.zeros(len(self.known) + 1, np.bool_)
-            is_there[folders] = True  # also, at the end, for those in none
+            is_there[folders] = True  # the extra last place is for slots without a folder, -1
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
             new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
             new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows

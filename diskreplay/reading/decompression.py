@@ -1,4 +1,4 @@
-"""Decompresses what a batch needs of a compressed field: all at once, in some threads."""
+"""Decompresses the inner chunks of a compressed field that a batch needs, in several threads."""
 
 import os
 import resource
@@ -15,26 +15,31 @@ from diskreplay.reading.chunk_budget import MEMORY, Room
 from diskreplay.segments.shards import Shard
 from diskreplay.workers import Job, Workers
 
-# To have one thread more takes a tenth of a millisecond: each gets so many inner chunks at least.
+# Inner chunks for each thread, at least: starting a thread takes a tenth of a millisecond.
 _LEAST = 16
 _MOST_THREADS = 4
-# After so many calls for which nothing was read from disk, nothing is asked of it beforehand until something is.
+# After so many calls without a read from disk, blocks are not requested ahead until a call reads from disk again.
 _WARM_CALLS = 32
-# What is read from disk at once, in bytes, of a field that takes no more than a quarter of the memory, compressed: what
-# lies around is soon needed, too.
+# Bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the memory:
+# neighbouring inner chunks are then soon needed, too.
 _BLOCK_BYTES = 64 << 10
 _MOST_BYTES = MEMORY // 4
 
 
 Part = tuple[Ints, Room]
-"""Inner chunks of a shard, none of which is of zeros, and memory for them."""
+"""Inner chunks of a shard, none of them all zeros, and memory for them."""
 
 
 def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
-    """Decompress all parts, which this thread shares with others. Raises FormatError where one is damaged.
+    """Decompress all parts, in this thread and others.
 
-    ``on_disk`` are the bytes that all of the field takes there. After an interrupt another thread may still decompress
-    a part: it holds the shard, and the memory of all parts.
+    ``on_disk`` is the size of the whole compressed field in bytes. After an interrupt another thread may still
+    decompress a part: it keeps the shard, and the memory of all parts, alive.
+
+    Raises
+    ------
+    FormatError
+        An inner chunk is damaged.
     """
     numbers = np.concatenate([numbers for numbers, _ in parts])
     before, shared = blocks_read(), iter(parts)
@@ -55,25 +60,25 @@ def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
 
 
 def reads_no_disk() -> bool:
-    """Whether nothing was read from disk lately for what was decompressed."""
+    """Return whether the latest calls of `decompress` read nothing from disk."""
     return _cold.calls_until_warm == 0
 
 
 def _decompress_next(shard: Shard, parts: Iterator[Part]) -> None:
-    """Decompress parts until none is left; other threads take theirs from the same iterator."""
+    """Decompress parts until the iterator, which other threads share, has no more."""
     for numbers, room in parts:
         memory = np.asarray(room.piece)[room.start :]
         shard.decompress(numbers, memory[: len(numbers) * shard.inner_bytes])
 
 
 class _Cold:
-    """Whether something may have to be read from disk, as it had to lately. Any thread; the last one counts."""
+    """Predicts whether calls read from disk, by the latest ones. Any thread may use it; the last call counts."""
 
     def __init__(self) -> None:
         self.calls_until_warm = _WARM_CALLS
 
     def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
-        """Have the disk read the blocks of these inner chunks at once, and not as the decompression gets there."""
+        """Have the disk read all blocks of these inner chunks now, instead of one by one during the decompression."""
         if self.calls_until_warm > 0:
             chosen("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
@@ -83,14 +88,14 @@ class _Cold:
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return the blocks of a file in which inner chunks lie: addresses and bytes of ranges of whole pages, in order."""
+    """Return the file's blocks that hold inner chunks: addresses and bytes of ranges of whole pages, in order."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
     first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)
 
 
 def blocks_read() -> int:
-    """Return how many blocks this thread has had read from disk."""
+    """Return the number of blocks that this thread has read from disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 

@@ -1,4 +1,4 @@
-"""The ended episodes that a reader knows, and those that it leaves out: evicted by hand, lost, or discarded."""
+"""The ended episodes that a reader knows, and the episodes that it leaves out: evicted by hand, lost, or discarded."""
 
 from typing import Protocol
 
@@ -21,10 +21,12 @@ from diskreplay.segments.documents.root import Root
 
 
 class EpisodeLog:
-    """Ended episodes in the order they were found.
+    """Ended episodes in the order of their discovery.
 
-    Concurrency: one thread appends; tables made earlier stay as they were, as appends go behind them and a removal
-    makes new arrays.
+    ``table`` has them. ``generation`` changes when their positions or ends change.
+
+    Concurrency: one thread appends. Tables made earlier never change: appends write behind them, and a removal makes
+    new arrays.
     """
 
     def __init__(self, generation: int = 0) -> None:
@@ -38,10 +40,10 @@ class EpisodeLog:
         return len(self.table)
 
     def reserve(self, room: int) -> Ints:
-        """Return the array of all lines, with as many as ``room`` behind the last: `extend_to` makes them episodes."""
+        """Return the array of all lines, with ``room`` free lines at the end; `extend_to` makes them episodes."""
         size = len(self.table)
         if size + room > len(self._lines):
-            # A quarter more: the table is memory a reader keeps beside the page cache.
+            # A quarter more, and not twice as much: a reader keeps this memory in addition to the page cache.
             lines = np.empty((size + size // 4 + room, EPISODE_COLUMNS), np.int64)
             lines[:size] = self.table.lines
             self._lines = lines
@@ -49,7 +51,7 @@ class EpisodeLog:
         return self._lines
 
     def extend_to(self, size: int, steps: int) -> None:
-        """Make lines episodes, up to ``size`` of them, which have so many steps."""
+        """Extend the log to its first ``size`` lines, whose episodes have ``steps`` steps in total."""
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
 
@@ -61,7 +63,7 @@ class EpisodeLog:
         self.extend_to(end, self.steps + int(episodes.steps.sum()))
 
     def remove(self, gone: NDArray[np.bool_]) -> None:
-        """Drop the episodes at which ``gone`` is True; positions change, so the generation does."""
+        """Drop the episodes where ``gone`` is True; positions change, and with them the generation."""
         if not gone.any():
             return
         self.table = self.table.select(~gone)
@@ -70,16 +72,16 @@ class EpisodeLog:
         self.generation += 1
 
     def discard(self, at: Ints) -> None:
-        """Note that the episodes at these positions were discarded; the generation changes."""
+        """Mark the episodes at these positions as discarded; the generation changes."""
         self.table = self.table.with_discarded(at)
         self._lines = self.table.lines
         self.generation += 1
 
 
 class Evicted:
-    """The episodes of a snapshot's segments that are left out: evicted by hand, lost to damage, discarded. Immutable.
+    """The episodes that a snapshot leaves out: evicted by hand, lost to damage, or discarded. Immutable.
 
-    ``episodes`` is the table of them.
+    ``episodes`` is their table.
     """
 
     def __init__(self, episodes: EpisodeTable) -> None:
@@ -93,7 +95,7 @@ class Evicted:
         return len(self._key)
 
     def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
-        """Tell which ids are those of such steps; ``lanes`` are as many as the segment of each id has."""
+        """Return whether each id is a step of these episodes; ``lanes`` is the number of lanes of its segment."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
         key = _keys(ids, lanes)
@@ -102,18 +104,19 @@ class Evicted:
         return inside
 
     def with_more(self, episodes: EpisodeTable) -> "Evicted":
-        """Return these and others."""
+        """Return these episodes and more."""
         return Evicted(EpisodeTable.concatenate([self.episodes, episodes])) if len(episodes) else self
 
     def without(self, segments: Ints) -> "Evicted":
-        """Return those that are not in these segments."""
+        """Return the episodes outside these segments."""
         return Evicted(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
 
 
 class Evictions:
-    """Follows the entries of evictions by hand, and finds the episodes that they name. Not thread-safe.
+    """Follows the list of evictions by hand, and finds the episodes that its entries name. Not thread-safe.
 
-    So it does with what stands for rows that were lost to damage, which segments name themselves.
+    Ranges of rows that were lost to damage are found in the same way; segments name them. ``found`` are the episodes of
+    both.
     """
 
     def __init__(self, root: Root) -> None:
@@ -122,25 +125,25 @@ class Evictions:
         self.found = Evicted(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
-        """Take in the entries up to a number; tell whether there were new ones."""
+        """Take in the first ``count`` entries; return whether any are new."""
         new = self._entries.new(count)[:, 0]
         if len(new):
             self._firsts = np.union1d(self._firsts, new)
         return len(new) > 0
 
     def add_lost(self, firsts: Ints) -> bool:
-        """Take in the ids at which ranges begin that were lost to damage; tell whether there are any."""
+        """Take in the first ids of ranges that were lost to damage; return whether there are any."""
         if len(firsts):
             self._firsts = np.union1d(self._firsts, firsts)
         return len(firsts) > 0
 
     @property
     def has_none(self) -> bool:
-        """Whether no episode is named."""
+        """Whether no episode was evicted or lost."""
         return not len(self._firsts)
 
     def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
-        """Return which episodes are left, and a mask of those that are not; these are `found` from now on."""
+        """Return the episodes that stay, and a mask of the others, which are added to `found`."""
         out = np.zeros(len(episodes), np.bool_)
         if len(self._firsts) and len(episodes):
             at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)
@@ -151,11 +154,11 @@ class Evictions:
         return episodes.select(~out), out
 
     def discard(self, at: int) -> None:
-        """Note that the episode at this position of `found` was discarded, too."""
+        """Mark the episode at this position of `found` as discarded, too."""
         self.found = Evicted(self.found.episodes.with_discarded(at))
 
     def forget(self, segments: Ints) -> None:
-        """Forget what was in segments that are gone."""
+        """Forget the episodes of segments that are gone."""
         if len(self.found):
             self.found = self.found.without(segments)
             self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]
@@ -167,7 +170,7 @@ def _keys(ids: Ints, lanes: Ints) -> Ints:
 
 
 class FollowedLanes(Protocol):
-    """The lanes of the segments that a follower knows, by the slots of these."""
+    """The lanes of the segments that a follower knows, by slot."""
 
     @property
     def origin(self) -> int:
@@ -177,22 +180,23 @@ class FollowedLanes(Protocol):
         """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
 
     def published_rows(self, slot: int, lane: int) -> int:
-        """Return how many rows of a lane are published."""
+        """Return the number of published rows of a lane."""
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Tell whether all that is published of a lane is in the log."""
+        """Return whether the log has all published episodes of a lane, and none is open."""
 
 
 class Discards:
     """Finds discarded episodes in the log, which keeps them in their place. Not thread-safe.
 
-    ``episodes`` are all of them, but for segments that are gone.
+    ``episodes`` has all that were found, except in segments that are gone. An episode that continues across segments
+    has a part in each. On disk only the last part has the flag, so the parts before it are searched.
     """
 
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
-        self._generation, self._read = -1, 0  # of the log, and how much of it was searched
-        self._tails: set[tuple[int, int]] = set()  # slots and lanes whose last episode is yet to be found
+        self._generation, self._read = -1, 0  # of the log, and its length when it was last searched
+        self._tails: set[tuple[int, int]] = set()  # slots and lanes whose last episode is a part to be found
         self._left_out: tuple[Evicted, Evicted] | None = None
 
     @property
@@ -201,7 +205,7 @@ class Discards:
         return len(self._tails) > 0
 
     def with_evicted(self, evicted: Evicted) -> Evicted:
-        """Return the discarded episodes and others; the same object as before if neither has changed."""
+        """Return the discarded and the evicted episodes; the same object as before if neither has changed."""
         if not len(self.episodes):
             return evicted
         if self._left_out is None or self._left_out[0] is not evicted:
@@ -217,7 +221,7 @@ class Discards:
         self.episodes, self._left_out = episodes, None
 
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
-        """Search the log's new episodes, mark the parts before discarded ones, and return all that were in the log."""
+        """Search the log's new episodes, mark the parts before discarded ones, and return all that it has."""
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
             if len(self.episodes):  # some may have been evicted by hand at the same time
@@ -226,7 +230,7 @@ class Discards:
         self._read = len(log)
         new = new.select(new.end & DISCARDED != 0)
         if not len(new) and not self._tails:
-            return new  # as in nearly every refresh that an episode ended in
+            return new  # as in nearly every refresh that finds an ended episode
         if len(new):
             there = [follower.lanes_of(slot) is not None for slot in _slots(new, follower).tolist()]
             new = new.select(np.array(there) & ~np.isin(new.first, self.episodes.first))
@@ -247,7 +251,7 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Note where the parts before these are: each is the last of its lane in a segment of the same writer."""
+        """Note where the parts before these are: each is the last episode of the lane in an earlier segment."""
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
         for slot, at in zip(_slots(continuing, follower).tolist(), positions, strict=True):
@@ -264,7 +268,7 @@ class Discards:
                     break
 
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
-        """Mark the parts that are in the log by now, and return them; the second value: no more can be found now."""
+        """Mark and return the parts that are in the log by now; the second value: no more can be found now."""
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
         for slot, lane in tails:
@@ -281,7 +285,7 @@ class Discards:
                 continue
             if last < len(log):
                 found.append(last)
-            else:  # it stays out of the log, and those before it are discarded
+            else:  # it stays out of the log, but the parts before it are discarded
                 evictions.discard(last - len(log))
                 self._seek_parts_before(table.select([last]), follower)
         if found:

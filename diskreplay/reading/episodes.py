@@ -1,4 +1,4 @@
-"""Episodes as a user sees them: views of the mapped rows, and as a notebook shows them."""
+"""The public `Episode` and the list of episodes: arrays over the mapped rows, and HTML for notebooks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,13 +28,13 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.segments.episode_table import add_rewards
 
-ENDS_SHOWN = 5  # episodes at either end of a list, in a notebook
+ENDS_SHOWN = 5  # episodes at each end of a list, in a notebook
 
 
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sum of rewards between each pair of rows, ``(n, 2)`` int64, in float64.
+    """Return the sum of rewards of each range of rows ``[first, stop)``, ``(n, 2)`` int64, in float64.
 
-    A sum depends on its own rows alone, to the last bit: a predicate must not see another one than a table shows.
+    A sum depends on its own rows alone, to the last bit, so that predicates and tables see the same number.
     """
     found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
     add_rewards(found, np.repeat(np.arange(len(bounds)), steps), rewards[places_of(bounds[:, 0], steps)])
@@ -42,15 +42,15 @@ def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np
 
 
 class Episode:
-    """One episode of a snapshot, whole: ``T = len(episode)`` steps, also those that a capacity or an age hides.
+    """One episode of a snapshot, with all its ``T = len(episode)`` steps, hidden steps included.
 
-    Arrays are read-only views of the store where the rows lie in one chunk, else copies. Thread-safe.
+    Arrays are read-only views of the store if the rows lie in one uncompressed chunk, else copies. Thread-safe.
     """
 
     __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")
 
     def __init__(self, snapshot: Snapshot, position: int, episodes: EpisodeTable | None = None) -> None:
-        # Those of an earlier snapshot of the same store, where they are given.
+        # `episodes` may come from an earlier snapshot of the same store.
         episodes = snapshot.episodes if episodes is None else episodes
         self._snapshot = snapshot
         self._first, self._stride = int(episodes.first[position]), int(episodes.stride[position])
@@ -68,12 +68,12 @@ class Episode:
 
     @property
     def hidden_steps(self) -> int:
-        """How many of its first steps are not drawn any more: the store's capacity or its age limit hides them."""
+        """The number of its first steps that are hidden by the store's capacity or age limit, and never drawn again."""
         return int(self._snapshot.hidden_steps(self._table)[0])
 
     @property
     def continues(self) -> bool:
-        """Whether it continues an episode that was cut for its length: the environment was not reset before it."""
+        """Whether it continues an episode that was cut for its length, so the environment was not reset before it."""
         return bool(self._end & CONTINUES)
 
     @property
@@ -86,7 +86,7 @@ class Episode:
         return EpisodeTable.of([self._first], [self._stride], [self._steps], [self._obs_rows], [self._end])
 
     def __repr__(self) -> str:
-        """Say which episode this is and how it ended."""
+        """Return the first id, the length and the end of the episode."""
         return f"Episode(id={self._first}, length={self._steps}, {self.ended})"
 
     def _repr_html_(self) -> str:
@@ -94,7 +94,7 @@ class Episode:
 
     @property
     def ended(self) -> str:
-        """How it ended, in a word: "terminated", "truncated", "cut" or "open"."""
+        """How it ended: "terminated", "truncated", "cut" or "open"."""
         if self._end & OPEN:
             return "open"
         if self._end & TERMINATED:
@@ -108,12 +108,12 @@ class Episode:
 
     @property
     def truncated(self) -> bool:
-        """Whether it was ended outside of its Markov decision process: by a time limit, or by us."""
+        """Whether it ended outside of its Markov decision process: by a time limit, or cut by diskreplay."""
         return bool(self._end & TRUNCATED)
 
     @property
     def cut(self) -> bool:
-        """Whether it was ended by us and not by the environment."""
+        """Whether diskreplay ended it, and not the environment."""
         return bool(self._end & CUT)
 
     @property
@@ -123,7 +123,7 @@ class Episode:
 
     @property
     def segment(self) -> int:
-        """The number of the segment it lies in."""
+        """The number of its segment."""
         return self._first >> POSITION_BITS
 
     @property
@@ -133,7 +133,7 @@ class Episode:
 
     @property
     def obs(self) -> Any:
-        """Observations, ``(T + 1, ...)`` with a final observation, else ``(T, ...)``; nested as the space is."""
+        """Observations, ``(T + 1, ...)`` with a final observation, else ``(T, ...)``; nested like the space."""
         return self._read("obs", self._obs_rows)
 
     @property
@@ -143,7 +143,7 @@ class Episode:
 
     @property
     def action(self) -> Any:
-        """Actions, ``(T, ...)``; nested as the space is: dicts, and tuples that also have the keys "0", "1"."""
+        """Actions, ``(T, ...)``; nested like the space: dicts, and tuples that also have the keys "0", "1"."""
         return self._read("action", self._steps)
 
     @property
@@ -153,10 +153,10 @@ class Episode:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """When each step was published, ``(T,)`` float64 in seconds since the epoch.
+        """The time of each step's publication, ``(T,)`` float64, in seconds since the epoch.
 
-        They never fall, and can be compared across all episodes that were written in the same boot of a machine: they
-        go by a clock that nobody sets.
+        Times never decrease. They are comparable across all episodes written in one boot of a machine, since they come
+        from a clock that cannot be set.
         """
         times = self._snapshot.rows(TIME, self._first, self._steps)
         seconds: NDArray[np.float64] = (times + self._snapshot.clocks[self.segment - self._snapshot.origin]) / 1e9
@@ -176,8 +176,8 @@ class Episode:
         path : str
             A path of `Schema.step_leaves`: "reward", "obs/image", "extra/log_prob".
         first, stop : int
-            From which row to before which; None: to the last one, which of an observation may be that after the last
-            step.
+            The range of rows ``[first, stop)``. None: to the end; observations may have one row more than there are
+            steps, the final observation.
 
         Raises
         ------
@@ -196,16 +196,16 @@ class Episode:
         return self._snapshot.rows(path, self._first + first * self._stride, stop - first)
 
     def __getitem__(self, name: str) -> Any:
-        """Return a field by name: one of the steps ``(T, ...)``, or an episode's value ``(...)``, None if not given.
+        """Return a field by name.
 
-        Of an episode that was given some of its values, the others are zeros: a store does not tell them apart.
-
-        "priority" is what each step was appended with, ``(T,)`` float64, NaN where that is none.
+        A field of the steps is ``(T, ...)``. An episode field is ``(...)``, or None if the episode was given no values.
+        If it was given only some of its values, the others are zeros, because a store does not tell them apart.
+        "priority" is the priority that each step was appended with, ``(T,)`` float64, NaN if it had none.
 
         Raises
         ------
         SchemaError
-            The schema has no such field; ``episode[3]`` may mean several things.
+            The schema has no such field, or the name is not a string: ``episode[3]`` is ambiguous.
         """
         schema = self._snapshot.schema
         if not isinstance(name, str):
@@ -280,14 +280,14 @@ class EpisodeList(Sequence[Episode]):
         if not 0 <= at < len(self):
             raise IndexError(
                 f"there is no episode {index}: the snapshot has {len(self)}, numbered from 0; store.refresh() shows "
-                "what was appended since"
+                "the episodes appended since"
             )
         return Episode(self._snapshot, at)
 
 
-FRAMES, WIDEST = 8, 96  # of the strip, and pixels of a frame
+FRAMES, WIDEST = 8, 96  # frames of the strip, and pixels of the width of each
 MOST_FIELDS, MOST_TEXT = 20, 120
-# What is not read for a glance: rewards of so many steps, fields and frames of so many bytes.
+# Notebooks show no sum of more rewards, and no field or strip of frames of more bytes.
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 
 
@@ -305,7 +305,7 @@ def episode_html(episode: Episode, schema: Schema) -> Html:
 
 
 def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
-    """Return a list of episodes as HTML, of which some are shown, with their places."""
+    """Return a list of ``total`` episodes as HTML; ``shown`` has the places and episodes of its rows."""
     rows = [
         [markup.text(at), markup.text(f"{len(episode):,}"), _total_reward(episode), markup.text(episode.ended)]
         for at, episode in shown
@@ -315,7 +315,7 @@ def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
 
 
 def _guarded(read: Callable[[], Html]) -> Html:
-    """Return what is read, or why it cannot be: a store moves on, and a notebook has to show something."""
+    """Return the HTML, or the reason why it cannot be read: the store changes while a notebook shows it."""
     try:
         return read()
     except MissingExtra:

@@ -1,4 +1,4 @@
-"""The rows of a store as far as a reader has followed them: where they are, and which episodes they make."""
+"""The rows of a store that a reader has followed so far: their places, and their episodes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,12 +22,12 @@ from diskreplay.segments.folder import Pack, lost_ids
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
 
-# Bytes of flags of sealed segments that are parsed together.
+# Bytes of flags of sealed segments to parse together.
 _AT_ONCE = 16 << 20
 
 
 class _Sealed(NamedTuple):
-    """The places of sealed segments, and what `read_sealed` found in one, or `Pack.read_flags` in several."""
+    """The slots of sealed segments, with the result of `read_sealed` for one, or of `Pack.read_flags` for several."""
 
     slots: list[int]
     committed: Ints
@@ -37,9 +37,9 @@ class _Sealed(NamedTuple):
 class FollowedRows:
     """The rows of all segments that a reader knows, and their episodes. Used by one thread.
 
-    ``slots`` and ``tables`` say where the rows are, ``log`` has the ended episodes; `generation` is the first one of
-    the log. ``live`` are the lanes that may grow: this is their owner. ``newly_discarded`` are found since somebody
-    emptied it, and ``lost`` counts the steps of segments that turned out to be damaged.
+    ``slots`` and ``tables`` have the places of the rows, and ``log`` the ended episodes, from `generation` on. ``live``
+    has the lanes that may grow; this is their `LiveLanesOwner`. ``newly_discarded`` has the discarded episodes found
+    since the caller last emptied it. ``lost`` counts the steps of segments that turned out to be damaged.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FollowedRows:
 
     @property
     def steps(self) -> int:
-        """The steps of all episodes, hidden ones included."""
+        """The number of steps of all episodes, hidden ones included."""
         return self.log.steps + self.slots.count_open()
 
     def list_growing(self) -> None:
@@ -86,7 +86,7 @@ class FollowedRows:
     # --- segments that come and go -----------------------------------------------------------------------------------
 
     def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
-        """Take in the next segments; None: it is gone, or in one of these packs."""
+        """Take in the next segments; None: the segment is gone, or in one of these packs."""
         first_slot = len(self.slots.lanes)
         self._frontier.add_lanes(self.slots.add(infos, packs))
         self.tables.add_slots(infos, self.slots.lane_base, self.slots.rows.shape[1])
@@ -96,7 +96,7 @@ class FollowedRows:
         self.list_growing()
 
     def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
-        """Take in new sealed segments, many at a time, and note those that may grow."""
+        """Take in new sealed segments, many at a time, and note the segments that may grow."""
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -118,7 +118,7 @@ class FollowedRows:
         self._add_sealed(sealed)
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
-        """Take in a pack: the segments of it that are known are read from it from now on, the others are new."""
+        """Take in a pack. Its known segments are read from it from now on; the others are new."""
         slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
@@ -135,7 +135,7 @@ class FollowedRows:
                 self.exclude(int(slots[new[0]]), error)
 
     def exclude(self, slot: int, error: Exception) -> None:
-        """Go on without a segment that is damaged or gone."""
+        """Leave out a segment that is damaged or gone."""
         steps, folder = self.steps, int(self.slots.folder[slot])
         self._known.leave_out(folder, error)
         self.drop(np.flatnonzero((self.slots.folder == folder) & (self.slots.lanes > 0)).tolist())
@@ -144,8 +144,9 @@ class FollowedRows:
     def drop(self, slots: list[int]) -> None:
         """Empty slots.
 
-        Their episodes stay in the log, hidden, until they are half of it: a new log costs every sampler a new start.
-        Episodes that no limit hides do not stay: a reader that begins now has no trace of them, and must agree.
+        Their episodes stay in the log, hidden, until they are half of it, because every sampler starts over with a new
+        log. Episodes that no limit hides are removed: a reader that opens the store now does not know them, and both
+        must agree.
         """
         if not slots:
             return
@@ -167,24 +168,24 @@ class FollowedRows:
         words = self._counters.read()
         past = max(self._frontier.hidden_before, int(max(words[layout.FRONTIER], words[layout.HORIZON])))
         is_hidden = not behind.any() or int(self.log.table.time[behind].max()) < past
-        # Without times, nobody could tell which episodes began after those that are gone.
+        # Without times, readers could not tell which episodes began after the hidden ones.
         if not self._is_timed or not is_hidden or 2 * np.count_nonzero(behind) >= len(behind):
             self.log.remove(behind)
             self._gone = []
 
     def remove_evicted(self) -> None:
-        """Remove episodes from the log that are evicted or lost now."""
+        """Remove episodes from the log that have been evicted or lost."""
         self.log.remove(self.evictions.split(self.log.table)[1])
 
     # --- segments that may grow --------------------------------------------------------------------------------------
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether no episode that ends is one that was evicted, lost, or part of a discarded one."""
+        """Whether all ended episodes stay in the log: none was evicted, lost, or may be part of a discarded one."""
         return self.evictions.has_none and not self._discards.waits
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
+        """Extend the log to ``end`` lines and ``steps`` steps, without episodes that were evicted or lost."""
         if self.evictions.has_none:
             self.log.extend_to(end, steps)
         else:
@@ -196,18 +197,18 @@ class FollowedRows:
         return self.tables.lanes_of(slot, self.slots.origin) if self.slots.lanes[slot] else None
 
     def published_rows(self, slot: int, lane: int) -> int:
-        """Return how many rows of a lane are published."""
+        """Return the number of published rows of a lane."""
         live = self.live.segments.get(slot)
         counted = self.slots.rows[following.COMMITTED, self.slots.span(slot)] if live is None else live.committed
         return int(counted[lane])
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Tell whether all that is published of a lane is in the log."""
+        """Return whether the log has all published episodes of a lane, and none is open."""
         known, _, open_start, *_ = self.slots.rows[:, self.slots.span(slot).start + lane].tolist()
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
     def read_time(self, step_id: int) -> bool:
-        """Map the time of a step, or go on without its segment; tell whether it is mapped."""
+        """Map the time of a step, or leave its segment out; return whether the time is mapped."""
         slot, position = (step_id >> POSITION_BITS) - self.slots.origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(self.slots.lanes[slot]))
         try:
@@ -218,7 +219,7 @@ class FollowedRows:
         return True
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """See to it that the rows of a live segment can be followed, or go on without it; it may seem to be damaged."""
+        """Make the rows of a live segment readable for the kernel, or leave it out if it is damaged or gone."""
         try:
             self._make_followable(slot, is_damaged)
         except (SegmentGone, *DAMAGE) as error:
@@ -233,18 +234,18 @@ class FollowedRows:
         if live.checked_rows > before:
             self.tables.follow(slot, most - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
-            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # which names the damage
+            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # or raises
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else that was all, most often: what is not mapped is asked for next
+        elif live.checked_rows == before:  # else new chunks were the reason, and the kernel asks again if need be
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
 
     def reread(self, slot: int) -> bool:
-        """Read the document of a live segment that was replaced; tell whether it is sealed."""
+        """Read the replaced document of a live segment; return whether the segment is sealed."""
         before, live = self.live.segments[slot], LiveSegment(self._root, self.slots.origin + slot)
         if live.folder != before.folder:
-            return False  # replaced by repair, which is about to count a change
+            return False  # repair has replaced the folder, and is about to count a change
         live.checked_rows = before.checked_rows
         if self.evictions.add_lost(lost_ids(live.info)):
             self.remove_evicted()
@@ -260,7 +261,7 @@ class FollowedRows:
         return live.info.sealed
 
     def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
-        """Take in the rest of a live segment that is sealed now."""
+        """Take in the remaining rows of a live segment that is sealed now."""
         span = self.slots.span(slot)
         self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
         self.slots.set_rows(span, committed, observed)
@@ -270,7 +271,7 @@ class FollowedRows:
     # --- rows that come ----------------------------------------------------------------------------------------------
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
-        """Take in what lanes of a live segment have published; ``at`` are their places among all lanes."""
+        """Take in the published rows of lanes of a live segment; ``at`` has their places among all lanes."""
         base, info = int(self.slots.lane_base[slot]), self.tables.info(slot)
         if not len(at) or info is None:
             return
@@ -291,7 +292,7 @@ class FollowedRows:
         flags = LaneFlags.concatenate([segment.flags for segment in segments])
         try:
             self._add_rows(at, np.zeros_like(at), flags, True)
-        except (SegmentGone, *DAMAGE) as error:  # of one of them flags or times are damaged or gone
+        except (SegmentGone, *DAMAGE) as error:  # flags or times of one segment are damaged or gone
             if len(segments) == 1:
                 self.exclude(segments[0].slots[0], error)
             else:
@@ -302,7 +303,7 @@ class FollowedRows:
         self.slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
-        """Take in the rows of lanes from ``first`` on, each from the start of an episode on."""
+        """Take in the rows of lanes from ``first`` on, where an episode starts in each."""
         slots = self.slots
         slot = slots.lane_slot[at]
         lane, lanes = at - slots.lane_base[slot], slots.lanes[slot]
@@ -315,7 +316,7 @@ class FollowedRows:
         self.log.append(self.evictions.split(found.ended)[0])
 
     def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
-        """Look up when the first steps of these episodes were published."""
+        """Look up the times of the first steps of these episodes."""
         slots = self.slots
         place, row = slots.places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0
@@ -328,7 +329,7 @@ class FollowedRows:
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, record: Ints, total: int) -> Snapshot:
-        """Return the snapshot that has this record, of so many steps, some of which are hidden."""
+        """Return the snapshot with this record and ``total`` steps, hidden ones included."""
         frontier, segments = self._frontier, self._segments
         assert segments is not None
         found = frontier.found
@@ -339,7 +340,7 @@ class FollowedRows:
         return Snapshot(segments, steps, record, self.slots.rows, self.log.table, frontier.oldest, reached, until)
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments, a new one where anything in it has changed."""
+        """Return the table of all segments: a new one if anything in it has changed."""
         found = self._discards.follow(self.log, self.evictions, self)
         if len(found):
             self.newly_discarded.append(found)
@@ -366,7 +367,7 @@ class FollowedRows:
 
 
 def steps_not_shown(episodes: EpisodeTable, shown: Snapshot) -> int:
-    """Count the steps of episodes that a snapshot does not have."""
+    """Return the number of steps of these episodes that the snapshot does not have."""
     counts = np.zeros(len(episodes), np.int64)
     there, slot, _, lane, row = locate(episodes.first, shown.origin, shown.lanes)
     counts[there] = shown.committed_rows(slot[there], lane[there]) - row[there]

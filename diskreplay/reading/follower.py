@@ -1,4 +1,4 @@
-"""From files to snapshots: a store is read once, and followed as it grows."""
+"""From files to snapshots: a follower reads a store once, and then only its changes."""
 
 import threading
 import time
@@ -23,20 +23,20 @@ from diskreplay.segments.files.machine import clock_ns, this_clock
 from diskreplay.segments.files.numbers import present_segments, segment_numbers
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 
-# Seconds after which segments are checked though no counter says that one was sealed: who sealed it may have died.
+# Seconds between checks for sealed segments without a counter's hint: a process may die after it sealed one.
 CHECK_EVERY_S = 1.0
-# Each means that segments were put into a pack between two looks at the store.
+# Attempts to read a store; one fails if segments are merged into a pack meanwhile.
 _ATTEMPTS = 100
 
-# Undecorated, until numba is needed anyway.
+# The plain functions, until a sampler loads numba anyway.
 _PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hiding}
 
 
 class Follower:
     """Follows a store on disk and makes snapshots of it.
 
-    A segment that cannot be read is left out, with a warning unless ``warns`` is false; `damaged` says which are.
-    ``snapshot`` is the last one.
+    An unreadable segment is left out, and listed in `damaged`, with a warning if ``warns`` is True. ``snapshot`` is the
+    latest snapshot.
 
     Concurrency: any thread; one refreshes at a time. It writes nothing and takes no lock on disk.
     """
@@ -44,14 +44,14 @@ class Follower:
     def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
         self._root, self._counters, self._warns = root, counters, warns
         self._lock = threading.Lock()
-        self._broken = False  # what was taken in is not known
-        self._least = layout.MAX_SEGMENTS  # the lowest number of a segment that is in a pack, where that is known
+        self._broken = False  # the state is incomplete, so the next refresh starts over
+        self._least = layout.MAX_SEGMENTS  # the lowest number of a segment in a pack, if known
         self._kernel: Callable[[str], Kernel] = _PLAIN.__getitem__
         self._now = self._begin(0)
         self.snapshot = self._now.snapshot
 
     def _begin(self, generation: int) -> "_Generation":
-        """Start from nothing, again where segments were put into packs meanwhile."""
+        """Read the whole store; repeat if segments are merged into packs meanwhile."""
         left = _ATTEMPTS
         while True:
             try:
@@ -64,44 +64,44 @@ class Follower:
                 left -= 1
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
-        """Use compiled kernels: ``kernel(name)``."""
-        kernel(self.kernel_name)  # which takes seconds where it was not compiled yet: others may refresh meanwhile
+        """Use the compiled kernels that ``kernel(name)`` returns."""
+        kernel(self.kernel_name)  # outside the lock: compilation takes seconds, and others may refresh meanwhile
         with self._lock:
             self._kernel = kernel
             self._now.rows.live.follow_with(kernel(self.kernel_name))
 
     @property
     def kernel_name(self) -> str:
-        """The kernel that it follows with, compiled or not."""
+        """The name of the kernel that follows live lanes."""
         return self._now.kernel_name
 
     @property
     def damaged(self) -> dict[int, str]:
-        """What is wrong with each segment that is left out, by number."""
+        """The damage of each segment that is left out, by number."""
         return self._now.known.damaged
 
     @property
     def origin(self) -> int:
-        """The number of the first segment."""
+        """The number of the segment in the first slot."""
         return self._now.rows.origin
 
     def reset_after_fork(self) -> None:
-        """Start over at the next refresh, in a forked child: another thread may have been in the middle of one."""
+        """In a forked child, start over at the next refresh if another thread was refreshing at the fork."""
         self._broken = self._broken or self._lock.locked()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Release every mapping; arrays over them, and batches being gathered, keep what they use."""
+        """Release every mapping. Arrays over mappings, and batches being gathered, keep theirs."""
         with self._lock:
-            self._broken = True  # what would refresh after an interrupt of this starts over
+            self._broken = True  # a refresh after an interrupted close starts over
             self._now.rows.release()
 
     def refresh(self) -> tuple[Snapshot, int]:
-        """Refresh; return a snapshot, and how many steps became visible since the one before, evicted ones aside."""
+        """Take a new snapshot; return it and the number of new steps since the last one, not reduced by evictions."""
         with self._lock:
             try:
                 if not self._broken:
-                    try:  # and not suppress(), which takes as long as to find that nothing has changed
+                    try:  # suppress() would take as long as the whole check that nothing has changed
                         arrived = self._now.update()
                         self.snapshot = self._now.snapshot
                         return self.snapshot, arrived
@@ -112,17 +112,17 @@ class Follower:
                 self._broken, self.snapshot = False, self._now.snapshot
                 return self.snapshot, max(0, len(self.snapshot) - before)
             except BaseException as error:
-                # Interrupted halfway: what was taken in already is not known, so the next refresh starts over.
+                # Interrupted halfway, the state is incomplete: the next refresh starts over.
                 self._broken = True
                 self._root.explain(error)
                 raise
 
 
 class _Generation:
-    """What was taken in of a store since it was last read from nothing. Used by one thread.
+    """The state of a store since it was last read as a whole. Used by one thread.
 
-    ``known`` are its segments, ``rows`` their rows, ``snapshot`` the last one. It is read when this is made. Raises
-    Merged where it has to be read from nothing again: there, and by `update`.
+    ``known`` has its segments, ``rows`` their rows, and ``snapshot`` is the latest snapshot. The constructor reads the
+    store. It and `update` raise `Merged` if the whole store has to be read again.
     """
 
     snapshot: Snapshot
@@ -137,29 +137,29 @@ class _Generation:
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
-        # What leaves one by one leaves in the order of time: without, nobody asks when a step was published. What a
-        # limit of former times has hidden stays so.
+        # Limits hide steps one by one, in the order of their times. Without a limit, times are not read, unless an
+        # earlier limit has hidden steps: these stay hidden.
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
-        self._until = 0  # what was published before is hidden, by what the counters say
-        self._clock = this_clock()  # what the newest segments of this boot have in its place
+        self._until = 0  # the counters hide all steps published before this time
+        self._clock = this_clock()  # or the newest segment's of this boot
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)
         self.update(force=True)
-        # Of tables that grew part by part: half as much again.
+        # Tables that grew part by part leave up to half their size behind.
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
 
     @property
     def kernel_name(self) -> str:
-        """The kernel that its live lanes are followed with."""
+        """The name of the kernel that follows live lanes."""
         return "advance_hiding" if self._is_timed else "advance"
 
     def update(self, *, force: bool = False) -> int:
-        """Take in what has changed, and make a snapshot of it; return how many steps became visible."""
+        """Take in all changes and make a new snapshot; return the number of steps that became visible."""
         raw, rows = self._counters.raw(), self.rows
         if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
-            return 0  # a store at rest, which is asked at every batch
+            return 0  # a store at rest: the fast path of every batch
         changed, arrived = force, 0
         if force or raw != self._raw:
             self._raw = raw
@@ -177,7 +177,7 @@ class _Generation:
             changed |= self._add_newly_sealed()
         until = self._until
         if self._limits.max_age_s is not None:
-            # By the clock that the newest segments have.
+            # By the clock of the newest segments.
             until = max(until, clock_ns() + self._clock.wall - int(self._limits.max_age_s * 1e9))
         record = rows.live.advance(changed, until, rows)
         total = rows.log.steps + rows.live.open_steps
@@ -190,7 +190,7 @@ class _Generation:
         return arrived + total - steps + rows.lost
 
     def _follow_counters(self, words: Ints, is_rearranged: bool) -> int:
-        """Take in segments that came and went, and evictions; return how many steps came."""
+        """Take in new and deleted segments, and evictions; return the number of new steps."""
         rows = self.rows
         steps = rows.steps
         self._add_segments(int(words[layout.NEXT_SEGMENT]))
@@ -227,13 +227,13 @@ class _Generation:
         self.rows.add(infos, packs)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
-        """Release the segments that retention takes out; ``everywhere``: and others whose folder is gone."""
+        """Release the segments that retention has deleted; ``everywhere``: all others without a folder, too."""
         words, slots = self._counters.read(), self.known.slots
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Only those of which nobody knows whether they were sealed before they were gone.
+            # Only segments taken in neither as sealed nor as live: others leave as sealed ones, or are reread.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))
@@ -241,7 +241,7 @@ class _Generation:
         self.rows.drop(np.union1d(below, known[np.isin(slots.folder[known], list(gone))]).tolist())
 
     def _add_newly_sealed(self) -> bool:
-        """Take in segments that were sealed since, the newest first; tell whether there are any."""
+        """Take in newly sealed segments, the newest first; return whether there are any."""
         self._next_check_at = time.monotonic() + CHECK_EVERY_S
         changed, live = False, self.rows.live.segments
         for slot in sorted(live, reverse=True):
@@ -254,7 +254,7 @@ class _Generation:
         return changed
 
     def _has_returned(self) -> bool:
-        """Whether a segment is there that was not, or is another one than it was."""
+        """Return whether a segment has appeared again, or was replaced by another one."""
         infos = [folder.info for folder in self.rows.tables.known if folder is not None]
         known: dict[int, Identity | int] = {info.number: info.document for info in infos}
         known |= {slot + self.rows.origin: live.folder for slot, live in self.rows.live.segments.items()}

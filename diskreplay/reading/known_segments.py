@@ -1,4 +1,4 @@
-"""Which segments a reader has read, where each has its slot, and which it cannot read."""
+"""The segments that a reader knows, the slot of each, and the segments that it cannot read."""
 
 import os
 import time
@@ -22,12 +22,12 @@ from diskreplay.segments.packs import merged_numbers
 from diskreplay.segments.rebuild import read_shown
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo
 
-# Store and number of the segments that this process was warned of; -1 for the quarantine.
+# Store and number of each segment that this process has warned of; -1 for the quarantine.
 _warned: set[tuple[str, int]] = set()
 
 
 def warn_of_quarantine(root: Root) -> None:
-    """Warn that what is in quarantine takes space beside ``capacity_bytes``, once a process."""
+    """Warn, once a process, that data in quarantine take space in addition to ``capacity_bytes``."""
     key = (str(root.path), -1)
     limit = root.limits.capacity_bytes
     if limit is None or key in _warned:
@@ -43,7 +43,7 @@ def warn_of_quarantine(root: Root) -> None:
 
 
 def warn_of_damage(root: Root, number: int, detail: str) -> None:
-    """Warn of a segment that cannot be read, once a process."""
+    """Warn, once a process, of a segment that cannot be read."""
     key = (str(root.path), number)
     if key in _warned:
         return
@@ -55,14 +55,14 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
     )
 
 
-# Numbers between the oldest living segment and the newest; far more than any store can hold.
+# Numbers from the oldest existing segment to the newest: far more than any store can hold.
 MOST_SLOTS = 1 << 22
 
 
 class Merged(Exception):
-    """Segments were put into a pack while they were read, or returned: what was taken in is not known.
+    """Segments were merged into a pack, or returned, while they were read: the whole store has to be read again.
 
-    ``least`` is the lowest number of a segment that is in a pack, if it is below all that are known.
+    ``least`` is the lowest number of a segment in a pack, if it is below all known numbers.
     """
 
     def __init__(self, least: int = layout.MAX_SEGMENTS) -> None:
@@ -72,22 +72,22 @@ class Merged(Exception):
 class Slots:
     """The slots of segments: number ``origin`` has slot 0. Not thread-safe.
 
-    Snapshots have some of the arrays: `lanes`, `sealed` and `clocks` are replaced where a slot that they have changes.
+    Snapshots share some of the arrays, so `lanes`, `sealed` and `clocks` are replaced when an old slot changes.
 
     Attributes
     ----------
     lanes, lane_base : (slots,) int64
-        The number of lanes of each segment, 0 if it is gone or cannot be read; the place of its first among all lanes.
+        The number of each segment's lanes, 0 if it is gone or unreadable; the place of its first lane among all.
     lane_slot : (lanes,) int64
         The slot of each lane.
     sealed : (slots,) bool
         Segments that were taken in as sealed.
     folder : (slots,) int64
-        The number of the segment, or of the pack, that has the rows.
+        The number of the segment or pack that has the rows.
     clocks, last : (slots,) int64
-        What makes a time of its rows one since the epoch; when its last row came, `hiding.NEVER` if it may grow.
+        The wall time of its rows' time 0, and the time of its last row (`hiding.NEVER`: it may grow), in nanoseconds.
     rows : (`following.LANE_ROWS`, lanes) int64
-        How far each lane was followed: see `kernels.following`.
+        The rows of each lane that were followed: see `kernels.following`.
     """
 
     def __init__(self, origin: int) -> None:
@@ -103,11 +103,11 @@ class Slots:
 
     @property
     def end(self) -> int:
-        """The number of the segment behind the last slot."""
+        """The number of the segment after the last slot."""
         return self.origin + len(self.lanes)
 
     def add(self, infos: Sequence[SegmentInfo | None], packs: Sequence[Pack]) -> int:
-        """Add slots for the next segments, of packs too; None: it is gone or in a pack. Return how many lanes came."""
+        """Add slots for the next segments; return the number of new lanes. None: it is gone, or in one of ``packs``."""
         start, count = self.end, len(infos)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
         clocks, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -133,13 +133,13 @@ class Slots:
         return added
 
     def move(self, slots: Ints, pack: Pack) -> None:
-        """Note that the rows of segments are in a pack now."""
+        """Note that the rows of segments have moved to a pack."""
         self.clocks, self.last = self.clocks.copy(), self.last.copy()
         self.clocks[slots], self.last[slots] = pack.info.clock.wall, pack.info.bounds[1]
         self.folder[slots] = pack.info.number
 
     def set_rows(self, places: Ints | slice, committed: Ints, observed: Ints) -> None:
-        """Note how far lanes were followed."""
+        """Note the rows of lanes that were followed."""
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
@@ -158,22 +158,22 @@ class Slots:
         return slice(base, base + int(self.lanes[slot]))
 
     def places_of(self, episodes: EpisodeTable) -> Ints:
-        """Return the place among all lanes of the lane of each episode."""
+        """Return the place of each episode's lane among all lanes."""
         slot = (episodes.first >> POSITION_BITS) - self.origin
         place: Ints = self.lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
         return place
 
     def count_open(self) -> int:
-        """Count the steps of open episodes."""
+        """Return the number of steps of open episodes."""
         lanes = np.flatnonzero(self.rows[following.OPEN_START] >= 0)
         return int((self.rows[following.COMMITTED, lanes] - self.rows[following.OPEN_START, lanes]).sum())
 
 
 class KnownSegments:
-    """Reads the segments of one store, and knows which it cannot read. Not thread-safe.
+    """Reads the segments of one store, and notes the segments that it cannot read. Not thread-safe.
 
-    Those from number ``least`` on may be there, also if no counter says so. ``slots`` are theirs, ``damaged`` says what
-    is wrong with each that it leaves out, by number.
+    Segments from number ``least`` on may exist, even if the counters say otherwise. ``slots`` are the slots of all.
+    ``damaged`` has the damage of each segment that is left out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
@@ -182,9 +182,9 @@ class KnownSegments:
         self.slots = Slots(min(self._lowest(), least))
 
     def _lowest(self) -> int:
-        """Return the number from which on segments may be there.
+        """Return the lowest number that a segment may have.
 
-        The counter of the first one is a hint: one that somebody moved back may lie below it.
+        The counter of the first segment is only a hint: a user may have moved a lower one back.
         """
         words = self._counters.read()
         first = int(words[layout.FIRST_LIVE])
@@ -194,7 +194,7 @@ class KnownSegments:
         return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Read a segment's attributes; None: it is gone, was never written, or is damaged."""
+        """Return a segment's attributes; None: it is gone, was never written, or is damaged."""
         try:
             info = read_shown(self._root, number)
             return None if self._was_removed(info) else info
@@ -207,7 +207,10 @@ class KnownSegments:
     def note_damage(self, number: int, error: Exception) -> None:
         """Note that a segment cannot be read, and warn of it, unless it was evicted or set aside.
 
-        Raises FormatError where a later release wrote it: that is no damage.
+        Raises
+        ------
+        FormatError
+            A later release wrote it, which is not damage.
         """
         if isinstance(error, UnknownFeature):
             raise error
@@ -222,7 +225,7 @@ class KnownSegments:
             warn_of_damage(self._root, number, detail)
 
     def _was_removed(self, info: SegmentInfo) -> bool:
-        """Whether a segment is below the horizon, or is back after a loss of power that had left for its age."""
+        """Return whether a segment is below the horizon, or had left for its age and is back after a loss of power."""
         if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
             return True
         limit = self._root.limits.max_age_s
@@ -231,10 +234,9 @@ class KnownSegments:
         return info.number < self._counters.peek(layout.FIRST_LIVE)
 
     def has_other(self, known: Mapping[int, Identity | int]) -> bool:
-        """Whether a segment is there that was not, or is another one than it was.
+        """Return whether a segment exists that is not in ``known``, or differs from it.
 
-        ``known`` are those that were there, with the document that each was read from or, if it may grow, the inode of
-        its folder.
+        ``known`` has the identity of each known segment's document or, if it may grow, the inode of its folder.
         """
         if self._lowest() < self.slots.origin:
             return True
@@ -250,9 +252,14 @@ class KnownSegments:
     # --- packs -------------------------------------------------------------------------------------------------------
 
     def find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
-        """Return the packs among segments behind the last slot, lowest number first, and leave out their members.
+        """Return the packs among the segments after the last slot, lowest number first, and leave out their members.
 
-        ``infos`` are changed. Raises Merged where a member is not known.
+        Packs and their members become None in ``infos``.
+
+        Raises
+        ------
+        Merged
+            A member of a pack is not known.
         """
         start = self.slots.end
         packs = take_packs(infos, start, self.leave_out)
@@ -260,19 +267,19 @@ class KnownSegments:
         if taken and min(taken) < self.slots.origin:
             raise Merged(min(taken))
         if any(number < start and self.slots.lanes[number - self.slots.origin] == 0 for number in taken):
-            raise Merged  # it had left, or could not be read
+            raise Merged  # the member had left, or could not be read
         end = start + len(infos)
         if any(start <= n < end and infos[n - start] is None and n not in taken for n in self.merged_since(end)):
-            raise Merged  # it was gone before it was read
+            raise Merged  # the member was gone before it was read
         return packs
 
     def leave_out(self, number: int, error: Exception) -> None:
-        """Note that a segment cannot be read, as `note_damage`. Raises Merged where it may be in a pack by now."""
+        """Note that a segment cannot be read, as `note_damage` does. Raises Merged if it may be in a pack by now."""
         self.check_merged([number])
         self.note_damage(number, error)
 
     def check_merged(self, gone: Iterable[int]) -> None:
-        """Raise Merged where one of these segments, or packs, is gone and its rows are in a pack that is not known."""
+        """Raise Merged if one of these segments or packs is gone and its rows are in an unknown pack."""
         missing = [number for number in gone if not os.path.lexists(self._root.segment_path(number))]
         if missing and (merged := self.merged_since(self.slots.end)):
             slots = np.flatnonzero(np.isin(self.slots.folder, missing))
@@ -280,5 +287,5 @@ class KnownSegments:
                 raise Merged
 
     def merged_since(self, first: int) -> set[int]:
-        """Return the segments that are in packs from number ``first`` on."""
+        """Return the numbers of the segments in packs whose number is at least ``first``."""
         return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()

@@ -1,4 +1,4 @@
-"""How a follower follows the lanes of segments that may still grow, and what a capacity and an age hide."""
+"""Lanes of segments that may still grow, and the steps that a capacity or an age hides."""
 
 import os
 import weakref
@@ -22,13 +22,14 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.marks import map_trusted
 from diskreplay.segments.rebuild import read_shown
 
-# --- what is hidden: the oldest steps by the time at which they were published, lane by lane --------------------------
+# --- hidden steps: the oldest ones by the time of their publication, lane by lane -------------------------------------
 
 
 class Segments(NamedTuple):
-    """The number of the first segment, and of each from there on its lanes, their place, and what its times lack.
+    """The segments from number ``origin`` on, as `kernels.frozen` describes them.
 
-    And where its rows are: see `kernels.frozen`.
+    For each segment: its number of lanes, the place of the first one, the wall time of its rows' time 0, and its
+    folder. ``first_rows`` has the first row of each lane in a pack.
     """
 
     origin: int
@@ -43,27 +44,34 @@ _NO_HEAP, _NO_PLACES = np.zeros((0, hiding.HEAP_COLUMNS), np.int64), np.zeros((h
 
 
 def _places(oldest: Ints) -> Ints:
-    """Return what is known of lanes of which none is in the heap yet: see `kernels.hiding`."""
+    """Return the state of lanes that are not in the heap yet: see `kernels.hiding`."""
     made = np.zeros((hiding.PLACE_ROWS, len(oldest)), np.int64)
     made[[hiding.LINE, hiding.TAIL]], made[hiding.OLDEST] = -1, oldest
     return made
 
 
 class CapacityFrontier:
-    """Which rows of each lane are hidden. Used by one thread.
+    """The first visible row of each lane. Used by one thread.
 
-    At most ``capacity`` steps are left, or all where it is None: the newest, by when they were published and then by
-    id; ``hides`` is whether any are ever hidden one by one.
+    The newest ``capacity`` steps stay visible, by time and then by id; None: all steps. ``hides`` says whether steps
+    are ever hidden one by one.
 
-    ``generation`` is that of the log that it follows. ``oldest``, ``(lanes,)`` int64, is the first row of each lane
-    that is not hidden, `hiding.NEVER` where its segment is gone; a change replaces it. ``newer`` is memory for what
-    replaces it. ``found`` are the kernel's numbers, see `kernels.hiding`.
+    Attributes
+    ----------
+    generation : int
+        The generation of the log that it follows.
+    oldest : (lanes,) int64
+        The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
+    newer : (lanes,) int64
+        Memory for the next ``oldest``.
+    found : memoryview
+        The kernel's numbers, see `kernels.hiding`.
     """
 
     def __init__(self, capacity: int | None, hides: bool) -> None:
         self._hides = hides
         self._numbers = np.zeros(hiding.FOUND, np.int64)
-        self.found = self._numbers.data  # the same as Python's own numbers
+        self.found = self._numbers.data  # the same memory, read as Python's own numbers
         self.found[hiding.CAPACITY], self.found[hiding.LAST] = -1 if capacity is None else capacity, -1
         self._set_oldest(np.zeros(0, np.int64))
         self._by_place: Ints | None
@@ -72,16 +80,16 @@ class CapacityFrontier:
 
     @property
     def needed(self) -> int:
-        """The id of the step whose time the kernel asks for."""
+        """The id of the step whose time the kernel has requested."""
         return self.found[hiding.NEEDED]
 
     @property
     def hidden_before(self) -> int:
-        """The time before which every hidden step of a segment that is there was published."""
+        """A time after the publication of every hidden step whose segment exists."""
         return max(self.found[hiding.PAST], self.found[hiding.BEHIND])
 
     def add_lanes(self, count: int) -> None:
-        """Add so many lanes behind the others."""
+        """Add ``count`` lanes behind the others."""
         self._set_oldest(np.append(self.oldest, np.zeros(count, np.int64)))
         if self._by_place is not None:
             self._by_place = np.append(self._by_place, _places(np.zeros(count, np.int64)), axis=1)
@@ -95,9 +103,10 @@ class CapacityFrontier:
         self.found[hiding.OLDEST_AT] = oldest.ctypes.data
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
-        """Hide all of some lanes, whose segments are gone, and leave out their open episodes.
+        """Hide all steps of lanes whose segments are gone, and leave out their open episodes.
 
-        ``place`` is the lane of each episode of the log, ``open_start`` the first row of each lane's open one, or -1.
+        ``place`` is the lane of each episode of the log. ``open_start`` is the first row of each lane's open episode,
+        or -1.
         """
         self._take_over()
         found = self.found
@@ -111,28 +120,28 @@ class CapacityFrontier:
             self._by_place[hiding.LINE, gone] = -1
 
     def _take_over(self) -> None:
-        """Take over what the kernel has hidden, where it has stopped before it was done."""
+        """Take over the rows that the kernel has hidden so far, if it has stopped before the end."""
         if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
             hiding.note_last(self._numbers)
 
     def hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
-        """Return how many steps of each episode are hidden; ``place`` is its lane's place."""
+        """Return the number of hidden steps of each episode; ``place`` is the place of its lane."""
         row = (episodes.first & POSITION_MASK) // episodes.stride
         return np.clip(self.oldest[place] - row, 0, episodes.steps)
 
     def _forget(self, generation: int) -> None:
         self.generation = generation
         self._numbers[[hiding.SEEN, hiding.SIZE, hiding.READY, hiding.FRONT, hiding.WAITING]] = 0
-        self._by_place = None  # made when the first steps are hidden: of most stores, none ever is
+        self._by_place = None  # made when the first steps are hidden: most stores hide none
         self._following = np.zeros(0, np.int64)
 
     def follow(self, log: EpisodeLog, place: Ints, open_start: Ints) -> None:
-        """Go on with a log of another generation, and what is hidden in it; see `drop` for both arrays."""
+        """Follow a log of another generation, and count its hidden steps; see `drop` for both arrays."""
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # No later than in a reader that begins now: what follows snapshots orders ids by it.
+        # No later than in a reader that starts now: samplers order ids by it, and must agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
 
@@ -141,17 +150,17 @@ class CapacityFrontier:
         return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
     def replace_oldest(self) -> None:
-        """Take over what the kernel has hidden."""
+        """Take over the rows that the kernel has hidden."""
         self._set_oldest(self.newer)
 
     def make_ready(self) -> None:
-        """Make what the kernel needs to hide steps; `arrays` has it from then on."""
+        """Allocate the arrays that the kernel needs to hide steps; `arrays` returns them from then on."""
         self._by_place = _places(self.oldest)
         self._heap = np.zeros((2 * len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
         self.found[hiding.READY] = 1
 
     def arrays(self, segments: Segments, lines: int) -> tuple[Ints, ...]:
-        """Return the arrays of the kernel that say what is hidden, where the log has room for so many lines."""
+        """Return the kernel's arrays of hidden steps, for a log with room for ``lines`` lines."""
         if not self._hides:
             return (self._numbers,)
         if self._by_place is None:
@@ -163,36 +172,36 @@ class CapacityFrontier:
 
 # --- lanes that may grow ----------------------------------------------------------------------------------------------
 
-# New rows of a lane from which on they are read as those of a sealed segment are.
+# If a lane has at least this many new rows, their flags are read at once, as for a sealed segment.
 MANY_ROWS = 4096
 
 _NO_TIMES = (np.zeros(0, np.int64),) * 4
 
 
 class LiveLanesOwner(Protocol):
-    """Does what the lanes of live segments need when they are followed: `FollowedRows`."""
+    """Provides the segments, times and log that `LiveLanes` needs; `FollowedRows` does so."""
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether no episode that ends is one that was evicted, lost, or part of a discarded one."""
+        """Whether all ended episodes stay in the log: none was evicted, lost, or may be part of a discarded one."""
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Add the lines behind the log to it, up to ``end``, but for episodes that were evicted or lost."""
+        """Extend the log to ``end`` lines and ``steps`` steps, without episodes that were evicted or lost."""
 
     def read_time(self, step_id: int) -> bool:
-        """Map the time of a step, or go on without its segment; tell whether it is mapped."""
+        """Map the time of a step, or leave its segment out; return whether the time is mapped."""
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """See to it that the rows of a live segment can be followed, or go on without it; it may seem to be damaged."""
+        """Make the rows of a live segment readable for the kernel, or leave it out if it is damaged or gone."""
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments, a new one where anything in it has changed."""
+        """Return the table of all segments: a new one if anything in it has changed."""
 
 
 class LiveSegment:
     """The counters of a segment that may still grow. Used by one thread.
 
-    ``folder`` is the inode of its folder: another one means that repair has replaced the segment.
+    ``folder`` is the inode of its folder: it changes if repair replaces the segment.
     """
 
     def __init__(self, root: Root, number: int) -> None:
@@ -202,8 +211,8 @@ class LiveSegment:
         self.observed, self.committed = map_trusted(self.info)
 
     def read(self, before: Ints) -> tuple[Ints, Ints]:
-        """Return the rows that are committed and those whose observation is there; ``before`` were committed before."""
-        # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
+        """Return the numbers of committed and of observed rows of each lane; ``before``: committed at the last call."""
+        # `observed` first: if it is one more than the later `committed`, the extra row follows these very rows.
         observed = self.observed.copy()
         committed = self.committed.copy()
         lanes = len(committed)
@@ -216,19 +225,26 @@ class LiveSegment:
         return committed, np.maximum(observed, committed)
 
     def may_be_sealed(self) -> bool:
-        """Whether it is sealed, or its attributes were replaced (or are gone)."""
-        # It may have been sealed after the follower had read that it was not, and before this was made.
+        """Return whether it is sealed, or its attributes were replaced or are gone."""
+        # It may have been sealed between the follower's read of its state and the construction of this.
         return self.info.sealed or identify(self.metadata) != self.info.document
 
 
 class LiveLanes:
-    """The lanes of segments that may still grow, and how they are followed. Used by one thread.
+    """Follows the lanes of segments that may still grow. Used by one thread.
 
-    ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not; it writes the lines of episodes
-    that end behind ``log``, and hides what ``frontier`` says. ``segments`` are by slot; after a change, `list_segments`
-    is called. ``growing``, ``(n, 8)`` int64, is the table of them, see `kernels.following`. ``open_steps`` are the
-    steps of the open episodes of all lanes. ``leaves`` are the arrays that are read: flags, and times where they are of
-    use.
+    ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not. It writes the lines of newly
+    ended episodes behind ``log``, and hides steps for ``frontier``. ``leaves`` are the arrays that it reads: flags, and
+    times if steps may be hidden.
+
+    Attributes
+    ----------
+    segments : dict of int to LiveSegment
+        The segments by slot; `list_segments` has to be called after a change.
+    growing : (segments, 8) int64
+        Their table, see `kernels.following`.
+    open_steps : int
+        The number of steps of the open episodes of all lanes.
     """
 
     def __init__(self, kernel: Kernel, log: EpisodeLog, frontier: CapacityFrontier, leaves: Sequence[str]) -> None:
@@ -236,22 +252,21 @@ class LiveLanes:
         self._kernel, self._log, self._frontier = kernel, log, frontier
         self.open_steps = 0
         self._numbers = np.zeros(following.FOUND, np.int64)
-        self._arrays: tuple[Ints, ...]  # that the kernel uses
-        self._addresses: Ints  # of these
-        self._found = self._numbers.data  # the same as Python's own numbers
+        self._arrays: tuple[Ints, ...]  # the kernel's
+        self._addresses: Ints  # of these arrays
+        self._found = self._numbers.data  # the same memory, read as Python's own numbers
         self._leaves = leaves
-        self._held: Callable[[], MappingGuard | None] = no_reference  # what it was when the tables were read
-        self._record = np.zeros(0, np.int64)  # of the next snapshot
+        self._held: Callable[[], MappingGuard | None] = no_reference  # of the addresses in use
+        self._record = np.zeros(0, np.int64)  # the next snapshot's
 
     def follow_with(self, kernel: Kernel) -> None:
         """Use another kernel from now on."""
         self._kernel, self._held = kernel, no_reference
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
-        """Make the table of those that may grow, after any of these was replaced.
+        """Make the table of growing segments, after any of the arguments was replaced.
 
-        ``lanes``, ``(5, n)`` int64, is what is known of all lanes, see `kernels.following`; ``tables`` is where their
-        rows are.
+        ``lanes``, ``(5, n)`` int64, is the state of all lanes, see `kernels.following`. ``tables`` has their rows.
         """
         self._lanes, self._segments, self._tables = lanes, segments, tables
         self.growing = np.zeros((len(self.segments), following.GROWING_COLUMNS), np.int64)
@@ -266,14 +281,15 @@ class LiveLanes:
         self._held = no_reference
 
     def set_checked(self, slot: int, checked: int) -> None:
-        """Note up to which row all chunks of a segment were found whole."""
+        """Note that all chunks of a segment were checked up to this row."""
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, following.SLOT] == slot, following.CHECKED] = checked
 
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
-        """Follow what lanes have published, and hide what was published before ``until`` or is more than the capacity.
+        """Take in newly published rows, and hide steps older than ``until`` or beyond the capacity.
 
-        Returns the record of a snapshot, or None where nothing has changed; ``changed``: something else has.
+        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` says that something other than
+        the lanes has changed.
         """
         found, frontier, record = self._found, self._frontier, self._record
         found[following.CHANGED], found[following.FOLLOWED] = changed, False
@@ -298,23 +314,23 @@ class LiveLanes:
         return record
 
     def _serve(self, status: int, owner: LiveLanesOwner) -> None:
-        """Do what the kernel asks for."""
+        """Provide the data whose lack has stopped the kernel."""
         found, frontier = self._found, self._frontier
-        self._held = no_reference  # that may replace some of the arrays
+        self._held = no_reference  # some of the arrays may be replaced here
         if status == advancing.UNREADY:
             frontier.make_ready()
         elif status == advancing.UNMAPPED:
             if not owner.read_time(frontier.needed):
                 found[following.CHANGED] |= True
                 found[following.FOLLOWED] = False
-        elif status != following.ADDED:  # many rows of a lane, for which there may be no room behind the log, too
+        elif status != following.ADDED:  # damage, unmapped rows, or too many new rows of a lane for the log's room
             owner.prepare_segment(int(self.growing[found[following.LEFT], following.SLOT]), status == following.DAMAGED)
             found[following.CHANGED] |= True
 
     def _prepare(self, owner: LiveLanesOwner) -> MappingGuard:
-        """Collect the arrays that the kernel uses, which stay the same until one of these is replaced.
+        """Collect the kernel's arrays, which are used until one of them is replaced.
 
-        Returns what keeps the chunks mapped whose addresses these have now.
+        Returns the guard that keeps the chunks at their addresses mapped.
         """
         segments, frontier = owner.segment_table(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)
@@ -333,13 +349,13 @@ class LiveLanes:
         return held
 
     def _count_open(self) -> int:
-        """Count the steps of open episodes: what else changed them has changed the log, or listed the segments."""
+        """Return the number of steps of open episodes. Other changes of them replace the log or list the segments."""
         place = places_of(self.growing[:, following.PLACE], self.growing[:, following.LANES])
         start = self._lanes[following.OPEN_START, place]
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())
 
     def _note_log_end(self) -> None:
-        """Note where the log ends: what ends next is written behind it, while there is room in the same array."""
+        """Note the end of the log: the kernel writes newly ended episodes behind it, while the array has room."""
         self._table = self._log.table
         self._size = len(self._table)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

@@ -1,4 +1,4 @@
-"""A frozen set of committed lengths, the episodes in it, and which lane of a segment carries on which."""
+"""Snapshots: frozen numbers of rows of each lane, the episodes in them, and lanes across a writer's segments."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
 from diskreplay.workers import computed_once
 
-# Of the newest ended episodes: most that are asked for have just ended. Then so many times more.
+# Newest ended episodes to search first, as most lookups are of these; then so many times more.
 _NEWEST, _MORE = 1024, 8
 
 
@@ -45,16 +45,25 @@ LANE_BITS = layout.MAX_LANES.bit_length() - 1
 
 
 def writer_and_lane(key: Any) -> tuple[Any, Any]:
-    """Return the writer and the lane of a key, or of an array of them."""
+    """Return the writer and the lane of a key, or of an array of keys."""
     return key >> LANE_BITS, key & (layout.MAX_LANES - 1)
 
 
 class LaneMap:
-    """Where the lanes of all segments belong: arrays by segment lane, ``lane_base[slot] + lane`` of a snapshot.
+    """Connects the lanes of a writer's segments. Not thread-safe.
 
-    ``key`` is ``writer << 20 | lane``, -1 where the segment was gone before it was seen; keys are in the order of
-    (writer, lane), and ``keys`` has each once, in order. ``slot`` is the segment's. ``following`` is the place of the
-    same lane in the writer's next segment, ``previous`` that in the segment before; -1: there is none. Not thread-safe.
+    A segment lane is one lane of one segment; its place is ``lane_base[slot] + lane`` of a snapshot.
+
+    Attributes
+    ----------
+    key : (segment lanes,) int64
+        ``writer << 20 | lane``, in the order of (writer, lane); -1 if the segment was gone before it was seen.
+    keys : (lanes,) int64
+        Each key once, in order.
+    slot : (segment lanes,) int64
+        The slot of the segment.
+    following, previous : (segment lanes,) int64
+        The place of the same lane in the writer's next segment, and in the one before; -1: it has none.
     """
 
     def __init__(self) -> None:
@@ -78,8 +87,8 @@ class LaneMap:
             self._clear(snapshot.origin)
         seen, slots = len(self._base), len(snapshot.lanes)
         if slots <= seen:
-            return  # an older one may be asked about again
-        # Of segments that are gone too, which have no lanes in the snapshot.
+            return  # an older snapshot may come again
+        # From the places, not from `lanes`: a deleted segment keeps its places, and has no lanes in the snapshot.
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
         keys = [self.key]
@@ -96,13 +105,13 @@ class LaneMap:
         self.previous[order[1:][same]] = order[:-1][same]
 
     def places(self, ids: Ints) -> Ints:
-        """Return the segment lane of each id of a snapshot that was taken in."""
+        """Return the place of the segment lane of each id; `update` has taken in its snapshot."""
         slot = (ids >> POSITION_BITS) - self._origin
         places: Ints = self._base[slot] + (ids & POSITION_MASK) % self._counts[slot]
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return for each segment lane the next one in which the same lane has rows, -1 where there is none."""
+        """Return the next segment lane with rows of the same lane, for each of ``places``; -1: it has none."""
         found = self.following[places]
         while True:
             found[found >= len(snapshot.committed)] = -1  # in segments that came later
@@ -113,7 +122,7 @@ class LaneMap:
             found[empty] = self.following[found[empty]]
 
     def growing(self, snapshot: Any) -> Ints:
-        """Return the keys of all lanes of writers that have a segment which is not sealed, in order."""
+        """Return the keys of all lanes of writers with an unsealed segment, in order."""
         live = ~snapshot.sealed & (snapshot.lanes > 0)
         there = slice(len(snapshot.committed))  # without segments that came later
         writers = np.unique(self.key[there][live[self.slot[there]]] >> LANE_BITS)
@@ -121,7 +130,7 @@ class LaneMap:
 
 
 def is_abandoned(snapshot: Any, writer: int) -> bool:
-    """Tell whether a writer with unsealed segments died: none of them is locked, and this process would see a lock."""
+    """Return whether a writer with unsealed segments died: no segment is locked, and this process would see a lock."""
     growing = map(snapshot.tables.info, np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0)).tolist())
     live = [info for info in growing if info is not None and info.writer == writer]
     return all(may_seal(info) and not is_locked(info.lock_path) for info in live)
@@ -131,19 +140,34 @@ def is_abandoned(snapshot: Any, writer: int) -> bool:
 
 
 class SegmentTable(NamedTuple):
-    """What a snapshot knows of segments: shared by all snapshots between which none came, was sealed or went.
+    """The segments of a snapshot. Snapshots share it until a segment comes, is sealed, or leaves.
 
-    ``slot = (id >> 35) - origin`` indexes ``lanes`` (0 where a segment is gone), ``lane_base``, ``sealed`` and
-    ``clocks``, the wall time at which the clock of its rows began, in nanoseconds since the epoch. The episodes in
-    ``evictions`` were evicted by hand, lost to damage, or discarded by their writers, and are not visible. Discarded
-    ones keep their place in the log, and have ``discarded_steps`` steps. Positions in the log of ended
-    episodes mean the same episode in every snapshot of one ``generation``.
+    ``slot = (id >> 35) - origin`` indexes arrays of slots. Live lanes are the lanes of segments that may grow.
 
-    ``folders`` and ``first_rows`` say where the rows of each are: see `ChunkTables`.
-
-    ``growing`` are the segments that may grow, ``live_base`` says where their lanes are among those that may, -1 for
-    others, and ``live_places`` where each of these is among all; ``head`` is what is the same in all records of these
-    snapshots: see `kernels.frozen`.
+    Attributes
+    ----------
+    lanes, lane_base : (slots,) int64
+        The number of each segment's lanes, 0 if it is gone; the place of its first lane among all lanes.
+    clocks : (slots,) int64
+        The wall time of the segment's time 0, in nanoseconds since the epoch.
+    sealed : (slots,) bool
+        Whether the segment is sealed.
+    evictions : Evicted
+        The episodes that were evicted by hand, lost to damage, or discarded by their writers. They are not visible.
+    generation : int
+        A position in the log of ended episodes means the same episode in all snapshots of one generation.
+    folders, first_rows : (slots,) and (lanes,) int64
+        The places of the rows, see `ChunkTables`.
+    growing : (segments, 3) int64
+        The segments that may grow: slot, number of lanes, and the place of the first one among live lanes.
+    live_base : (slots,) int64
+        The place of the segment's first lane among live lanes, -1 if it has none.
+    live_places : (live lanes,) int64
+        The place of each live lane among all lanes.
+    head : (`frozen.HEAD`,) int64
+        The head of the records of all these snapshots, see `kernels.frozen`.
+    discarded_steps : int
+        The number of steps of discarded episodes, which keep their place in the log.
     """
 
     schema: Schema
@@ -165,7 +189,7 @@ class SegmentTable(NamedTuple):
 
     @classmethod
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
-        """Return the table of these columns; ``growing`` is that of `LiveLanes`."""
+        """Return the table of these columns; ``growing`` is the one of `LiveLanes`."""
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width
         lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
@@ -185,16 +209,29 @@ class SegmentTable(NamedTuple):
 
 @dataclass(eq=False)
 class Snapshot:
-    """What a reader sees until it refreshes.
+    """The state of a store that a reader sees until it refreshes.
 
-    Immutable; any number of threads may use one. ``lane_base[slot] + lane`` indexes ``committed`` and ``observed``, the
-    rows of that lane that are complete and whose observation is there, and ``oldest``, the first row that is not hidden
-    by a capacity or for its age. Every hidden step was published before ``hidden_before``, and none is of an episode
-    that began at ``reached`` or later: nanoseconds since the epoch. ``log`` holds the ended episodes in
-    the order they were found, ``open`` the others.
+    Immutable; any number of threads may use one. ``lane_base[slot] + lane`` indexes arrays of lanes, such as
+    ``committed`` (the number of complete rows) and ``observed`` (the number of rows with an observation).
 
-    ``record`` is what kernels read, with what was known of the lanes that may grow. ``lane_rows`` is what is known of
-    all lanes; it is the follower's own, and only what it says of sealed lanes stays as it is.
+    Attributes
+    ----------
+    segments : SegmentTable
+        The segments.
+    steps : int
+        The number of visible steps.
+    record : ndarray of int64
+        The record that kernels read, with the state of live lanes.
+    lane_rows : (`following.LANE_ROWS`, lanes) int64
+        The follower's state of all lanes. It may change later, except for sealed lanes.
+    log : EpisodeTable
+        The ended episodes in the order of their discovery; ``open`` has the others.
+    oldest : (lanes,) int64
+        The first row that neither a capacity nor an age hides.
+    reached : int
+        Every episode with hidden steps began before this time, in nanoseconds since the epoch.
+    hidden_before : int
+        Every hidden step was published before this time, in nanoseconds since the epoch.
     """
 
     segments: SegmentTable
@@ -217,22 +254,22 @@ class Snapshot:
 
     @property
     def generation(self) -> int:
-        """Changes when positions in ``log`` do; see `SegmentTable`."""
+        """A number that changes with the positions in ``log``; see `SegmentTable`."""
         return self.segments.generation
 
     @property
     def tables(self) -> ChunkTables:
-        """Where the rows of each array are in memory."""
+        """The places of each array's rows in memory."""
         return self.segments.tables
 
     @property
     def origin(self) -> int:
-        """The number of the first slot's segment."""
+        """The number of the segment in the first slot."""
         return self.segments.origin
 
     @property
     def lanes(self) -> Ints:
-        """The lanes of each segment, 0 where it is gone."""
+        """The number of each segment's lanes, 0 if it is gone."""
         return self.segments.lanes
 
     @property
@@ -242,7 +279,7 @@ class Snapshot:
 
     @property
     def clocks(self) -> Ints:
-        """What is added to the times of each segment."""
+        """The nanoseconds to add to the times of each segment."""
         return self.segments.clocks
 
     @property
@@ -257,11 +294,11 @@ class Snapshot:
 
     @property
     def committed(self) -> Ints:
-        """The complete rows of each lane."""
+        """The number of complete rows of each lane."""
         return self._counters[following.COMMITTED]
 
     def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
-        """Return the complete rows of some lanes, without looking at all."""
+        """Return the number of complete rows of some lanes, without reading all lanes."""
         rows: Ints = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
         column = self.segments.live_base[slot]
         grows = column >= 0
@@ -270,13 +307,13 @@ class Snapshot:
 
     @property
     def observed(self) -> Ints:
-        """The rows of each lane whose observation is there."""
+        """The number of each lane's rows with an observation."""
         return self._counters[following.OBSERVED]
 
     def rows_of(self, number: int) -> Ints | None:
-        """Return the complete rows of each lane of a segment that may grow; None: it is sealed, or is not here.
+        """Return the number of complete rows of each lane of a segment that may grow; None: it is sealed, or not here.
 
-        One that was made since this snapshot has a lane without rows.
+        A segment that is newer than this snapshot has one lane, without rows.
         """
         slot = number - self.origin
         if slot >= len(self.lanes):
@@ -303,7 +340,7 @@ class Snapshot:
 
     @property
     def visible(self) -> Visible:
-        """What is hidden of each lane."""
+        """The visible rows of each lane, for kernels."""
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> ChunkTable:
@@ -312,7 +349,7 @@ class Snapshot:
 
     @computed_once
     def episodes(self) -> EpisodeTable:
-        """The episodes with a visible step, oldest first: each is whole, with the steps of it that are hidden."""
+        """The episodes with a visible step, oldest first. Each is whole, hidden steps included."""
         log = self.log.without_discarded()
         every = EpisodeTable.concatenate([log, self.open]) if len(self.open) else log
         if (every.first[1:] < every.first[:-1]).any():
@@ -321,11 +358,11 @@ class Snapshot:
         return every if shown.all() else every.select(shown)
 
     def least_ids(self, ids: Ints) -> Ints:
-        """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
+        """Return the least visible id in the lane of each id; `NEVER` if its segment is gone."""
         return self.visible.least_ids(ids)
 
     def times(self, ids: Ints) -> Ints:
-        """Return when each step was published, in nanoseconds since the epoch; 0 where its segment is gone."""
+        """Return the time of each step's publication, in nanoseconds since the epoch; 0 if its segment is gone."""
         found = np.zeros(len(ids), np.int64)
         there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
         slots = slots[there]
@@ -333,9 +370,9 @@ class Snapshot:
         return found
 
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the value of an episode field, ``(n, *shape)``, for the episode of each of these steps.
+        """Return the value of an episode field for the episode of each step, ``(n, *shape)``, and a mask, ``(n,)``.
 
-        And which have one: episodes that are open, gone, or were given none have zeros.
+        The mask is False, and the value is zeros, if the episode is open, gone, or was given no values.
         """
         episodes, values = self._ended_episodes(ids), self.leaf(leaf)
         given = (episodes.end & EPISODE_VALUES) != 0
@@ -344,7 +381,7 @@ class Snapshot:
         return found, given
 
     def _ended_episodes(self, ids: Ints) -> EpisodeTable:
-        """Return the ended episode of each of these steps; a line of zeros where it is open or not there any more."""
+        """Return the ended episode of each of these steps; a line of zeros if it is open or gone."""
         found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
         keys = lane_keys(ids, self.origin, self.lanes)
         while len(missing) and len(self.log):
@@ -362,9 +399,9 @@ class Snapshot:
         return EpisodeTable(found)
 
     def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
-        """Return where the arrays of episode fields have the values of ended episodes that were given some.
+        """Return the slots, lanes and rows of the values of ended episodes, in the arrays of episode fields.
 
-        Slots, lanes and rows: see `ChunkTables.value_rows`.
+        All of these episodes were given values. For the rows see `ChunkTables.value_rows`.
         """
         slots = (episodes.first >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
@@ -376,7 +413,7 @@ class Snapshot:
         return slots, lane, self.tables.value_rows(slots, lane, last, committed)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints) -> Ints:
-        """Return where the arrays of episode fields have the values of rows; see `ChunkTables.value_rows`."""
+        """Return the places of the values of rows in the arrays of episode fields; see `ChunkTables.value_rows`."""
         return self.tables.value_rows(slot, lane, row, self.committed_rows(slot, lane))
 
     @property
@@ -385,20 +422,20 @@ class Snapshot:
         return self.segments.tables.priorities is not None
 
     def priorities(self, ids: Ints) -> Floats:
-        """Return the |td| that each step was appended with, ``(n,)``, NaN where that is none or its segment is gone."""
+        """Return the |td| that each step was appended with, ``(n,)``; NaN if it had none, or its segment is gone."""
         table = self.segments.tables.priorities
         return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
 
     def hidden_steps(self, episodes: EpisodeTable) -> Ints:
-        """Return how many of each episode's first steps are hidden."""
+        """Return the number of hidden steps of each episode; these are its first ones."""
         least = self.least_ids(episodes.first)
         hidden: Ints = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
         return hidden
 
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return how many steps of the segment in each slot are visible, hidden, discarded, and discarded and evicted.
+        """Return four counts of steps for the segment in each slot: visible, hidden, discarded, discarded and evicted.
 
-        The last ones are among the discarded.
+        The third count includes the fourth.
         """
 
         def count(episodes: EpisodeTable, steps: Ints) -> Ints:
@@ -407,7 +444,7 @@ class Snapshot:
             counts[self.lanes == 0] = 0
             return counts
 
-        # None of an episode that began at `reached` or later is hidden.
+        # An episode that began at `reached` or later has no hidden steps.
         log, total = self.log.without_discarded(), count(self.log, self.log.steps)
         older = log.select(log.time < self.reached)
         hidden = count(older, self.hidden_steps(older)) + count(self.open, self.hidden_steps(self.open))
@@ -418,7 +455,7 @@ class Snapshot:
         return kept + count(self.open, self.open.steps) - hidden, hidden, discarded, discarded - (total - kept)
 
     def kept_reward_sums(self, episodes: EpisodeTable) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the sums of rewards of episodes, all of one segment, and which are known without reading rewards."""
+        """Return the stored sums of rewards of one segment's episodes, and a mask of the episodes that have one."""
         slot = int(episodes.first[0] >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
         return self.tables.reward_sums(slot, lane, row, episodes.steps)
@@ -438,7 +475,7 @@ class Snapshot:
         return found
 
     def continued(self, episodes: EpisodeTable) -> NDArray[np.bool_]:
-        """Tell which episodes were cut for their length: the next part of each is in the snapshot."""
+        """Return whether each episode was cut for its length and continues in an episode of the snapshot."""
         found: NDArray[np.bool_] = (episodes.end & (CUT | OPEN)) == CUT
         first = episodes.first[found]
         slot, lane = (first >> POSITION_BITS) - self.origin, (first & POSITION_MASK) % episodes.stride[found]
@@ -457,7 +494,7 @@ class Snapshot:
         return found
 
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids are those of visible steps."""
+        """Return whether each id is a visible step."""
         there, slot, _, lane, row = locate(ids, self.origin, self.lanes)
         at = self.lane_base[slot[there]] + lane[there]
         there[there] = (self.oldest[at] <= row[there]) & (row[there] < self.committed[at])
@@ -465,11 +502,11 @@ class Snapshot:
         return there
 
     def evicted(self, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which ids, all of rows of the snapshot's segments, are of episodes in `evictions`."""
+        """Return whether each id, of a row in the snapshot's segments, is in an episode of `evictions`."""
         return self.evictions.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
-        """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy where one chunk has them."""
+        """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy if one chunk has them."""
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
             raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh and look again")

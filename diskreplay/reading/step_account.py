@@ -1,4 +1,4 @@
-"""The account of a store's steps: each step that was ever inserted is in one class."""
+"""The account of a store's steps: each step that was ever inserted is in exactly one class."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -13,10 +13,10 @@ from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
 
 
 class Steps(NamedTuple):
-    """The steps inserted into a segment or a store, and how many of them are in each class.
+    """The number of steps inserted into a segment or a store, and the number in each class.
 
-    A step that could be in two classes is in the one that comes last here. Those of a damaged segment that readers
-    leave out are lost.
+    A step that fits two classes counts in the later one. All steps of a damaged segment that readers leave out are
+    lost.
     """
 
     inserted: int = 0
@@ -27,7 +27,7 @@ class Steps(NamedTuple):
     lost: int = 0
 
     def by_key(self) -> dict[str, int]:
-        """Return them by the names that they have in `Store.info`."""
+        """Return the numbers by their names in `Store.info`."""
         return {
             "steps": self.visible,
             "steps_hidden": self.hidden,
@@ -45,15 +45,15 @@ class StepAccount:
     Attributes
     ----------
     total : Steps
-        Those of the store. `inserted` is `counted.ever`: it is no sum of the others.
+        The steps of the store. `inserted` is `counted.ever`, and not the sum of the other classes.
     counted : Inserted
-        What limiters count.
+        The steps that limiters count.
     quarantined : int
-        The steps in quarantine that are in no other class.
+        The number of steps in quarantine that no other class counts.
     segments : dict of int to Steps
-        Those of each segment, and of each pack in place of its members.
+        The steps of each segment; a pack stands for its members.
     visible : dict of int to int
-        The visible steps of each segment, in packs too.
+        The number of visible steps of each segment, including the segments in packs.
     """
 
     total: Steps
@@ -73,9 +73,9 @@ class StepAccount:
 
 
 def read_account(follower: Follower, counter: StepCounter) -> tuple[Snapshot, StepAccount]:
-    """Take a new snapshot of a store and return it with the account of its moment.
+    """Take a new snapshot of a store and return it with the account of the same moment.
 
-    While segments come and leave all the time, numbers may be of moments next to each other.
+    If segments come and leave all the time, the numbers may be of slightly different moments.
     """
     looks = deque[Snapshot](maxlen=1)
 
@@ -100,7 +100,7 @@ def _account(counter: StepCounter, counted: Inserted, snapshot: Snapshot, damage
             evicted = count.evicted - evicted_too
             segments[number] = Steps(count.inserted, shown, hidden, evicted, discarded, count.lost)
             visible |= {slot + origin: int(by_slot[0, slot]) for slot in slots}
-        else:  # limits have hidden all of it, and it is about to be deleted
+        else:  # limits have hidden all its steps, and it is about to be deleted
             segments[number] = Steps(count.inserted, evicted=count.inserted)
     total = Steps(*(sum(counts) for counts in zip(Steps(), *segments.values(), strict=True)))
     total = total._replace(inserted=counted.ever, evicted=total.evicted + counter.deleted)
