@@ -1,1 +1,1 @@
-"""Views: what an id means. They know nothing of probabilities."""
+"""Views decide what one item of a batch is. They know nothing of probabilities."""

@@ -1,4 +1,4 @@
-"""Windows that run on across the episodes of a lane: how many of an episode's steps start one, and their reader."""
+"""Windows that cross the ends of episodes within a lane: the steps that start them, and their reader."""
 
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -35,21 +35,21 @@ Bytes = NDArray[np.uint8]
 
 ENDS = TERMINATED | TRUNCATED
 
-# What is copied of each step, from the row behind it, and of an item's first step alone.
+# The rows of three plans: of each step, of its next observation, and of an item's first step.
 _STEPS, _NEXT, _FIRST = "steps", "next", "first"
 
 
 class CrossingStarts:
-    """How many of an episode's steps have `length` steps from there on, those of the episodes behind it included.
+    """Counts the steps of each episode that start a window of `length` steps in their lane. Not thread-safe.
 
-    Behind an episode is the next one of its writer's lane that the store has. Not thread-safe.
+    A window continues in the next episode of the same writer's lane that the store holds, if that one is admitted.
 
-    An episode is told of as done with once enough steps of ended episodes follow it, or one that does not count; until
-    then it waits. That an open one counts, or does not, is known when it has ended.
+    An episode is done when no more windows can start in it: enough steps of ended episodes follow it, or an ended
+    episode that is not admitted. Until then it waits. Whether an open episode is admitted is final when it ends.
     """
 
     def __init__(self, length: int) -> None:
-        self._behind = length - 1  # steps that are needed behind one that starts a window
+        self._behind = length - 1  # steps that must follow the first one of a window
         self._lanes = LaneMap()
         self._clear()
 
@@ -64,10 +64,10 @@ class CrossingStarts:
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the episodes that are done with, and those that may get more windows, without their other steps.
+        """Return the done episodes and the episodes that may get more windows, cut to the steps that start windows.
 
-        `ended` are those that ended since the last call, None where nothing did; with `is_fresh` there was none before.
-        Of them and of the open ones those count that are `admitted`, and `still_open`.
+        `ended` are the episodes that ended since the last call, or None; `is_fresh` marks the first call. `admitted`
+        are the admitted ones of these, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -82,7 +82,7 @@ class CrossingStarts:
         self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
         starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
         first, stride, _, _, _, time = lanes.episodes.lines.T
-        # Of one that terminated all steps count.
+        # Marked as terminated, because every step of a terminated episode starts a sample.
         found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
         whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
         by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))
@@ -98,35 +98,36 @@ class CrossingStarts:
 
 
 class _Lanes:
-    """Episodes in the order of writers, their lanes and ids; which of them count, and which windows run across.
+    """Episodes in the order of writer, lane and id.
 
-    `steps` are those of each that windows hold, `runs_on` says whether they run on into the episode behind it.
+    `counts` tells which are admitted. `steps` is the number of steps that windows can hold. `runs_on` tells whether
+    windows continue in the next episode.
     """
 
     def __init__(self, episodes: EpisodeTable, counts: Bools, key: Ints) -> None:
         self.episodes, self.counts, self._key = episodes, counts, key
         self.is_open = episodes.end & OPEN != 0
-        self._goes_on = _following(key) == key
-        self._goes_on[-1:] = False
-        # The observation behind a lane's newest step may not be there.
+        self._has_next = _following(key) == key
+        self._has_next[-1:] = False
+        # The observation after a lane's newest step may be missing.
         usable = np.minimum(episodes.steps, episodes.obs_rows - 1)
-        self.steps = np.where(self.is_open & ~self._goes_on, usable, episodes.steps)
+        self.steps = np.where(self.is_open & ~self._has_next, usable, episodes.steps)
         self._before = np.cumsum(self.steps) - self.steps
-        self.runs_on = self._goes_on & _following(counts)
+        self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Count the steps behind each episode up to one that does not run on, and return the place of that."""
+        """Return the number of steps after each episode up to the first that does not run on, and its place."""
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
         return self._before[last] + self.steps[last] - self._before - self.steps, last
 
     def done(self, behind: int) -> Bools:
-        """Tell which episodes have got all their windows, for which so many steps are needed behind a step."""
+        """Return which episodes have all their windows; a window needs `behind` steps after its first one."""
         next_open = _following(self.is_open)
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
-        is_broken = (self._goes_on & ~self.runs_on & ~next_open)[last]
+        is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
-        # What is behind one that is still open, in a segment that its lane has left, is needed when that one ends.
+        # An open episode in a segment that its lane has left needs the steps after it when it ends.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
         apart = self._before - self._before[opened] - self.steps[opened]
         is_near = (opened >= 0) & (self._key[opened] == self._key) & (apart < behind)
@@ -135,15 +136,15 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the value behind each; behind the last that one again."""
+    """Return the next value of each; the last one is its own next value."""
     return np.append(values[1:], values[-1:])
 
 
 class _Steps(NamedTuple):
-    """The steps of windows, (items, length) or one behind the other: ids and places, flags and the bits of their ends.
+    """The steps of windows: `ids` and `windows` are flat, the other arrays (items, length).
 
-    `has_obs`: the row behind a step has the observation that it led to. `is_known` tells whether that of an item's last
-    step is known, or that there is none.
+    `ends` says how steps end their episodes, in bits. `has_obs` tells whether the next row has the step's next
+    observation. `is_known`, (items,), tells whether this is final for the last step.
     """
 
     ids: Ints
@@ -155,7 +156,7 @@ class _Steps(NamedTuple):
 
 
 class LaneWalk:
-    """Finds the `length` steps that follow one another in a lane, across its episodes and segments. Not thread-safe.
+    """Finds `length` successive steps of a lane, across its episodes and segments. Not thread-safe.
 
     `stack` is the depth of the deepest stack of frames.
     """
@@ -163,16 +164,17 @@ class LaneWalk:
     def __init__(self, length: int, stack: int) -> None:
         self._length, self._stack = length, stack
         self._successors, self._lanes = Successors(stack), LaneMap()
-        # Most often all steps of a window, the row behind them, and those between that are no steps.
+        # Usually enough for all steps of a window, the row after them, and rows without steps between them.
         self._width = length + 2 + length // 8
         self._flags = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 0, self._width, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refused: Callable[[int], InvalidIndex]) -> _Steps:
-        """Return the steps from each id on; raises what `refused` returns of the first id that has not so many."""
+        """Return the steps from each id on; raises the error of `refused` for the first id with too few steps."""
         at = self._successors.find(snapshot, ids, refused)
         self._lanes.update(snapshot)
-        # Of each step: its segment, lane and row; its flags and ends, and whether it has an observation, and is closed.
-        places, told = np.zeros((3, len(ids), self._length), np.int64), np.zeros((4, len(ids), self._length), np.uint8)
+        places = np.zeros((3, len(ids), self._length), np.int64)  # slot, lane and row of each step
+        # Its flags, its ends, whether it has a next observation, and whether that is final.
+        step_flags = np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
         while len(items):
             at.floor[:], at.after[:] = at.row, snapshot.committed_rows(at.slot, at.lane)
@@ -185,22 +187,22 @@ class LaneWalk:
             is_closed = inside[i, j + 1] | (snapshot.sealed[at.slot] | (following != NONE))[i]
             observed = row[i, j] + 1 < snapshot.observed[snapshot.lane_base[at.slot] + at.lane][i]
             end, shows = _ends_of(seen[i, j], seen[i, j + 1], inside[i, j + 1], is_closed, observed)
-            told[(slice(None), *to)] = seen[i, j], end, shows, is_closed
+            step_flags[(slice(None), *to)] = seen[i, j], end, shows, is_closed
             filled[items] = np.minimum(count[:, -1], self._length)
-            items, at = self._go_on(snapshot, items, at, following, filled[items] < self._length)
+            items, at = self._continue_items(snapshot, items, at, following, filled[items] < self._length)
         lacking = filled < self._length
         if lacking.any():
             raise refused(int(ids[lacking.argmax()]))
-        flags, ends, has_obs, closed = told
+        flags, ends, has_obs, closed = step_flags
         windows = self._windows(snapshot, places.reshape(3, -1))
         step_ids = ids_of(snapshot, windows.slot, windows.lane, windows.row)
         is_known = (has_obs[:, -1] | closed[:, -1] | ends[:, -1]) != 0
         return _Steps(step_ids, windows, flags, ends, has_obs != 0, is_known)
 
     def _read(self, snapshot: Snapshot, at: Windows) -> tuple[Ints, Bytes, Bools, Bools]:
-        """Read flags from these rows on; return the rows, their flags, which are there, and which are steps.
+        """Read flags from these rows on; return the rows, their flags, which of them exist, and which are steps.
 
-        The last row of each is none: the row behind it is not read, which tells how it ends.
+        The last row never counts as a step: the row after it, which says how it ends, is not read.
         """
         seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
         row = at.row[:, None] + further
@@ -212,7 +214,7 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return windows of one row, which is that of a step, with room for stacks of frames."""
+        """Return windows of the single rows of steps; `floor` is right for stacks of frames."""
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1
@@ -221,7 +223,7 @@ class LaneWalk:
         return windows
 
     def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
-        """Return the place of the lane in which each of these goes on: in the next segment that is there; or NONE."""
+        """Return the place of each lane's continuation in the next segment that still exists, or NONE."""
         found = self._lanes.next_rows(snapshot, places)
         while True:
             some = np.flatnonzero(found != NONE)
@@ -230,10 +232,10 @@ class LaneWalk:
                 return found
             found[gone] = self._lanes.next_rows(snapshot, found[gone])
 
-    def _go_on(
+    def _continue_items(
         self, snapshot: Snapshot, items: Ints, at: Windows, following: Ints, lacking: Bools
     ) -> tuple[Ints, Windows]:
-        """Return the items that still lack steps, and where they go on: in the lane, or in its next segment."""
+        """Return the items that still lack steps, and their next rows: in the lane, or in its next segment."""
         behind = at.row + self._width - 1
         inside = behind < at.after
         left = np.flatnonzero(lacking & (inside | (following != NONE)))
@@ -247,9 +249,10 @@ class LaneWalk:
 
 
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
-    """Return how steps with these flags end their episodes, and whether the row behind has an observation.
+    """Return how steps with flags `own` end their episodes, and whether each has a next observation.
 
-    `behind` are the flags of the rows behind them, where there are such; where not, these may be `observed`.
+    `behind` has the flags of the next rows. If a next row is missing (not `is_behind`), `observed` tells whether its
+    observation exists already.
     """
     marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
     derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))
@@ -259,9 +262,9 @@ def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, obse
 
 
 class CrossingReader(Reader):
-    """Gathers `Sequences` with `cross_episodes`. Not thread-safe, but for `pages`: it owns scratch memory.
+    """Gathers `Sequences` with `cross_episodes`. Only `pages` is thread-safe: the reader owns scratch memory.
 
-    A batch is gathered step by step, as its steps lie anywhere in their lanes.
+    It gathers every step by itself, since rows without steps may lie between the steps of a window.
     """
 
     shows_leaves = False
@@ -278,7 +281,7 @@ class CrossingReader(Reader):
     ) -> None:
         self._view, self._length, self._burn_in = view, length, burn_in
         self.paths = [field.path for field in shown]
-        # Those with a value for each step first: a block of these is one of steps.
+        # Leaves with a value for each step come first: they also form a block of single steps.
         kinds = sorted(kinds, key=lambda kind: not kind.each_step)
         self.leaves: Sequence[Leaf] = [kind.leaf(length) for kind in kinds]
         self._step_leaves = [kind.value for kind in kinds if kind.each_step]
@@ -331,17 +334,17 @@ class CrossingReader(Reader):
             self._of_items.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of the steps from each id on lie; what is not mapped yet is mapped."""
+        """Return the pages of the wide rows of the steps from each id on, and map them. Any thread may call it."""
         try:
             with self._pages_lock:
                 steps = self._find(self._walk_of_pages, snapshot, ids)
         except InvalidIndex:
-            return NO_PAGES  # `fill` says what is wrong
+            return NO_PAGES  # `fill` raises the error
         windows = self._windows(steps)
         return merged_pages([wide_pages(snapshot, windows[which], some) for which, some in self._copies.items()])
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
+        """Raise InvalidIndex, with the id and the reason, if no window of the view starts at an id."""
         refuse_evicted(snapshot, ids[locate(ids, snapshot.origin, snapshot.lanes)[0]])
         steps = self._find(self._walk, snapshot, ids)
         before = self._finder.steps_before(snapshot, ids)
@@ -357,7 +360,7 @@ class CrossingReader(Reader):
         return walk.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _windows(self, steps: _Steps) -> dict[str, Windows]:
-        """Return the rows that each plan copies."""
+        """Return the windows of each plan."""
         windows = steps.windows
         found = {_STEPS: windows}
         if _FIRST in self._plans:

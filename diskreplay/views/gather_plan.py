@@ -1,4 +1,4 @@
-"""A gather plan: which rows of which leaves a batch is made of. One kernel executes the plans of all views."""
+"""A gather plan lists the rows and leaves of a batch. One kernel executes the plans of all views."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +35,9 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class EarlierParts:
-    """Puts frames of the parts before an episode into stacks at its start. Not thread-safe.
+    """Completes stacks at the start of an episode that continues earlier parts. Not thread-safe.
 
-    The kernel that copies rows knows one segment: it repeats the first frame of the part. `copies` read rows of
+    The kernel reads one segment only, and repeats the first frame of the part. `copies` are the copies that read
     observations before a window.
     """
 
@@ -47,7 +47,7 @@ class EarlierParts:
         self._lanes = LaneMap()
 
     def fill(self, snapshot: Snapshot, windows: Windows, block: Block) -> None:
-        """Replace the repeated frames of windows that were copied to a block, where the real ones are there."""
+        """Replace the repeated frames of a block's stacks by frames of earlier parts that the store still holds."""
         # A part that continues another one begins in the first row of its lane.
         for item in np.flatnonzero((windows.floor == 0) & (windows.row < self._depth)).tolist():
             slot, lane, row = windows.table[:3, item].tolist()
@@ -68,7 +68,7 @@ class EarlierParts:
                 frames[: len(back)] = table.values(*places[:, np.minimum(back, places.shape[1]) - 1])
 
     def _rows_before(self, snapshot: Snapshot, slot: int, lane: int, count: int) -> Ints:
-        """Return slot, lane and row of up to `count` steps before the first row of a lane, the newest first."""
+        """Return slot, lane and row of up to `count` steps before the first row of a lane, newest first."""
         found = [np.zeros((3, 0), np.int64)]
         done = snapshot.leaf("done")
         while count > 0 and done.rows(slot, lane, 0, 1)[0] & (FIRST | CUT) == FIRST | CUT:
@@ -79,7 +79,7 @@ class EarlierParts:
             lane, stop = place - int(snapshot.lane_base[slot]), int(snapshot.committed[place])
             first = max(stop - 1 - count, 0)
             flags = done.rows(slot, lane, first, stop)
-            # The last step is followed by its next observation if the writer knew that.
+            # A row with the next observation follows the last step if the writer received one.
             is_cut = flags[-1] & (CUT if flags[-1] & NO_STEP else TERMINATED | TRUNCATED) in (CUT, 0)
             last = stop - 1 - int(flags[-1] & NO_STEP != 0)
             last_id = (slot + snapshot.origin) << POSITION_BITS | last * int(snapshot.lanes[slot]) + lane
@@ -94,7 +94,7 @@ class EarlierParts:
         return np.concatenate(found, axis=1)
 
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
-        """Return the place of the lane that this one continues, -1 if a segment that may have it is not there."""
+        """Return the place of the lane that this one continues, -1 if a segment that may hold it is gone."""
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
         while place >= 0 and not snapshot.committed[place]:
@@ -103,7 +103,7 @@ class EarlierParts:
             return -1
         first = int(self._lanes.slot[place])
         missing = first + np.flatnonzero(snapshot.lanes[first:slot] == 0)
-        # A pack has a number of its own, between those of segments.
+        # A pack takes a number in the sequence of segments.
         packs = [pack.info.number - snapshot.origin for pack in list(snapshot.tables.packs.values())]
         return place if np.isin(missing, packs).all() else -1
 
@@ -111,14 +111,14 @@ class EarlierParts:
 class GatherPlan:
     """Gathers the leaves of a batch, and sums rewards over windows, in one call. Not thread-safe.
 
-    Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. The record that the kernel reads is made
-    once, and changed in place. What it has addresses of is kept alive here. Whatever interrupts a change, the next call
-    makes it again: what tells that it was made is set last.
+    The plan converts rows of `TIME_SOURCE` to seconds since the epoch in arrays of float64. It makes the record for the
+    kernel once, changes it in place, and keeps alive the arrays whose addresses the record has. The mark of a change is
+    set last, so that the next call repeats a change that was interrupted.
 
-    `view`, for messages, is that whose windows these are, and `bounds` says which of them `gather` finds: None for a
-    plan that only copies rows of windows that are given. `summands` are path, dtype and weight of scalar fields, whose
-    sum is discounted by `gamma` a step, times the scalar field `discount` where it is given. `computed` has the arrays
-    of a block for what `gathering.COMPUTED` names; -1 or absent where it has none.
+    `view` is named in messages. `bounds` says which windows `gather` finds; None for a plan that only copies rows of
+    given windows. `summands` are path, dtype and weight of scalar fields. Their sum is discounted by `gamma` per step,
+    times the scalar field `discount` if it is given. `computed` maps names of `gathering.COMPUTED` to arrays of a
+    block; -1 or a missing name: the batch does not have it.
     """
 
     def __init__(
@@ -158,20 +158,20 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], MappingGuard | None] = no_reference  # what it was when these were read
+        self._held: Callable[[], MappingGuard | None] = no_reference  # the tables that `_seen` was read from
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
 
-        With other threads, these do parts of a large block. Raises InvalidIndex where an id has no window, FormatError
-        where a chunk is missing.
+        `threads` copy parts of a large block. Raises InvalidIndex if an id has no window, and FormatError if a chunk is
+        missing.
         """
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
         held: MappingGuard | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
         if held is not self._held():
             held = self._bind_tables(snapshot)
-        # Without looking first whether everything is mapped: the kernel says so, and nearly always it is.
+        # Nearly always everything is mapped. If not, the kernel says so, which is cheaper than a check before.
         for attempt in range(ATTEMPTS):
             if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
@@ -185,38 +185,38 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            if attempt == 0:  # the memory of what leaves is used at once; later, few mappings must not come and go
+            if attempt == 0:  # frees evicted chunks at once; later attempts keep them, so that mappings do not thrash
                 held = None
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of these ids lie; what is not mapped yet is mapped. Any thread may ask.
+        """Return the pages of the wide rows of these ids, and map them. Any thread may call it.
 
-        Copies that are longer than a window are of its rows alone.
+        A copy that is longer than its window counts only rows of the window.
         """
         windows = Windows(len(ids))
         if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
-            return NO_PAGES  # `gather` says what is wrong
+            return NO_PAGES  # `gather` raises the error
         return wide_pages(snapshot, windows, self._reached(self._given))
 
     def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
-        """Return copies, of windows as they are found, of all rows that these may read."""
+        """Return copies of all rows that `copies` may read after the windows were found."""
         return copies
 
     def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
-        """Make seconds since the epoch of rows of `TIME_SOURCE`, (n,) or (n, length); zeros are padding, and stay."""
+        """Convert rows of `TIME_SOURCE`, (n,) or (n, length), to seconds since the epoch; zeros, the padding, stay."""
         raw = times.view(np.int64)
         wall = snapshot.clocks[self.windows.slot].reshape(-1, *[1] * (times.ndim - 1))
         times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
     def copy(self, snapshot: Snapshot, windows: Windows, block: Block, threads: CopyThreads | None = None) -> None:
-        """Copy rows of windows that are given, as `gather` does, into a block, which may have more items."""
+        """Copy rows of given windows into a block, as `gather` does; the block may have more items."""
         self._use(windows)
         self.gather(snapshot, _NO_IDS, block, threads)
 
     def rows(self, snapshot: Snapshot, windows: Windows) -> list[NDArray[Any]]:
-        """Return the rows of each copy of windows that are given, (items, length, *shape), until the next call."""
+        """Return the rows of each copy of given windows, (items, length, *shape), valid until the next call."""
         if self._scratch is None or self._scratch.size < windows.size:
             tables = [snapshot.leaf(copy.leaf) for copy in self._copies]
             pairs = zip(self._copies, tables, strict=True)
@@ -226,7 +226,7 @@ class GatherPlan:
         return [array[: windows.size] for array in self._scratch.arrays]
 
     def set_lengths(self, lengths: int | Sequence[int]) -> None:
-        """Copy so many rows of each leaf from now on; not for a plan with summands."""
+        """Set the number of rows that are copied of each leaf; not for a plan with summands."""
         every = [lengths] * len(self._copies) if isinstance(lengths, int) else lengths
         if every != self._lengths:
             self._lengths = self._scratch = None
@@ -235,7 +235,7 @@ class GatherPlan:
             self._lengths = every
 
     def _resize(self, block: Block) -> None:
-        """Make scratch memory for blocks like this one."""
+        """Make scratch memory for blocks of this size."""
         before, self._size = self._size, -1
         if self._bounds is not None and block.size != before:
             self._use(Windows(block.size))
@@ -252,7 +252,7 @@ class GatherPlan:
         self._kernel, self.windows = chosen("gather"), windows
 
     def _bind_tables(self, snapshot: Snapshot) -> MappingGuard:
-        """Have the record name the arrays of a snapshot's tables; return what keeps their rows mapped."""
+        """Write the addresses of a snapshot's tables to the record; return the object that keeps rows mapped."""
         places = {leaf: [cols.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(cols.HEAD + number * cols.COLUMNS)
@@ -265,12 +265,12 @@ class GatherPlan:
         return held
 
     def _map(self, snapshot: Snapshot, ids: Ints) -> MappingGuard:
-        """Map all rows that are needed, none of which leaves for another; return what keeps them mapped."""
-        with snapshot.tables.lock:  # while it is held, nothing leaves for what other threads map
+        """Map all rows that are needed, without unmapping any of these; return the object that keeps them mapped."""
+        with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                map_flags(snapshot, ids, n, stack)  # also where they are mapped: they count as used then
+                map_flags(snapshot, ids, n, stack)  # mapped ones, too: this counts as a use
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
@@ -278,7 +278,7 @@ class GatherPlan:
             return self._bind_tables(snapshot)
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
-        """Return the error that says of which leaf a row could not be mapped."""
+        """Return the error that names the leaf and the row that could not be mapped."""
         failed = int(self._record[cols.FAILED])
         copy = self._copies[failed] if failed >= 0 else Copy("done", cols.ROW, cols.AFTER, 0, 1, -1)
         row = self.windows.table[copy.begin, bad]
@@ -286,15 +286,15 @@ class GatherPlan:
 
 
 def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTER) -> GatherPlan:
-    """Return the plan that copies one row of each leaf of windows that are given; see `Copy`."""
+    """Return the plan that copies one row of each leaf for given windows; see `Copy`."""
     return GatherPlan([Copy(leaf, begin, stop, 0, 1, target) for target, leaf in enumerate(leaves)])
 
 
 class RandomSteps(GatherPlan):
-    """A gather plan of windows of `least` to `bounds.n` steps, each number with the same probability.
+    """A gather plan of windows of `least` to `bounds.n` steps; all numbers have the same probability.
 
-    All are found with the most steps, and then end earlier. `gather` draws only when `seed` came before it; else they
-    have the most steps. For the other arguments see `GatherPlan`.
+    The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. `gather` draws only
+    after a call of `seed`; otherwise windows have `bounds.n` steps. For the other arguments see `GatherPlan`.
     """
 
     def __init__(
@@ -314,11 +314,11 @@ class RandomSteps(GatherPlan):
         self._limits = np.zeros(0, np.int64)
 
     def seed(self, entropy: int | None) -> None:
-        """Say what the next `gather`, and no later one, draws from; None: it draws nothing."""
+        """Seed the draw of the next `gather`, and only of that one; None: it draws nothing."""
         self._entropy = entropy
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
-        """Draw the steps of the windows of these ids, and copy and sum them into the arrays of a block."""
+        """Draw the lengths of the windows of these ids, and copy and sum them into the arrays of a block."""
         entropy, self._entropy = self._entropy, None
         self._record[cols.LIMITS] = 0
         if entropy is not None:
@@ -328,7 +328,7 @@ class RandomSteps(GatherPlan):
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
-        """Return copies of the rows behind a window wherever it may end: from 1 to the most steps from its first."""
+        """Return copies that cover the rows after a window for every length that it may have."""
         found = []
         for copy in copies:
             if copy.begin == cols.AFTER:

@@ -1,4 +1,4 @@
-"""Hindsight: which goals of its own episode replace a transition's goal, and what reward it then earns."""
+"""Hindsight: replace the goal of a transition by a goal reached in its episode, and recompute the reward."""
 
 import inspect
 from abc import abstractmethod
@@ -27,36 +27,37 @@ STRATEGIES = ("future", "final", "episode")
 
 @dataclass(frozen=True, repr=False)
 class Hindsight:
-    """Hindsight experience replay: transitions relabelled, as they are sampled, with goals that were reached.
+    """Hindsight experience replay: relabel sampled transitions with goals that the episode reached.
 
-    An item of a batch is relabelled with probability `ratio`, independently of the others. Its goal becomes the
-    ``achieved_goal`` of an observation that follows a step of the same episode, in ``obs`` and ``next_obs`` alike, and
-    its rewards are computed anew; with `terminated_fn`, so are terminated and discount. Nothing else of it changes.
-    Without `terminated_fn`, terminated and discount stay as recorded: a step that reaches its new goal bootstraps.
-    Nothing is written to the store.
+    An item of a batch is relabelled with probability `ratio`, independently of the others. Its new goal, in ``obs`` and
+    ``next_obs``, is the ``achieved_goal`` of the observation after some step of the same episode. Its rewards are
+    recomputed; with `terminated_fn`, terminated and discount are, too. Nothing else changes. Without `terminated_fn`,
+    terminated and discount stay as recorded: a step that reaches its new goal bootstraps. Nothing is written to the
+    store.
 
-    Observations must be goal-conditioned, as those of gymnasium-robotics are: a dict with "observation",
-    "achieved_goal" and "desired_goal", where the goals are single arrays of one dtype and shape.
+    Observations must be goal-conditioned, like the observations of gymnasium-robotics: a dict with "observation",
+    "achieved_goal" and "desired_goal". Both goals must be single arrays of the same dtype and shape.
 
     Immutable: any thread may use it, if `reward_fn` allows that.
 
     Parameters
     ----------
     strategy : {"future", "final", "episode"}
-        The steps whose outcome may become the goal, each with the same probability: from the item's own step to the
-        episode's last one, the last one alone, or any step of the episode. Steps that retention has taken are none of
-        them.
+        The steps whose outcome may become the goal, each with the same probability. "future": from the item's own step
+        to the episode's last step. "final": the last step. "episode": any step of the episode, including steps that the
+        capacity of the store hides.
     ratio : float
-        Probability that an item is relabelled, 0 to 1; k goals a real one in the paper's notation are k / (k + 1).
+        Probability that an item is relabelled, 0 to 1. The paper's k new goals per real goal are k / (k + 1).
     reward_fn : callable
         ``reward_fn(achieved_goal, desired_goal)``, both (M, *goal_shape) in the dtype of the store, returns the
-        rewards of M steps: (M,), or what broadcasts to it. It is called once a batch, for all steps of all relabelled
-        items. The achieved goal is that of the observation after the step. A function that needs a third argument,
-        such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
+        rewards of M steps: (M,), or an array that broadcasts to it. It is called once per batch, for all steps of all
+        relabelled items. The achieved goal comes from the observation after the step. A function that needs a third
+        argument, such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
     terminated_fn : callable or None
-        ``terminated_fn(achieved_goal, desired_goal)``, called as `reward_fn` is, returns whether each of M steps
-        terminates, (M,) bool. An n-step window ends at its first such step: rewards behind it do not count, terminated
-        is true and discount 0. Else terminated is false, and the item bootstraps. `next_obs` and `n_steps` stay.
+        ``terminated_fn(achieved_goal, desired_goal)``, called like `reward_fn`, returns whether each of M steps
+        terminates, (M,) bool. An n-step window ends at its first such step: later rewards do not count, terminated is
+        true and discount 0. Without such a step terminated is false, and the item bootstraps. `next_obs` and `n_steps`
+        do not change.
 
     Raises
     ------
@@ -65,11 +66,11 @@ class Hindsight:
 
     Notes
     -----
-    Andrychowicz et al. 2017, "Hindsight Experience Replay": the rule is that of section 3.3, the strategies are those
-    of section 4.5. "future" counts the item's own step, so that the goal may be the one it reaches.
+    The rule is from section 3.3 of Andrychowicz et al. 2017, "Hindsight Experience Replay", the strategies from section
+    4.5. "future" includes the item's own step, so the new goal may be the one that this step reaches.
 
-    An item stays as it is where its episode terminated without a final observation and its window reaches that end:
-    what the last step achieved is not known.
+    An item is not relabelled if its window reaches the end of an episode that terminated without a final observation:
+    the goal achieved by the last step is not known.
     """
 
     strategy: str = "future"
@@ -93,14 +94,14 @@ class Hindsight:
         return f"Hindsight(strategy={self.strategy!r}, ratio={self.ratio}, reward_fn={_name_of(self.reward_fn)}{ends})"
 
     def rewards(self, achieved: NDArray[Any], desired: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the rewards (M,) of steps that achieved (M, *goal_shape) while that was desired.
+        """Return the rewards of M steps, (M,), for their achieved and desired goals, both (M, *goal_shape).
 
-        Raises ValueError where `reward_fn` returns something else than M finite numbers.
+        Raises ValueError if `reward_fn` returns anything but M finite numbers.
         """
         assert self.reward_fn is not None  # for the type checker: __post_init__ refuses it
         count = len(achieved)
         returned = self.reward_fn(achieved, desired, *self._extra)
-        wanted = f"reward_fn must return one finite number for each of the {count} steps that it is given"
+        wanted = f"reward_fn must return one finite number for each of the {count} given steps"
         try:
             found = np.asarray(returned)
         except ValueError:
@@ -117,12 +118,12 @@ class Hindsight:
         return rewards
 
     def terminations(self, achieved: NDArray[Any], desired: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return whether each of M steps terminates, (M,); ValueError where `terminated_fn` says something else."""
+        """Return whether each of M steps terminates, (M,); ValueError if `terminated_fn` returns anything else."""
         assert self.terminated_fn is not None
         found = np.asarray(self.terminated_fn(achieved, desired))
         if found.dtype.kind != "b" or found.shape not in ((), (len(achieved),)):
             raise ValueError(
-                f"terminated_fn must return one bool for each of the {len(achieved)} steps that it is given, "
+                f"terminated_fn must return one bool for each of the {len(achieved)} given steps, "
                 f"not {found.dtype}{list(found.shape)}"
             )
         return np.broadcast_to(found, (len(achieved),))
@@ -133,12 +134,12 @@ def _name_of(function: Any) -> str:
 
 
 def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
-    """Return what a reward function is given behind its two goals."""
+    """Return the arguments that a reward function gets after its two goals."""
     if not callable(reward_fn):
         raise ValueError(f"reward_fn must be a function of (achieved_goal, desired_goal), not {reward_fn!r}")
     try:
         signature = inspect.signature(reward_fn)
-    except (TypeError, ValueError):  # some that are written in C have none
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return ()
     choices: tuple[tuple[Any, ...], ...] = ((), ({},))
     for extra in choices:
@@ -153,10 +154,10 @@ def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
 
 
 class ReturnsReader(Reader):
-    """A reader of items that start at a step each, and have the return of the steps from there on.
+    """A reader of items that start at one step each and contain the return of the steps from there on.
 
-    `weights` are the fields that are summed: path, dtype and weight of each. `discount` is path and dtype of the
-    environment's discounts, None where there are none; `gamma` is the agent's. `view` is for messages.
+    `weights` are path, dtype and weight of each summed field. `discount` is path and dtype of the environment's
+    discounts, or None. `gamma` is the agent's discount per step. `view` is named in messages.
     """
 
     view: View
@@ -171,9 +172,9 @@ class ReturnsReader(Reader):
 
 
 class HindsightReader(Reader):
-    """Gathers `Transitions` with `Hindsight`, on top of what gathers them as they are. Not thread-safe.
+    """Gathers transitions through another reader, `plain`, and relabels them. Not thread-safe.
 
-    `fill` relabels only when `seed` came before it: the same seed, snapshot and ids give the same batch.
+    `fill` relabels only after a call of `seed`. The same seed, snapshot and ids give the same batch.
     """
 
     def __init__(self, hindsight: Hindsight, plain: ReturnsReader, schema: Schema) -> None:
@@ -184,8 +185,8 @@ class HindsightReader(Reader):
         for name in RETURNS:
             if (name,) in place and name not in schema.extra:
                 raise ValueError(
-                    f"fields names {name!r}, which relabel has not: it does not compute the rewards of steps behind an "
-                    "item's own anew"
+                    f"fields names {name!r}, which batches with relabel do not have: rewards after the window are not "
+                    "relabelled"
                 )
         shown = (("obs", "desired_goal"), ("next_obs", "desired_goal"))
         self._shown = [place[path] for path in shown if path in place]
@@ -205,18 +206,18 @@ class HindsightReader(Reader):
         self._entropy: int | None = None
 
     def seed(self, entropy: int | None) -> None:
-        """Say what the next `fill`, and no later one, draws goals from."""
+        """Seed the goals of the next `fill`, and only of that one."""
         self._entropy = entropy
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids; ValueError where the reward function returns no finite numbers."""
+        """Gather the transitions of these ids; ValueError if a function of `Hindsight` returns wrong values."""
         entropy, self._entropy = self._entropy, None
         self._plain.threads = self.threads
         if entropy is None:
             self._plain.seed(None)
             self._plain.fill(snapshot, ids, block)
             return
-        # Drawn for every item, wanted or not: what becomes of one does not depend on the others.
+        # Drawn for all items, so that the result of an item does not depend on the others.
         generator = np.random.Generator(np.random.PCG64(entropy))
         chance, choice = generator.random((2, len(ids)))
         self._plain.seed(int(generator.integers(1 << 62)))
@@ -232,16 +233,19 @@ class HindsightReader(Reader):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of these ids lie; those of goals from later steps are not known yet."""
+        """Return the pages of the wide rows of these ids, without new goals: these are drawn later."""
         return self._plain.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where an id is not one of the view's."""
+        """Raise InvalidIndex, with the id and the reason, if an id cannot be sampled."""
         self._find(snapshot, ids)
         self._plain.check(snapshot, ids)
 
     def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
-        """Return the windows from these steps to the ends of their episodes, with the episodes' starts if wanted."""
+        """Return the windows from these steps to the ends of their episodes.
+
+        With `looks_back`, `floor` is the first step of the episode.
+        """
         return windows_of(snapshot, ids, Bounds(TO_THE_END, LONGEST if looks_back else 1), self._view)
 
     def _relabel(
@@ -256,7 +260,7 @@ class HindsightReader(Reader):
     ) -> None:
         """Replace goals and rewards of these items of the block."""
         strategy = self._hindsight.strategy
-        # A goal is what the observation after a step achieved, so the first that counts is one row later.
+        # A goal is in the observation after a step, so the first row with one is the next row.
         first = last if strategy == "final" else (windows.row if strategy == "future" else windows.floor) + 1
         row = first + (choice * (last - first + 1)).astype(np.int64)
         windows.own[:], windows.own_stop[:] = row, row + 1
@@ -278,7 +282,7 @@ class HindsightReader(Reader):
     def _returns(
         self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float64]]:
-        """Return n-step returns under these goals, and terminated and discount where they end windows."""
+        """Return the n-step returns, terminated and discount of windows under these goals."""
         size, width = len(k), int(k.max())
         inside = np.arange(width) < k[:, None]
         windows.own[:], windows.own_stop[:] = windows.row + k, windows.row + k + 1
@@ -310,15 +314,15 @@ class HindsightReader(Reader):
 
 
 def _check_goals(schema: Schema) -> None:
-    """Refuse observations that are not goal-conditioned, naming what is missing."""
+    """Raise ValueError, with the missing part, if observations are not goal-conditioned."""
     wanted = 'relabel needs observations that are a dict with "observation", "achieved_goal" and "desired_goal"'
     names = [leaf.split("/")[1:] for leaf in schema.leaves if leaf.split("/")[0] == "obs"]
     if [] in names:
-        raise ValueError(f"{wanted}; those of this store are one array")
+        raise ValueError(f"{wanted}; the observation of this store is one array")
     keys = list(dict.fromkeys(path[0] for path in names))
     for key in ("observation", "achieved_goal", "desired_goal"):
         if key not in keys:
-            raise ValueError(f"{wanted}; those of this store have no {key!r}, but {', '.join(map(repr, keys))}")
+            raise ValueError(f"{wanted}; this store has no {key!r}, but {', '.join(map(repr, keys))}")
         if key != "observation" and [key] not in names:
             raise ValueError(f"relabel needs goals that are one array each; {key!r} of this store is nested")
     achieved, desired = schema.leaves[ACHIEVED], schema.leaves[DESIRED]

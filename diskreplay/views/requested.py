@@ -1,4 +1,4 @@
-"""The fields of batches that are no rows of the store: fields on request, and the fields of windows of steps.
+"""Computed fields of batches: fields on request, and the fields of windows of steps.
 
 If the store has a field with the name of a field on request, that name means the store's field.
 """
@@ -23,7 +23,7 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 
-# Rewards of an episode that are read together.
+# Rewards of an episode read in one call.
 _AT_ONCE = 1024
 
 # One value for each step, and one for each item.
@@ -36,7 +36,7 @@ _OF_STEPS: _Dtypes = {
     PRIORITY: FLOAT64,
 }
 _OF_ITEMS: _Dtypes = {"age": INT64}
-# What is known of a draw, and of no step.
+# Properties of a draw, not of a step.
 OF_DRAWS: _Dtypes = {"probability": FLOAT64, "population": INT64, "priority_sum": FLOAT64}
 
 
@@ -46,7 +46,7 @@ def each_step(schema: Schema) -> list[Leaf]:
 
 
 def each_item(schema: Schema, drawn: bool = True) -> list[Leaf]:
-    """Return those that have one for each item; with what is known of a draw, if batches are `drawn` by chance."""
+    """Return the fields on request with one value for each item; with `drawn`, also the properties of a draw."""
     values = {path: field for path, field in schema.leaves.items() if path.startswith("episode/")}
     episode = [Leaf(tuple(path.split("/")), field.dtype, field.shape) for path, field in values.items()]
     known = [Leaf((EPISODE_KNOWN,), BOOL)] if episode else []
@@ -57,14 +57,15 @@ def _leaves(schema: Schema, dtypes: _Dtypes) -> list[Leaf]:
     return [Leaf((name,), dtype) for name, dtype in dtypes.items() if name not in schema.extra]
 
 
-# Pairs of a step and an episode that are looked at together.
+# Pairs of a step and an episode searched in one call.
 _PAIRS_AT_ONCE = 1 << 18
 
 
 class _ByTime(NamedTuple):
-    """Episodes in the order in which they began: first id, stride and steps of each, and when it began and ended.
+    """Episodes in the order of their begin; `begin` and `end` are times in ns since the epoch.
 
-    `latest` is the latest end of an episode and all before it, `from_here` the steps of it and all behind it, and 0.
+    `latest` is the latest end among an episode and all before it. `from_here`, one value longer, is the number of steps
+    of an episode and all after it.
     """
 
     first: Ints
@@ -77,11 +78,11 @@ class _ByTime(NamedTuple):
 
 
 class Ages:
-    """Counts the steps that are newer than others. Not thread-safe: it keeps what it has sorted.
+    """Counts the steps that are newer than given ones. Not thread-safe: it keeps sorted tables.
 
-    Steps are ordered by the times at which they were published and then by their ids. The steps of an episode are in
-    that order. So all steps of an episode that began later than a step are newer, and none of an episode that ended
-    before it. The other episodes, no more than there are lanes, are searched by the times of their steps.
+    Steps are ordered by their times of publishing and then by their ids. The steps of an episode are in that order. So
+    all steps of an episode that began later than a step are newer, and none of an episode that ended before it. The
+    remaining episodes, at most one per lane, are searched by the times of their steps.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class Ages:
         self._tables = EpisodeTables(self._by_time)
 
     def of(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return how many steps of the snapshot are newer than each of these."""
+        """Return the number of steps of the snapshot that are newer than each given step."""
         times, found = self._times_of(snapshot, ids), np.zeros(len(ids), np.int64)
         for table in self._tables.of(snapshot):
             stop = np.searchsorted(table.begin, times, "right")
@@ -102,13 +103,13 @@ class Ages:
         return found
 
     def _inside(self, snapshot: Snapshot, table: _ByTime, ids: Ints, times: Ints, start: Ints, stop: Ints) -> Ints:
-        """Return how many steps of the episodes from `start` to `stop` are newer than each step."""
+        """Return the number of newer steps in the episodes `start` to `stop` - 1 of each step."""
         item = np.repeat(np.arange(len(ids)), stop - start)
         number = places_of(start, stop - start)
         going_on = table.end[number] >= times[item]
         item, number = item[going_on], number[going_on]
         first, stride, steps = table.first[number], table.stride[number], table.steps[number]
-        # Of the first `low` steps none is newer, and all from `high` on are.
+        # None of the first `low` steps is newer; all steps from `high` on are.
         low, high = np.zeros(len(item), np.int64), steps.copy()
         while len(left := np.flatnonzero(low < high)):
             middle = (low[left] + high[left]) // 2
@@ -122,9 +123,9 @@ class Ages:
         return newer
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
-        """Make a table; what `before` has of its episodes is not read again: their segments may be gone."""
+        """Make a table; take the times of episodes in `before` from there, since their segments may be gone."""
         episodes = episodes.without_discarded()
-        # Of evicted segments the log may still have episodes. All that is visible is newer.
+        # The log may still have episodes of evicted segments. All visible steps are newer than those.
         episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps
         begin, end = np.zeros((2, len(first)), np.int64)
@@ -142,7 +143,7 @@ class Ages:
         return _ByTime(first, stride, steps, begin, end, np.maximum.accumulate(end), from_here)
 
     def _times_of(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return when each step was published, in nanoseconds since the epoch; `Snapshot.times` in one call."""
+        """Return the time of publishing of each step, in ns since the epoch, like `Snapshot.times` but in one call."""
         if not len(ids):
             return np.zeros(0, np.int64)
         windows = place(snapshot, ids)
@@ -151,10 +152,10 @@ class Ages:
 
 
 class Requested:
-    """Makes the fields on request that follow from the episode of each item. Not thread-safe.
+    """Computes the fields on request that depend on the episode of each item. Not thread-safe.
 
-    `places` has the arrays of a block for all of a batch's fields, `rewards` path, dtype and weight of what is summed.
-    `gamma` discounts it, times the discounts of the environment where `discount` is the path and dtype of these.
+    `places` maps the fields of a batch to arrays of a block. `rewards` are path, dtype and weight of each summed field.
+    The sum is discounted by `gamma` per step, times the environment's discounts if `discount` is their path and dtype.
     """
 
     def __init__(
@@ -178,11 +179,11 @@ class Requested:
         self._episode = row_plan(["/".join(path) for path in self._values], cols.OWN, cols.OWN_STOP)
 
     def if_any(self) -> "Requested | None":
-        """Return it if the batch has any of these fields, else None."""
+        """Return this object if the batch has any of its fields, else None."""
         return self if self._at or self._values else None
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
-        """Make the fields of the items that begin at these ids; of windows, `real` says how many steps each has."""
+        """Compute the fields of the items that begin at these ids; `real` is the number of steps of each window."""
         arrays = {name: block.arrays[at] for name, at in self._at.items()}
         episodes = self._finder.find(snapshot, ids)
         step = (ids - episodes.first) // episodes.stride
@@ -205,9 +206,10 @@ class Requested:
                 arrays[name][np.arange(arrays[name].shape[1]) >= real[:, None]] = 0
 
     def _sum(self, snapshot: Snapshot, ids: Ints, rest: Ints, sums: Mapping[str, NDArray[Any]]) -> None:
-        """Write R_t = r_t + gamma_t R_t+1 of the first steps of each item, 0 behind the `rest` of its episode.
+        """Write R_t = r_t + gamma_t R_t+1 for the first steps of each item, and 0 after the end of its episode.
 
-        `sums` are arrays, (items, steps). Numbers are float64, and rounded as they are written.
+        `rest` is the number of steps from each item to the end of its episode. `sums` are arrays, (items, steps). Sums
+        are in float64 and rounded when they are written.
         """
         steps, totals = place(snapshot, ids), {name: np.zeros(len(ids)) for name in sums}
         for out in sums.values():
@@ -227,8 +229,8 @@ class Requested:
                 totals[name][items] = total
 
     def _read_numbers(self, snapshot: Snapshot, steps: Windows, count: int) -> tuple[Floats, Floats]:
-        """Return rewards and discounts of `count` steps from row `own` on, (count, items), 0 from row `after` on."""
-        # A few widths, for which the memory is used again.
+        """Return rewards and discounts of `count` steps from row `own` on, (count, items); 0 from row `after` on."""
+        # Widths are rounded to powers of two, so that scratch memory is reused.
         self._numbers.set_lengths(min(_AT_ONCE, 1 << (count - 1).bit_length()))
         found = [array[:, :count].T for array in self._numbers.rows(snapshot, steps)]
         discounts = np.full(count, self._gamma)
@@ -239,8 +241,8 @@ class Requested:
     def _read_values(
         self, snapshot: Snapshot, episodes: EpisodeTable, block: Block, known: NDArray[np.bool_] | None
     ) -> None:
-        """Read the values of each item's episode, zeros where it has none, and say which have."""
-        # As `Snapshot.episode_values` does, which reads segment by segment: too slow for every batch.
+        """Read the values of each item's episode, or zeros; write to `known` whether the episode has values."""
+        # `Snapshot.episode_values` does the same, but segment by segment: too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
         last.own_stop[:] = snapshot.committed_rows(last.slot, last.lane)
@@ -260,14 +262,14 @@ class Requested:
 
 
 def write_fields(block: Block, places: Mapping[Path, int], made: Mapping[str, Any]) -> None:
-    """Write fields that were made, by name, to the arrays of a block, if the batch has them."""
+    """Write computed fields, by name, to the arrays of a block, if the batch has them."""
     for name, values in made.items():
         if (name,) in places:
             block.arrays[places[name,]][:] = values
 
 
 def _of_windows(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a field of steps as that of windows, (items, steps)."""
+    """Return a field in the shape of windows, (items, steps)."""
     return array if array.ndim == 2 else array[:, None]
 
 
@@ -275,7 +277,7 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 
 class ShownField(NamedTuple):
-    """A field of a batch: a leaf as it is (`stack` 0), or the steps of an observation leaf from `offset` on."""
+    """A field of a batch: a whole leaf (`stack` 0), or the steps of an observation leaf from `offset` on."""
 
     path: Path
     leaf: int
@@ -294,16 +296,13 @@ class ShownField(NamedTuple):
 
 
 class WindowLeaf(NamedTuple):
-    """A leaf: a value of it, what it is copied from, whether it has one for each step, and the depth of its stacks.
+    """A leaf of a batch of windows."""
 
-    `source` is None where nothing is copied, `stack` 0 where stacks do not share frames. A value is made of `frames`.
-    """
-
-    value: Leaf
-    source: str | None = None
-    each_step: bool = True
-    stack: int = 0
-    frames: int = 1
+    value: Leaf  # One value.
+    source: str | None = None  # The leaf of the store that is copied, if any.
+    each_step: bool = True  # Whether each step has a value, not only each item.
+    stack: int = 0  # The depth of stacks that share frames, else 0.
+    frames: int = 1  # The frames of one value.
 
     def leaf(self, length: int) -> Leaf:
         """Return the leaf of windows of this length."""
@@ -320,8 +319,8 @@ def window_layout(
 ) -> tuple[list[WindowLeaf], list[ShownField]]:
     """Return the leaves of a batch of windows, and its fields in order.
 
-    With `shares_frames` all observations of a window are one leaf. Without, each step has its own, and `next_obs` is
-    there on request. Raises ValueError where an argument names something that the schema has not.
+    With `shares_frames` the observations of a window are one run of frames. Without it, each step has its own frames,
+    and `next_obs` is a field on request. Raises ValueError if an argument names a field that the schema does not have.
     """
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)
@@ -346,12 +345,12 @@ def window_layout(
 
 
 def _no_observations(steps: Mapping[str, Sequence[StepField]]) -> list[StepField]:
-    """Return the fields of steps but for their observations."""
+    """Return the fields of steps except observations."""
     return [field for name, fields in steps.items() if name != "obs" for field in fields]
 
 
 def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Path, ShownField]:
-    """Return the fields by path; next observations are in the leaves of the observations that are `sharing` frames."""
+    """Return the fields by path; observations in `sharing` and their next observations use the same leaves."""
     shown = {kind.value.path: ShownField(kind.value.path, at, kind.stack) for at, kind in enumerate(kinds)}
     for field in sharing:
         if field.path in shown:
@@ -374,7 +373,7 @@ def _observations(fields: Sequence[StepField], wanted: set[Path], shares_frames:
 
 
 def _following(path: Path) -> Path:
-    """Return the field of the next observation of one of an observation."""
+    """Return the path in `next_obs` for a path in `obs`."""
     return ("next_obs", *path[1:])
 
 
@@ -391,5 +390,5 @@ def _check_start_only(names: Sequence[str], steps: Mapping[str, Any]) -> None:
     extra = [name for name in steps if name not in ("obs", "action", "reward")]
     for name in names:
         if name not in extra:
-            known = f"are {', '.join(extra)}" if extra else "are none"
-            raise ValueError(f"start_only names {name!r}, which is no extra field; those of this store {known}")
+            known = ", ".join(extra) or "none"
+            raise ValueError(f"start_only names {name!r}; the extra fields of this store are {known}")

@@ -1,4 +1,4 @@
-"""Which steps of each lane a sampler of rollouts is given next, and which it was given: each once, in order."""
+"""The cursor of a sampler of rollouts: it gives each step of a lane once, in order."""
 
 import json
 from collections.abc import Mapping
@@ -20,9 +20,10 @@ _NO_LANES: Ints = np.zeros(0, np.int64)
 
 
 class Positions:
-    """How far each lane was given: all its ids below `after`. Immutable; a lane that is not in it is at its start.
+    """The position of each lane: all ids below `after` were given. Immutable.
 
-    `keys` are lanes, in order, as of `LaneMap`; `after` is the lowest id of each that may be given next.
+    `keys` are keys of lanes, in order; see `LaneMap`. `after` is the lowest id of each lane that may be given next. A
+    missing lane is at its start.
     """
 
     def __init__(self, keys: Any = (), after: Any = ()) -> None:
@@ -37,8 +38,8 @@ class Positions:
         return np.where(self.keys[at] == keys, self.after[at], 0)
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
-        """Return positions in which these lanes are at least so far."""
-        if np.array_equal(keys, self.keys):  # as a rule
+        """Return new positions: these lanes are at least at `after`."""
+        if np.array_equal(keys, self.keys):  # the usual case
             return Positions(keys, np.maximum(self.after, after))
         every = np.union1d(self.keys, keys)
         moved = self.of(every)
@@ -47,7 +48,7 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes, and the keys of their lanes; functions of this module take them in the order of (lane, id)."""
+    """Episodes and the keys of their lanes. Functions of this module expect them in the order of (lane, id)."""
 
     key: Ints
     episodes: EpisodeTable
@@ -57,19 +58,20 @@ class LaneEpisodes(NamedTuple):
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
-        """Return these and others, in no order."""
+        """Return these and other episodes, in no order."""
         episodes = EpisodeTable.concatenate([self.episodes, others.episodes])
         return LaneEpisodes(np.append(self.key, others.key), episodes)
 
     def in_order(self) -> "LaneEpisodes":
-        """Return these in the order of (lane, id)."""
+        """Return the episodes in the order of (lane, id)."""
         return self.select(np.lexsort((self.episodes.first, self.key)))
 
 
 class Bootstrap(NamedTuple):
-    """What the steps of rollouts are bootstrapped with: the fields of their values, and whether a function is called.
+    """The source of values: fields, and whether `value_fn` is called.
 
-    `next_value` is None where no field holds the values of what steps led to.
+    `value` holds V of each step's observation. `next_value` holds V of each step's next observation; None: no field
+    does.
     """
 
     value: str
@@ -78,10 +80,11 @@ class Bootstrap(NamedTuple):
 
 
 def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
-    """Return how many steps of each episode, from its first on, a rollout may hold.
+    """Return the number of steps of each episode, from its first on, that a rollout may hold.
 
-    All of them but for the last step of a lane: while its bootstrap may yet come (a writer that closes takes the step
-    away with the lane), and if the lane ends in a cut without a final observation that the view needs.
+    All steps, with one exception: the last step of a lane does not count while its bootstrap value may still arrive. A
+    writer that closes drops the step with the lane. It does not count either if the lane ends in a cut without a final
+    observation that the view needs.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps
@@ -91,22 +94,22 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     continued = np.append(end[1:] & CONTINUES != 0, False) & has_next
     still_open = (end & OPEN != 0) & ~has_next
     if not bootstrap.calls_value_fn:
-        # The step behind a cut tells whether it was one for length.
+        # The step after a cut tells whether the episode was cut for its length.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
-    # Such a step is given, or refused where the rollout is gathered: in the midst of a lane, none is left out.
+    # In the middle of a lane no step is left out. If it cannot be bootstrapped, gathering the rollout raises the error.
     known |= ((end & TRUNCATED != 0) & (end & CUT == 0)) | ((end & CUT != 0) & has_next)
     if bootstrap.next_value is not None:
         known |= ~still_open
-    # Of an open episode, `obs_rows` is one more than `steps` where the newest step came with its next observation.
+    # In an open episode, `obs_rows` is `steps` + 1 if the newest step came with its next observation.
     return np.where(still_open, np.maximum(episodes.obs_rows - 1, 0), steps - ~known)
 
 
 class Grid(NamedTuple):
-    """The oldest steps: `ids` is (num_steps, columns), `keys` says the lane of each column.
+    """The oldest steps: `ids` is (num_steps, columns), and `keys` is the lane of each column.
 
-    `short` are growing lanes with too few steps, and `counts` how many those have.
+    `short` are growing lanes with too few steps, and `counts` are their numbers of steps.
     """
 
     ids: Ints
@@ -116,15 +119,15 @@ class Grid(NamedTuple):
 
 
 def unseen_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least: Ints) -> IdRuns:
-    """Return the usable steps of each episode from its lane's position on, and not below `least`."""
+    """Return the usable steps of each episode from its lane's position on, without ids below `least`."""
     runs = IdRuns(lanes.episodes.first, lanes.episodes.stride, usable)
     return without_hidden(runs, np.maximum(positions.of(lanes.key), least))
 
 
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
-    """Take the oldest `num_steps` steps of every lane that has so many, from its position on.
+    """Take the oldest `num_steps` steps, from its position on, of every lane that has enough.
 
-    `least` is the least id that is not hidden in the lane of each episode, in its segment.
+    `least` is the lowest id that is not hidden in the lane and segment of each episode.
     """
     first, stride, count = unseen_steps(lanes, usable, positions, least)
     begin = np.flatnonzero(np.append(True, lanes.key[1:] != lanes.key[:-1])[: len(lanes.key)])
@@ -144,7 +147,7 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
 
 
 class _SnapshotLanes(NamedTuple):
-    """What is known of one snapshot; `lanes` are all of this trainer's, `growing` those that may get more."""
+    """The lanes of one snapshot: `lanes` are the keys of all lanes of the share, `growing` may get more steps."""
 
     snapshot: Snapshot
     by_lane: LaneEpisodes
@@ -153,13 +156,13 @@ class _SnapshotLanes(NamedTuple):
 
 
 class RolloutCursor(Owned):
-    """Draws each lane's steps once, oldest first. It belongs to one sampler, under whose lock it is called.
+    """Draws each lane's steps once, oldest first. It belongs to one sampler and is called under the sampler's lock.
 
-    Steps are planned by a draw, and seen when its batch is `delivered`; after `rewind`, what was planned and not
-    delivered is planned again. A rank's share is the lanes for which writer + lane, modulo the number of ranks, is
-    the rank: that does not change when writers come and go.
+    A draw plans steps; they are seen when the batch is `delivered`. `rewind` plans steps again that were planned and
+    not delivered. The share of a rank is the lanes with (writer + lane) % world_size == rank: it does not change when
+    writers come and go.
 
-    `num_steps` are drawn of each lane at once; `episode_filter` tells which episodes count, None is all.
+    Each draw takes `num_steps` steps of a lane. `episode_filter` admits episodes; None admits all.
     """
 
     sized = False
@@ -174,7 +177,7 @@ class RolloutCursor(Owned):
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
-        # Lanes without enough steps that are known not to go on in a segment that was begun meanwhile.
+        # Lanes with too few steps for which a refresh was requested already.
         self._ended_lanes = _NO_LANES
         self._forget()
 
@@ -183,15 +186,15 @@ class RolloutCursor(Owned):
 
     def _forget(self) -> None:
         self._current: _SnapshotLanes | None = None
-        self._read = 0  # episodes of the log that are in
+        self._read = 0  # episodes of the log taken in so far
         self._ended = LaneEpisodes(np.zeros(0, np.int64), EpisodeTable.concatenate([]))
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw the next steps of the share's lanes, (num_steps * columns,), one row of steps after the other.
 
-        Neither `size` nor `rng` counts. Raises NotEnoughData, and changes nothing, where a lane of a writer that is
-        not closed has too few steps, or no lane has enough. Raises RefreshNeeded where a lane seems to have ended: a
-        writer that closed a segment may have begun the next just after this snapshot was made.
+        `size` and `rng` are ignored. Raises NotEnoughData, and changes nothing, if a lane of an open writer has too few
+        steps, or no lane has enough. Raises RefreshNeeded if a lane seems to have ended: its writer may have begun the
+        next segment just after this snapshot was made.
         """
         current, grid = self._next(self._follow(population))
         left = np.setdiff1d(current.lanes, grid.keys, assume_unique=True)
@@ -209,7 +212,7 @@ class RolloutCursor(Owned):
         return Draw(grid.ids.ravel())
 
     def drawable(self, population: Population) -> Ints:
-        """Return the ids of the steps of the share's lanes that were not drawn yet, of lanes with too few as well."""
+        """Return the ids of the share that were not drawn yet, including lanes with too few steps."""
         lanes = self._follow(population).by_lane
         least = population.followed.least_ids(lanes.episodes.first)
         runs = unseen_steps(lanes, usable_steps(lanes, self._bootstrap), self._planned, least)
@@ -220,16 +223,16 @@ class RolloutCursor(Owned):
         self._seen = self._advanced(self._seen, draw.ids)
 
     def rewind(self) -> bool:
-        """Plan again what was planned and not delivered."""
+        """Plan steps again that were planned and not delivered."""
         self._planned = self._seen
         return True
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the steps that are the oldest now."""
+        """Draw the steps that are now the oldest."""
         return self.draw(population, size, rng)
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Count as planned what was planned when a state was saved, if all of it is still there; tell whether so."""
+        """Plan a draw that was planned when a state was saved; return False if the store has lost any of its steps."""
         if len(draw.ids) % self.least or not population.followed.holds(draw.ids).all():
             return False
         self._lanes.update(population.followed)
@@ -243,11 +246,11 @@ class RolloutCursor(Owned):
         return positions.advanced(keys[known], last[known] + 1)
 
     def state_dict(self) -> dict[str, Ints]:
-        """Return how far each lane was delivered: `lanes` and the lowest id of each that was not, (lanes,) int64."""
+        """Return the keys of `lanes`, and the lowest undelivered id of each, `next_ids`; (lanes,) int64."""
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; what was planned is forgotten. Raises ValueError, and changes nothing, if it is none."""
+        """Restore a state, and forget planned steps. Raises ValueError, and changes nothing, if `state` is invalid."""
         with state_of("rollouts"):
             keys, after = columns(state, ("lanes", "next_ids"))
             if (np.diff(keys) <= 0).any():
@@ -256,7 +259,7 @@ class RolloutCursor(Owned):
         self._forget()
 
     def _follow(self, population: Population) -> _SnapshotLanes:
-        """Follow the lanes of a population's share."""
+        """Return the lanes of a population's share."""
         if population.share != self._share:
             self._share = population.share
             self._forget()
@@ -265,7 +268,7 @@ class RolloutCursor(Owned):
         return self._current
 
     def _next(self, current: _SnapshotLanes) -> tuple[_SnapshotLanes, Grid]:
-        """Return the oldest steps, and what was followed; a writer that died counts as closed."""
+        """Return the lanes and their oldest steps; a writer that died counts as closed."""
         grid = self._oldest_grid(current)
         if len(grid.short):
             dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(current.snapshot, w)]
@@ -276,8 +279,8 @@ class RolloutCursor(Owned):
             writer, lane = writer_and_lane(int(grid.short[slowest]))
             raise NotEnoughData(
                 f"lane {lane} of writer {writer} has {grid.counts[slowest]} steps that were not given yet; "
-                f"{self.least} are needed of each lane, append more or close that writer. (The newest step "
-                "counts when it is known what it is bootstrapped with.)"
+                f"{self.least} are needed of each lane, append more or close that writer. (The newest step counts "
+                "once its bootstrap value is known.)"
             )
         return current, grid
 

@@ -355,7 +355,7 @@ def test_a_reward_function_without_a_signature_gets_two_goals() -> None:
     assert batch[REWARD].tolist() == [1.5] * 6
 
 
-WANTED = "reward_fn must return one finite number for each of the 6 steps that it is given"
+WANTED = "reward_fn must return one finite number for each of the 6 given steps"
 
 
 @pytest.mark.parametrize(
@@ -426,14 +426,14 @@ NEEDS = 'relabel needs observations that are a dict with "observation", "achieve
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (FLAT_SCHEMA, f"{NEEDS}; those of this store are one array"),
+        (FLAT_SCHEMA, f"{NEEDS}; the observation of this store is one array"),
         (
             goal_schema(observation=GOAL, desired_goal=GOAL),
-            f"{NEEDS}; those of this store have no 'achieved_goal', but 'observation', 'desired_goal'",
+            f"{NEEDS}; this store has no 'achieved_goal', but 'observation', 'desired_goal'",
         ),
         (
             goal_schema(inner={"observation": GOAL, "achieved_goal": GOAL, "desired_goal": GOAL}),
-            f"{NEEDS}; those of this store have no 'observation', but 'inner'",
+            f"{NEEDS}; this store has no 'observation', but 'inner'",
         ),
         (
             goal_schema(observation=GOAL, achieved_goal={"x": GOAL}, desired_goal={"x": GOAL}),

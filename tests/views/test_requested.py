@@ -315,7 +315,7 @@ def test_relabelled_transitions_have_no_returns_to_go(tmp_store: Path) -> None:
     view = dr.Transitions(relabel=dr.Hindsight(reward_fn=lambda achieved, desired: -abs(achieved - desired)[:, 0]))
     with dr.create(tmp_store, schema) as store:
         for name in ("return_to_go", "discounted_return_to_go"):
-            with pytest.raises(ValueError, match=f"fields names '{name}', which relabel has not"):
+            with pytest.raises(ValueError, match=f"fields names '{name}', which batches with relabel do not have"):
                 dr.Sampler(store, view, fields=("...", name))
         with dr.Sampler(store, view, fields=("...", "step", "age", "probability")) as sampler, store.writer() as writer:
             obs = np.zeros((5, 1), "f4")

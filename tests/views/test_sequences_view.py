@@ -73,13 +73,13 @@ def test_a_length_of_episodes_that_makes_no_sense_is_refused() -> None:
             SCHEMA,
             dr.Sequences(start_only=("h",)),
             None,
-            "start_only names 'h', which is no extra field; those of this store are bonus, hidden",
+            "start_only names 'h'; the extra fields of this store are bonus, hidden",
         ),
         (
             FLAT_SCHEMA,
             dr.Sequences(start_only=("action",)),
             None,
-            "start_only names 'action', which is no extra field; those of this store are none",
+            "start_only names 'action'; the extra fields of this store are none",
         ),
         (
             SCHEMA,
