@@ -177,7 +177,7 @@ class RolloutCursor(Owned):
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
-        # Lanes with too few steps for which a refresh was requested already.
+        # Lanes with too few steps that have already caused a refresh.
         self._ended_lanes = _NO_LANES
         self._forget()
 

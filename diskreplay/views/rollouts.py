@@ -1,7 +1,7 @@
-"""Rollouts: the view, how they are gathered, and advantages of columns of steps.
+"""Rollouts: the view, its reader, and advantages of columns of steps.
 
-A batch is a grid of ids, (num_steps, columns), one row after the other; all else is derived from the rows they name:
-copy the leaves, follow each column's chain, bootstrap where it stops, sum backwards.
+A batch is a grid of ids, (num_steps, columns), one row after the other. The reader copies the leaves, follows each
+column's chain of steps, bootstraps where the chain stops, and sums backwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,44 +74,44 @@ class Rollouts(View):
     """The oldest unseen `num_steps` steps of every lane, (num_steps, num_envs, ...), with advantages and returns.
 
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; ret is
-    advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane); a lane goes on
-    across its writer's segments. A lane of a writer that is not closed is waited for: from the writer's first step on,
-    or, where each episode has a segment, from its own. What a step is bootstrapped with, V(next), is
+    advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
+    continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. Such a
+    lane counts from the writer's first step on, or from its own first step if each episode has its own segment. The
+    bootstrap value of a step, V(next), is
 
-    - 0 where it terminated, also if it was truncated as well,
-    - else `value_fn` of the observation behind it, where given: for the last step of an episode or of a column,
-    - else its own field `next_value`, where named: then the field holds V of what each step led to,
-    - else the stored value of the lane's next step, of the same episode or of its continuation after a length cut.
+    - 0 if the step terminated, even if it was also truncated;
+    - else `value_fn` of the next observation, if given, for the last step of an episode or of a column;
+    - else the step's field `next_value`, if named;
+    - else the stored value of the lane's next step, in the same episode or in its continuation after a length cut.
 
-    A step that was truncated or cut without any of these is a ReplayError. With `value_fn` that is one without a final
-    observation; `next_value`, if also given, is its value. The last step of a lane that ends in such a cut, as by a
-    writer that closed, is left out.
+    A truncated or cut step without any of these raises ReplayError. `value_fn` needs a final observation; without one,
+    `next_value` is used if it is also given. If a lane ends in a cut that has no bootstrap value, for example because
+    its writer closed, its last step is left out.
 
-    The chain of lambda stops at the end of an episode; a length cut is none. `truncated` is true wherever a column's
+    The sum over lambda stops at the end of an episode, but not at a length cut. `truncated` is true where a column's
     chain stops and the step did not terminate.
 
-    Immutable: any thread may use it, and several samplers may share it; which steps were given is a sampler's state.
+    Immutable: any thread may use it, and several samplers may share it. The given steps are part of a sampler's state.
 
     Parameters
     ----------
     num_steps : int
-        Steps a lane and batch.
+        Number of steps of each lane in a batch.
     gamma, gae_lambda : float
-        Discount a step, and the exponent's base of the estimate, 0 to 1.
+        Discount per step, and the lambda of the estimate, 0 to 1.
     value : str
-        The scalar extra field that holds V of each step's observation, as the collector computed it.
+        The scalar extra field with V of each step's observation, computed by the collector.
     value_fn : callable or None
         Computes V of a batch of observations: tensors (n, ...), nested as the space is, to (n,) or (n, 1). It is
-        called once a batch, without gradients, unless no step needs it.
+        called once per batch, without gradients, and only if a step needs it.
     next_value : str or None
-        A scalar extra field that holds V of what each step led to.
+        A scalar extra field with V of each step's next observation.
     frame_stack : int or dict
-        Frames of each observation; see `Transitions`.
+        Number of frames in each observation; see `Transitions`.
     reward : dict or None
-        What is summed: weights by name, over "reward" and scalar extra fields. None is {"reward": 1.0}.
+        Weights of a sum, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     discount : str or None
-        A scalar extra field that holds the discount which the environment gave with each step: gamma times it takes the
-        place of gamma, step by step.
+        A scalar extra field with the environment's discount of each step. It multiplies `gamma` step by step.
 
     Raises
     ------
@@ -158,24 +158,24 @@ class Rollouts(View):
 
     @property
     def prefetchable(self) -> bool:
-        """No: what they are bootstrapped with is to be the policy's as it is."""
+        """No: bootstrap values must come from the current policy."""
         return False
 
     def own_distribution(self, episode_filter: EpisodeFilter) -> RolloutCursor:
-        """Return what gives each lane's steps once, in order."""
+        """Return a distribution that draws each lane's steps once, in order."""
         bootstrap = Bootstrap(self.value, self.next_value, self.value_fn is not None)
         return RolloutCursor(self.num_steps, bootstrap, episode_filter)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all."""
+        """Bind the view to a schema; `fields` names the fields of a batch, None: the default fields."""
         return RolloutsReader(self, schema, fields)
 
 
 class StepRuns:
-    """Steps of a snapshot as runs of successive rows of lanes, given as a grid of ids, (n, columns).
+    """A grid of ids, (n, columns), as runs of successive rows of lanes.
 
-    ``find`` returns the windows of some ids, or raises what is wrong with one of them. ``last``, (n, columns) bool,
-    tells which steps are the last of their runs.
+    `find` returns the windows of ids, or raises an error that names a wrong one. `last`, (n, columns) bool, is True for
+    the last step of each run.
     """
 
     def __init__(self, snapshot: Snapshot, grid: Ints, find: Callable[[Ints], Windows]) -> None:
@@ -184,14 +184,14 @@ class StepRuns:
         width = np.append(snapshot.lanes, 0)[slot]
         first = np.ones(grid.shape, np.bool_)
         np.not_equal(grid[1:] - grid[:-1], width, out=first[1:])
-        if not self._take(grid, first, find):  # ids of other segments, which have other numbers of lanes
+        if not self._take(grid, first, find):  # a step came from a segment with another number of lanes
             self._take(grid, np.ones(grid.shape, np.bool_), find)
 
     def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:
-        """Take the runs that begin with these steps; False: some are no successive rows of one lane."""
+        """Take the runs that begin at the steps `first`; return False if a run is not successive rows of one lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
-        # Column after column: there the rows of a run lie one behind the other, and those of the next column near them.
+        # Column by column: the rows of a run are successive, and the rows of the next column are near.
         begin, end = np.flatnonzero(first.T), np.flatnonzero(self.last.T)
         column, number = np.divmod(begin, len(grid))
         count = end - begin + 1
@@ -205,14 +205,14 @@ class StepRuns:
     def copy(self, leaf: str, out: NDArray[Any], threads: CopyThreads | None = None) -> None:
         """Copy a leaf of all steps to an array of its dtype, (n * columns, *shape).
 
-        With other threads, these do parts of a large one. Raises SegmentGone where a segment was evicted, FormatError
-        where a chunk is missing.
+        `threads` copy parts of a large leaf. Raises SegmentGone if a segment was evicted, and FormatError if a chunk is
+        missing.
         """
         snapshot, table, kernel = self._snapshot, self._snapshot.leaf(leaf), chosen("copy_runs")
         slot, lane, first = self._runs[[SLOT, LANE, ROW]]
         bad = -1
         for _ in range(ATTEMPTS):
-            with snapshot.tables.lock:  # while it is held, nothing leaves for what other threads map
+            with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
                 table.ensure(slot, lane, first, first + self._runs[COUNT] - 1)
                 held, ((line, arrays),) = snapshot.tables.lines([leaf])
             arguments = snapshot.record, line, self._runs, self._columns, out.ctypes.data
@@ -234,9 +234,9 @@ class StepRuns:
 
 
 class RolloutsReader(Reader):
-    """Gathers `Rollouts`. Not thread-safe: it keeps what it has learnt of the store's lanes.
+    """Gathers `Rollouts`. Not thread-safe: it keeps a map of the store's lanes.
 
-    `leaves` are those of one step, without weights.
+    `leaves` are the leaves of one step, without weights.
     """
 
     shows_leaves = False
@@ -253,7 +253,7 @@ class RolloutsReader(Reader):
             numbers.append(discount[0])
         self._numbers, self._values = numbers, row_plan([value])
         steps = step_fields(schema, view.frame_stack)
-        del steps["reward"]  # which is summed
+        del steps["reward"]  # a sum takes its place
         steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
         self._obs = steps["obs"]
         requested = [*each_step(schema), *each_item(schema, drawn=False)]
@@ -264,7 +264,7 @@ class RolloutsReader(Reader):
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
         self._requested = Requested(schema, self._place, self._rewards, view.gamma, discount).if_any()
-        # Single rows are copied as they are, run after run. A stack shows rows before them, and times are converted.
+        # Single rows are copied run by run. Stacks, which need earlier rows, and times, which are converted, are not.
         is_single = [copy.length == 1 and copy.leaf != TIME_SOURCE for copy in self._copies]
         self._rows = [copy for copy, single in zip(self._copies, is_single, strict=True) if single]
         others = [copy for copy, single in zip(self._copies, is_single, strict=True) if not single]
@@ -274,15 +274,15 @@ class RolloutsReader(Reader):
         self.evaluate = view.value_fn
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the fields of a batch, in the order of `paths`: (num_steps, columns, ...) of (items, ...)."""
+        """Return the fields of a batch, in the order of `paths`, reshaped to (num_steps, columns, ...)."""
         steps = self._view.num_steps
         return [tensor.reshape(steps, len(tensor) // steps, *tensor.shape[1:]) for tensor in tensors]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
 
-        Raises InvalidIndex where an id is no step's, or they are no grid; ReplayError where a step that was truncated,
-        or the last of a column, has nothing to bootstrap from.
+        Raises InvalidIndex if an id is not a step's, or the ids are no grid. Raises ReplayError if a truncated step, or
+        the last step of a column, has no bootstrap value.
         """
         grid = self._grid(ids)
         runs = StepRuns(snapshot, grid, lambda some: self._find(snapshot, some))
@@ -291,12 +291,12 @@ class RolloutsReader(Reader):
         if len(no_step):
             raise refuse(snapshot, int(ids[no_step[0]]), self._view)
         arrays = self._copied(runs, block)
-        # What follows a step in the middle of its run is the next one, unless it ended an episode or that begins one.
-        by_step, loose = flags.reshape(grid.shape), runs.last.copy()
-        loose[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
-        places = np.flatnonzero(loose)
+        # Inside a run the next step follows, unless the step ends an episode or the next one begins an episode.
+        by_step, breaks = flags.reshape(grid.shape), runs.last.copy()
+        breaks[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
+        places = np.flatnonzero(breaks)
         following = self._successors.follow(snapshot, ids[places], self._find(snapshot, ids[places]))
-        chained = ~loose
+        chained = ~breaks
         inside = places < len(ids) - grid.shape[1]
         chained.ravel()[places[inside]] = following.successor[inside] == ids[places[inside] + grid.shape[1]]
         terminated, truncated = flags & TERMINATED != 0, flags & TRUNCATED != 0
@@ -325,12 +325,12 @@ class RolloutsReader(Reader):
             write_fields(block, self._place, {name: array.ravel() for name, array in made.items()})
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of a grid of ids lie; what is not mapped yet is mapped."""
+        """Return the pages of the wide rows of a grid of ids, and map them."""
         self._grid(ids)
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where an id is no step's, or they are no grid."""
+        """Raise InvalidIndex, with the id and the reason, if an id is not a step's, or the ids are no grid."""
         self._grid(ids)
         self._find(snapshot, ids)
         refuse_evicted(snapshot, ids)
@@ -348,7 +348,7 @@ class RolloutsReader(Reader):
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
-        """Copy the rows that the batch shows, and the other numbers; return the arrays of both by leaf."""
+        """Copy the single rows of the batch, and read the summed fields and values; return their arrays by leaf."""
         found = dict[str, NDArray[Any]]()
         for copy in self._rows:
             array = found[copy.leaf] = block.arrays[copy.target]
@@ -368,9 +368,10 @@ class RolloutsReader(Reader):
         values: Floats,
         next_values: Floats | None = None,
     ) -> Floats:
-        """Return V of what each step led to; anything where it terminated.
+        """Return V of each step's next observation; arbitrary for a terminated step.
 
-        ``following`` and ``chained`` are of the steps at some ``places``, behind whose others the next one comes.
+        `following` and `chained` describe the steps at `places`. Each other step is followed by the next one of its
+        column.
         """
         columns = len(ids) // self._view.num_steps
         found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values
@@ -390,9 +391,9 @@ class RolloutsReader(Reader):
         return found
 
     def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
-        """Return what `evaluate` says of the observations of these steps."""
+        """Return the values that `evaluate` computes for the observations of these steps."""
         size, found = steps.size, self._obs_plan.rows(snapshot, steps)
-        # Copies: a function of the user's may keep them.
+        # Copies, because the user's function may keep them.
         arrays = [array.reshape(size, *field.leaf.shape).copy() for field, array in zip(self._obs, found, strict=True)]
         assert self.evaluate is not None
         observations = nested([field.path for field in self._obs], arrays, self._tuples)["obs"]
@@ -402,12 +403,12 @@ class RolloutsReader(Reader):
         what = "was truncated" if truncated else "is the last of its column"
         if self.evaluate is not None:
             return ReplayError(
-                f"step {step_id} {what}, and the observation behind it, which value_fn would be given, is not in the "
-                "store: name a field that holds its value in next_value"
+                f"step {step_id} {what}, and value_fn cannot compute the value of its next observation, which is not "
+                "in the store: name a field that holds this value in next_value"
             )
         return ReplayError(
-            f"step {step_id} {what}, and nothing says the value of what it led to: give Rollouts value_fn, which "
-            "computes it from the observation, or next_value, the name of a field that holds it"
+            f"step {step_id} {what}, and the value of its next observation is not known: give Rollouts value_fn, which "
+            "computes it, or next_value, the name of a field that holds it"
         )
 
 
@@ -422,7 +423,7 @@ def _leaves(steps: Mapping[str, Sequence[StepField]]) -> list[Leaf]:
 
 
 def evaluated(evaluate: Callable[[Any], Any], observations: Any, size: int) -> Floats:
-    """Return what a function says of `size` observations, (size,); ValueError where that has another shape."""
+    """Return the values of `size` observations, (size,); ValueError if the function returns another shape."""
     values = np.asarray(evaluate(observations))
     if values.shape not in ((size,), (size, 1)):
         raise ValueError(
@@ -440,7 +441,7 @@ def estimates(
     ends: NDArray[np.uint8],
     discounts: Floats = NO_DISCOUNTS,
 ) -> tuple[Floats32, Floats32]:
-    """Return advantages and returns of columns of steps, given what follows each: see `kernels.returns.gae`."""
+    """Return advantages and returns of columns of steps; `following` is V(next). See `kernels.returns.gae`."""
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
     carry = np.empty(rewards.shape[1])
     chosen("gae")(rewards, values, following, ends, discounts, gamma, gae_lambda, carry, advantage, ret)

@@ -1,4 +1,4 @@
-"""Windows of steps inside episodes, and whole episodes: the views, and how they are gathered."""
+"""Windows of steps inside episodes, and whole episodes: the views and their readers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,70 +23,71 @@ from diskreplay.views.requested import FLAGS, Requested, window_layout, write_fi
 from diskreplay.views.successors import EpisodeFinder
 from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_evicted, windows_of
 
-# Steps that windows share where nothing else is said (Kapturowski et al. 2019, section 2.3).
+# The default number of steps that windows share (Kapturowski et al. 2019, section 2.3).
 OVERLAP = 40
 
-# Layouts that are kept: batches of whole episodes have as many lengths as episodes have.
+# Most layouts that are kept: batches of whole episodes have many lengths.
 KEPT_LAYOUTS = 64
 
 
 @dataclass(frozen=True, repr=False)
 class Sequences(View):
-    """Windows of `length` steps of one episode, for recurrent agents: an id is that of a window's first step.
+    """Windows of `length` steps of one episode, for recurrent agents: an id names the first step of a window.
 
     Windows start at steps 0, stride, 2 stride, ... of each episode, up to the first that reaches the episode's end. The
-    stride is length - overlap: every step is in some window, and with ``overlap=length - 1`` every full window is
-    there. A window of an open episode exists once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use length
-    80, overlap 40 and a burn-in of up to 40.
+    stride is length - overlap: every step is in some window, and ``overlap=length - 1`` gives every full window. A
+    window of an open episode exists once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use length 80, overlap
+    40 and a burn-in of up to 40.
 
     The batch has `obs`, `next_obs`, `action`, `reward`, `terminated`, `truncated`, `is_first`, `mask`, `loss_mask` and
     the extra fields, all (batch, length, ...), and `index` and `weight`, (batch,). `obs` and `next_obs` share memory.
-    What lies behind an episode's end is zeros and False, but the first padded `obs` is the final observation. `mask`
-    is true at real steps; `loss_mask` leaves out the burn-in, except in a window that starts its episode: there the
-    initial state is exact. `is_first` marks the step after a reset of the environment. An episode that continues one
-    cut for its length has none, and windows at its start have a burn-in.
+    Padding after an episode's end is zeros and False, except that the first padded `obs` is the final observation.
+    `mask` is true at real steps. `loss_mask` leaves out the burn-in, except in a window that starts its episode: there
+    the initial state is exact. `is_first` marks the step after a reset of the environment. An episode that continues
+    one cut for its length has no such step, and windows at its start have a burn-in.
 
-    With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window runs on into the next episodes of its lane, and
-    `is_first` tells where the environment was reset. Windows start at all of steps 0, stride, 2 stride, ... of each
-    episode, once `length` steps of the lane follow from there on; all are full. They hold the last step of episodes
-    that were truncated without a final observation, too. They run across a writer's segments and what was evicted, and
-    not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first
-    reset. `next_obs` is gathered apart, on request: it is the final observation at an episode's end, or zeros where the
-    store has none.
+    With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window continues in the next episodes of its lane, and
+    `is_first` marks the resets in it. Windows start at steps 0, stride, 2 stride, ... of each episode, as soon as the
+    lane has `length` steps from there on; all windows are full. They also hold the last step of episodes that were
+    truncated without a final observation. They cross a writer's segments and evicted episodes, but not an episode that
+    the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first reset. `next_obs` is a field on
+    request with its own memory: at an episode's end it is the final observation, or zeros if the store has none.
 
     Immutable: any thread may use it, and several samplers may share it.
 
     Parameters
     ----------
     length : int
-        Steps of a window.
+        Number of steps in a window.
     overlap : int or None
-        Steps that a window shares with the next one, 0 to length - 1. None is 40, or what follows from `stride`.
+        Number of steps that a window shares with the next one, 0 to length - 1. None: length - stride if `stride` is
+        given, else 40.
     burn_in : int
-        Steps at a window's start that only warm up a recurrent state, 0 to `overlap`, so that each step is in the loss
-        of some window. With a `stride` up to length - 1: then only up to length - stride is each step in some loss.
+        Number of steps at a window's start that only warm up a recurrent state, 0 to `overlap`. So each step is in the
+        loss of some window. If `stride` is given, the limit is length - 1, and steps are in the loss of some window
+        only if burn_in <= length - stride.
     pad : bool or "drop"
-        What becomes of an episode's last window where it would reach beyond the end: True, it is padded; False, it is
-        moved back to end with the episode; "drop", it is not there. An episode shorter than `length` is one padded
-        window, or with "drop" has none.
+        Treatment of an episode's last window if it would reach beyond the end. True: it is padded. False: it moves back
+        to end with the episode. "drop": it is left out. An episode shorter than `length` gives one padded window, or
+        none with "drop".
     frame_stack : int or dict
-        Frames of each observation, oldest first, (batch, length, frame_stack, *shape), as views of frames that are
-        gathered once; stacks read earlier frames of the episode, and before its start the first frame repeats. Padding
-        is by frame: stacks just behind the end still show the last frames. See `Transitions`.
+        Number of frames in each observation, oldest first, (batch, length, frame_stack, *shape). Stacks are views of
+        frames that are gathered once. They show earlier frames of the episode; before its start its first frame
+        repeats. Padding is by frame: stacks just after the end still show the last frames. See `Transitions`.
     start_only : sequence of str
-        Extra fields that are read at a window's first step only, (batch, ...): a stored recurrent state.
+        Extra fields that are read only at a window's first step, (batch, ...), such as a stored recurrent state.
     stride : int or None
-        Steps from one window's start to the next. Above `length` it leaves out steps between windows. None is length -
-        overlap.
+        Number of steps from one window's start to the next. A stride above `length` leaves out steps between windows.
+        None: length - overlap.
     cross_episodes : bool
-        Whether windows run across the ends of episodes: see above. Then no window is partial, and `pad` must not be
-        False. ``Sequences(64, stride=1, cross_episodes=True)`` draws uniformly from all windows of 64 steps.
+        Whether windows cross the ends of episodes; see above. Then no window is partial, and `pad` must not be False.
+        ``Sequences(64, stride=1, cross_episodes=True)`` draws uniformly from all windows of 64 steps.
     align : {"start", "end"}
         Where windows are counted from. With "end" they end at the episode's end, and stride, 2 stride, ... steps before
-        it. There are none of open episodes, whose end is not known. The first one, where it would begin before the
-        episode, begins with it, whether `pad` is True or False; with "drop" it is not there.
+        it. Open episodes have no windows, since their end is not known. If the earliest window would begin before the
+        episode, it begins with the episode, for `pad` True or False; with "drop" it is left out.
     gamma : float
-        Discount a step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
+        Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
     Raises
     ------
@@ -111,8 +112,8 @@ class Sequences(View):
             self._check_overlap()
         elif self.overlap is not None and self.overlap != self.length - self.stride:
             raise ValueError(
-                f"windows of {self.length} steps, {self.stride} apart, share {self.length - self.stride}, and not "
-                f"overlap={self.overlap!r}: give overlap or stride alone"
+                f"windows of length={self.length} and stride={self.stride} share {self.length - self.stride} steps, "
+                f"not overlap={self.overlap!r}: give overlap or stride alone"
             )
         most = self.length - 1 if self.overlap is None else self.overlap
         check_fields(self, burn_in=partial(int_argument, least=0, most=most))
@@ -123,7 +124,7 @@ class Sequences(View):
         check_fields(self, frame_stack=stack_depths, start_only=names, cross_episodes=switch, gamma=fraction)
         if self.cross_episodes and (not self.pad or self.align == "end"):
             raise ValueError(
-                'windows with cross_episodes do not end with an episode: pad=False and align="end" do not go with it'
+                'windows with cross_episodes do not end with an episode: do not give pad=False or align="end"'
             )
 
     def _check_overlap(self) -> None:
@@ -145,7 +146,7 @@ class Sequences(View):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Sequences whose windows are the same share a table of priorities."""
+        """Sequences with the same windows share a table of priorities."""
         overlap = self.length - self.starts.step
         if self.cross_episodes:
             return ("sequences", self.length, overlap, True, "cross_episodes")
@@ -155,26 +156,26 @@ class Sequences(View):
 
     @property
     def item_steps(self) -> int:
-        """Those of a whole window."""
+        """The number of steps in a whole window."""
         return self.length
 
     @property
     def starts(self) -> Starts:
-        """The windows' first steps; those of open episodes are full, with the observation behind them."""
+        """The first steps of windows; in open episodes, of full windows with the observation after them."""
         step = self.length - (self.overlap or 0) if self.stride is None else self.stride
         if self.cross_episodes:
-            return Starts(step=step)  # of the steps that `crossing` leaves
+            return Starts(step=step)  # among the steps that `crossing` counts
         if self.align == "end":
             return Starts(self.length, step, DROPPED if self.pad == "drop" else MOVED_BACK, from_end=True)
         last = DROPPED if self.pad == "drop" else PADDED if self.pad else MOVED_BACK
         return Starts(self.length, step, last, open_rows=self.length + 1)
 
     def crossing(self) -> CrossingStarts | None:
-        """Return what tells how many steps of each episode start a window that runs across its end."""
+        """Return the counter of steps that start windows across the ends of episodes, if `cross_episodes`."""
         return CrossingStarts(self.length) if self.cross_episodes else None
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all."""
+        """Bind the view to a schema; `fields` names the fields of a batch, None: the default fields."""
         if self.cross_episodes:
             layout = window_layout(schema, fields, self.frame_stack, self.start_only, shares_frames=False)
             return CrossingReader(self, schema, *layout, self.length, self.burn_in, self.gamma)
@@ -183,20 +184,20 @@ class Sequences(View):
 
 @dataclass(frozen=True, repr=False)
 class Episodes(View):
-    """Whole ended episodes: an id is that of an episode's first step.
+    """Whole ended episodes: an id names the first step of an episode.
 
-    The batch has the fields of `Sequences`, (batch, L, ...), where L is the length of its longest episode, in steps.
-    An episode whose first steps a capacity has hidden is not sampled.
+    The batch has the fields of `Sequences`, (batch, L, ...), where L is the length of its longest episode in steps. An
+    episode is not sampled if the store's capacity hides its first steps.
 
     Immutable: any thread may use it, and several samplers may share it.
 
     Parameters
     ----------
     max_length : int or None
-        Of longer episodes only the first `max_length` steps are gathered. None: all of them; then one long episode
-        makes every item of its batch as long.
+        Most steps of an item: only the first `max_length` steps of longer episodes are gathered. None: all steps; then
+        one long episode pads all other items of its batch to its length.
     gamma : float
-        Discount a step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
+        Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
     Raises
     ------
@@ -220,7 +221,7 @@ class Episodes(View):
 
     @property
     def item_steps(self) -> None:
-        """None: as many as the episode has."""
+        """None: it depends on the episode."""
         return None
 
     @property
@@ -229,17 +230,17 @@ class Episodes(View):
         return Starts(last=FIRST_ONLY)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names what a batch holds, None all."""
+        """Bind the view to a schema; `fields` names the fields of a batch, None: the default fields."""
         return EpisodesReader(self, schema, fields)
 
 
 class _StepsReader(Reader):
     """Gathers windows of up to `length` steps. Not thread-safe: it owns scratch memory.
 
-    The observations of a window lie in one leaf, (stack - 1 + length + 1, *shape) an item: frames before the window for
-    its first stacks, the frame of each step, and the one behind the last step. `obs` and `next_obs` are views of it.
+    The observations of an item are one run of frames, (stack - 1 + length + 1, *shape). It has the earlier frames for
+    the first stacks, the frame of each step, and the frame after the last step. `obs` and `next_obs` are views of it.
 
-    Whether such windows of the view begin at the ids is left to `check`: it has to look back to the episode's first
+    Only `check` finds out whether a window of the view starts at an id: it has to look back to the episode's first
     step.
     """
 
@@ -269,7 +270,7 @@ class _StepsReader(Reader):
         self._requested = Requested(schema, place, reward_leaves(schema, None), gamma).if_any()
 
     def _leaves(self, length: int) -> tuple[Leaf, ...]:
-        """Return what is gathered for windows of this length; the same object each time, so that memory is reused."""
+        """Return the leaves for windows of this length; the same object each time, so that memory is reused."""
         if length not in self._layouts:
             if len(self._layouts) == KEPT_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
@@ -277,7 +278,7 @@ class _StepsReader(Reader):
         return self._layouts[length]
 
     def _copies(self, length: int) -> list[Copy]:
-        """Return what is copied of windows of this length."""
+        """Return the copies for windows of this length."""
         found = []
         for target, kind in enumerate(self._kinds):
             if kind.source is None:
@@ -290,7 +291,7 @@ class _StepsReader(Reader):
         return found
 
     def _length_of(self, leaves: Sequence[Leaf]) -> int:
-        """Return the length that leaves were made for; 0 where none of them has a value for each step."""
+        """Return the length that leaves were made for; 0 if no leaf has a value for each step."""
         for kind, leaf in zip(self._kinds, leaves, strict=True):
             if kind.each_step:
                 return leaf.shape[0] - kind.stack
@@ -301,7 +302,7 @@ class _StepsReader(Reader):
         return [shown.of(tensors[shown.leaf]) for shown in self._shown]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the steps from each id on, as many as the block has room for."""
+        """Gather the steps from each id on, up to the length of the block's leaves."""
         length = self._length_of(block.leaves)
         if length != self._length:
             self._length = -1
@@ -314,14 +315,14 @@ class _StepsReader(Reader):
             self._requested.fill(snapshot, ids, block, self._plan.windows.k)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return where the wide rows of the steps from each id on lie; what is not mapped yet is mapped."""
+        """Return the pages of the wide rows of the steps from each id on, and map them."""
         return self._plan.pages(snapshot, ids)
 
     def _mark(self, block: Block, length: int) -> None:
-        """Say which steps are real and how they end."""
+        """Write the masks and the flags of each step."""
         windows, step = self._plan.windows, np.arange(length)
         real, is_last = step < windows.k[:, None], step == windows.k[:, None] - 1
-        # A continuation after a length cut has both: the environment was not reset there.
+        # A continuation after a length cut has both flags: the environment was not reset there.
         resets = ((windows.ends & (FIRST | CUT)) == FIRST)[:, None]
         made = {
             "mask": real,
@@ -342,7 +343,7 @@ class SequencesReader(_StepsReader):
         self._view = view
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where none of the view's windows begins at an id."""
+        """Raise InvalidIndex, with the id and the reason, if no window of the view starts at an id."""
         view, from_end = self._view, self._view.starts.from_end
         windows = windows_of(snapshot, ids, Bounds(TO_THE_END if from_end else view.length), view)
         refuse_evicted(snapshot, ids)
@@ -355,10 +356,10 @@ class SequencesReader(_StepsReader):
             )
 
     def _from_start(self, snapshot: Snapshot, ids: Ints, windows: Windows, before: Ints) -> NDArray[np.bool_]:
-        """Tell at which ids a window starts, after so many steps of its episode."""
+        """Return whether a window starts at each id; `before` is the number of earlier steps in the episode."""
         length, step, last = self._view.starts[:3]
         whole = windows.k == length
-        # The first window that reaches the end is the last: the one before it must have stopped short of it.
+        # The first window that reaches the end is the last one, so the window before it must end earlier.
         partial_ones = (before == 0) | ((last == PADDED) & (windows.k > length - step))
         good: NDArray[np.bool_] = (before % step == 0) & (whole | (partial_ones & (last != DROPPED)))
         odd = np.flatnonzero(~good & whole & (step - before % step < length))
@@ -367,7 +368,7 @@ class SequencesReader(_StepsReader):
         return good
 
     def _from_end(self, windows: Windows, before: Ints) -> NDArray[np.bool_]:
-        """Tell where a window starts, with so many steps of its episode before it, and from there to its end."""
+        """Return whether a window starts at each id; `windows` reach to the end, after `before` earlier steps."""
         length, step, last = self._view.starts[:3]
         rest = (before + windows.k - length) % step
         moved = (before == 0) & (last == MOVED_BACK) & ((windows.k < length) | (step < length + rest))
@@ -375,7 +376,7 @@ class SequencesReader(_StepsReader):
         return good
 
     def _moved_back(self, snapshot: Snapshot, ids: Ints) -> NDArray[np.bool_]:
-        """Tell which windows end with their episode: one step more cannot be had, and the episode is not open."""
+        """Return which windows end with their episode: it is ended and has no further step."""
         length = self._view.length
         moved, longer = np.zeros(len(ids), np.bool_), Windows(1)
         for i in range(len(ids)):
@@ -395,15 +396,15 @@ class EpisodesReader(_StepsReader):
         self._view = view
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Return how many steps the batch of these ids has."""
+        """Return the number of steps in the items of these ids."""
         return int(windows_of(snapshot, ids, self._bounds, self._view).k.sum())
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
-        """Return the leaves of the batch of these ids, as long as its longest episode; InvalidIndex as of `fill`."""
+        """Return the leaves of a batch for its longest episode; raises InvalidIndex as `fill` does."""
         return self._leaves(int(windows_of(snapshot, ids, self._bounds, self._view).k.max(initial=1)))
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, naming the id and the reason, where no ended episode begins at an id."""
+        """Raise InvalidIndex, with the id and the reason, if no ended episode begins at an id."""
         windows_of(snapshot, ids, Bounds(TO_THE_END), self._view)
         refuse_evicted(snapshot, ids)
         before = self._finder.steps_before(snapshot, ids)

@@ -1,7 +1,7 @@
-"""Steps one by one: what follows each of them in its lane, by the flags of the rows around it, and its episode.
+"""Single steps: find the successor, the next observation and the episode of each.
 
-A lane's chain of steps goes on from a step to the next of its episode, and from the last step of an episode that was
-cut for its length to the first of its continuation, which may lie in the writer's next segment.
+A lane's chain of steps leads from a step to the next step of its episode. From the last step of an episode that was cut
+for its length it leads to the first step of the continuation, which may lie in the writer's next segment.
 """
 
 from collections.abc import Callable
@@ -36,11 +36,11 @@ NONE = -1
 
 
 class Following(NamedTuple):
-    """What follows each step: arrays of one length.
+    """The successors of steps: arrays of one length.
 
-    `successor` is the id of the lane's next step in the chain, NONE where the chain ends or goes no further yet.
-    `truncated` also tells the last step of an episode that was cut and is not continued. `has_obs` tells whether the
-    observation that a step led to is there: see `observations`.
+    `successor` is the id of the next step in the chain, or NONE if the chain ends or does not continue yet. `truncated`
+    is also True for the last step of an episode that was cut and is not continued. `has_obs` tells whether the next
+    observation exists; see `observations`.
     """
 
     steps: Windows
@@ -48,10 +48,10 @@ class Following(NamedTuple):
     truncated: Bools
     successor: Ints
     has_obs: Bools
-    elsewhere: Bools  # that observation is the successor's own, of a continuation
+    elsewhere: Bools  # whether that observation is the `obs` of a successor in a continuation
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
-        """Return windows of the observations that these steps led to, which are there."""
+        """Return windows of the next observations of these steps; all must exist."""
         obs = self.steps.select(which)
         obs.row += 1
         moved = np.flatnonzero(self.elsewhere[which])
@@ -62,7 +62,7 @@ class Following(NamedTuple):
 
 
 class Successors:
-    """Finds steps and what follows them. Not thread-safe: it keeps what it has learnt of a store's lanes.
+    """Finds steps and their successors. Not thread-safe: it keeps a map of the store's lanes.
 
     `stack` is the depth of the deepest stack of frames.
     """
@@ -74,9 +74,9 @@ class Successors:
         self._flags_before = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 1 - stack, stack, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
-        """Return windows of one row as of `Windows.find_steps`; `floor` is right for stacks of frames.
+        """Return windows of one row, as `Windows.find_steps` does, with `floor` right for stacks of frames.
 
-        Raises what `refuse` returns of the first id that is no visible step's.
+        Raises the error that `refuse` returns for the first id that is not a visible step's.
         """
         steps = Windows(len(ids))
         bad = steps.find_steps(snapshot, ids)
@@ -87,7 +87,7 @@ class Successors:
         return steps
 
     def set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
-        """Find the oldest row that a stack may show: the episode's first, or as many rows back as the stack has."""
+        """Set `floor` to the oldest row that a stack may show: its depth back, but not before the episode's start."""
         steps.floor[:] = np.maximum(steps.row - self._stack + 1, 0)
         flags = self._flags_before.rows(snapshot, steps)[0]
         newest_first = flags[:, ::-1] & FIRST != 0
@@ -95,34 +95,34 @@ class Successors:
         np.maximum(steps.floor, steps.row - back, out=steps.floor)
 
     def follow(self, snapshot: Snapshot, ids: Ints, steps: Windows) -> Following:
-        """Find what follows each of these steps, as `find` returned them."""
+        """Return the successors of these ids; `steps` are their windows from `find`."""
         own, behind, stop = steps.ends, steps.behind, steps.own_stop
         flagged = own & (TERMINATED | TRUNCATED) != 0
         newest = steps.row + 1 >= stop
-        going_on = ~flagged & ~newest & (behind & (NO_STEP | FIRST) == 0)
-        successor = np.where(going_on, ids + snapshot.lanes[steps.slot], NONE)
-        has_obs = going_on | (behind & OBSERVATION_ONLY != 0)
+        is_inside = ~flagged & ~newest & (behind & (NO_STEP | FIRST) == 0)
+        successor = np.where(is_inside, ids + snapshot.lanes[steps.slot], NONE)
+        has_obs = is_inside | (behind & OBSERVATION_ONLY != 0)
         elsewhere, truncated = np.zeros((2, len(ids)), np.bool_)
-        loose = np.flatnonzero(~flagged & ~going_on)
-        if len(loose):
-            slot, lane, row = steps.slot[loose], steps.lane[loose], steps.row[loose]
-            successor[loose], moved_on = self._continuations(
-                snapshot, ids[loose], row + 1 + (behind[loose] & NO_STEP != 0)
+        at_break = np.flatnonzero(~flagged & ~is_inside)
+        if len(at_break):
+            slot, lane, row = steps.slot[at_break], steps.lane[at_break], steps.row[at_break]
+            successor[at_break], moved_on = self._continuations(
+                snapshot, ids[at_break], row + 1 + (behind[at_break] & NO_STEP != 0)
             )
-            still_open = newest[loose] & ~snapshot.sealed[slot] & ~moved_on
+            still_open = newest[at_break] & ~snapshot.sealed[slot] & ~moved_on
             observed = snapshot.observed[snapshot.lane_base[slot] + lane]
-            has_obs[loose] |= still_open & (row + 1 < observed)
-            continues = successor[loose] != NONE
-            truncated[loose] = ~still_open & ~continues
-            elsewhere[loose] = continues & ~has_obs[loose]
-            has_obs[loose] |= continues
+            has_obs[at_break] |= still_open & (row + 1 < observed)
+            continues = successor[at_break] != NONE
+            truncated[at_break] = ~still_open & ~continues
+            elsewhere[at_break] = continues & ~has_obs[at_break]
+            has_obs[at_break] |= continues
         truncated |= own & TRUNCATED != 0
         return Following(steps, own & TERMINATED != 0, truncated, successor, has_obs, elsewhere)
 
     def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
-        """Return the first step of the continuation of each episode that ends before row `after` of its lane.
+        """Return the first step of the continuation of each episode that ends before row `after` of its lane, or NONE.
 
-        Also whether the lane has a row there, or in a later segment: then nothing is appended to the episode.
+        Also return whether the lane has a later row, there or in a later segment: then the episode cannot grow.
         """
         self._lanes.update(snapshot)
         lane = self._lanes.places(ids)
@@ -140,7 +140,7 @@ class Successors:
 
 
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
-    """Return windows of one row, that of each id, arbitrary where its segment is gone; stacks repeat it."""
+    """Return the window of each id's single row, arbitrary if its segment is gone; stacks repeat the row."""
     windows = Windows(len(ids))
     _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
@@ -155,15 +155,16 @@ def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
 
 Table = TypeVar("Table")
 
-# Ended episodes that are not worth sorting those before anew.
+# Most new episodes that do not cause a rebuild of the large table.
 _FEW = 1024
 
 
 class EpisodeTables(Generic[Table]):
-    """Two tables that `make` makes of a snapshot's episodes. Not thread-safe.
+    """Two tables of a snapshot's episodes, made by `make`. Not thread-safe.
 
-    One is of most ended ones and made anew when there are an eighth more of them, or some have gone: then `make` is
-    given the one before, too. The other, of the rest and of open ones, is made for each snapshot.
+    The large one has most ended episodes. It is rebuilt when their number has grown by an eighth, or when some are
+    gone; `make` then gets the previous table. The small one has the rest and the open episodes, and is rebuilt for each
+    snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:
@@ -174,7 +175,7 @@ class EpisodeTables(Generic[Table]):
         self._count = self._generation = -1
 
     def of(self, snapshot: Snapshot) -> tuple[Table, Table]:
-        """Return both tables of a snapshot, which may be an older one than the last."""
+        """Return both tables of a snapshot; it may be older than the snapshot of the last call."""
         if snapshot is self._snapshot and self._most is not None and self._rest is not None:
             return self._most, self._rest
         self._snapshot, log = None, snapshot.log
@@ -190,26 +191,26 @@ class EpisodeTables(Generic[Table]):
 
 
 class _ByPlace(NamedTuple):
-    """Episodes in the order of segment, lane and row, and the key of each one's first step; see `row_keys`."""
+    """Episodes in the order of segment, lane and row, and the keys of their first steps; see `row_keys`."""
 
     keys: Ints
     episodes: EpisodeTable
 
 
 class EpisodeFinder:
-    """Finds the episodes that steps belong to. Not thread-safe: it keeps what it has sorted."""
+    """Finds the episodes of steps. Not thread-safe: it keeps sorted tables."""
 
     def __init__(self) -> None:
         self._tables = EpisodeTables(_by_place)
 
     def find(self, snapshot: Snapshot, ids: Ints) -> EpisodeTable:
-        """Return the episode of each of these visible steps, whole, as the snapshot has it."""
+        """Return the episode of each visible step, with its hidden steps."""
         keys = _keys(snapshot, ids)
         found, best = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.full(len(ids), -1)
         for table in self._tables.of(snapshot):
             if not len(table.keys):
                 continue
-            # Of the last episode of each table that begins before a step, the later one is the step's.
+            # The step belongs to the last episode that begins before it, in either table.
             at = np.maximum(np.searchsorted(table.keys, keys, "right") - 1, 0)
             is_better = (table.keys[at] <= keys) & (table.keys[at] > best)
             found = np.where(is_better[:, None], table.episodes.lines[at], found)
@@ -217,7 +218,7 @@ class EpisodeFinder:
         return EpisodeTable(found)
 
     def steps_before(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return how many steps of its episode come before each of these visible steps, hidden ones included."""
+        """Return the number of earlier steps in the episode of each visible step, including hidden ones."""
         episodes = self.find(snapshot, ids)
         before: Ints = (ids - episodes.first) // episodes.stride
         return before

@@ -1,4 +1,4 @@
-"""Windows of steps, found for a batch of ids, and which rows of them are copied: what all readers share."""
+"""Windows of steps: find them for the ids of a batch, and map the rows that are copied. All readers use this."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,21 +17,21 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import NO_PAGES, Leaf, Pages, Path
 
-# Mapped chunks may be forgotten by another thread that needs room for its own before they are used, or because the
-# system refuses more.
+# Attempts to map chunks and use them: in between, another thread may unmap them to make room for its own chunks, or
+# because the system refuses more mappings.
 ATTEMPTS = 8
 
 
-# The field of batches that says when each step was published, which is there on request, and what it is made of.
+# The field on request with the time of publishing of each step, and the leaf of the store that it is computed from.
 TIME, TIME_SOURCE = Leaf(("time",), np.dtype("float64")), "time"
 
 
 TO_THE_END = -1
-"""In place of a number of steps: as many as the episode has."""
+"""A number of steps that means: to the end of the episode."""
 
 
 class Bounds(NamedTuple):
-    """Which windows are found; as of `kernels.gathering.find_windows`. `n` may be TO_THE_END."""
+    """The arguments of `kernels.gathering.find_windows`. `n` may be TO_THE_END."""
 
     n: int
     stack: int = 1
@@ -39,9 +39,9 @@ class Bounds(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Rows of a leaf that are copied: `length` from row `begin` + `offset` of each window on, zeros from `stop` on.
+    """A copy of rows of a leaf: `length` rows from row `begin` + `offset` of each window on; zeros from `stop` on.
 
-    `begin` and `stop` name rows of the table of windows; `target` is the array of a block that the rows go to.
+    `begin` and `stop` name rows of the table of windows. `target` is the number of the array in a block.
     """
 
     leaf: str
@@ -53,7 +53,7 @@ class Copy(NamedTuple):
 
 
 class StepField(NamedTuple):
-    """A leaf of the store that a batch shows: `stack` frames of it a step."""
+    """A leaf of the store that a batch shows, with `stack` frames per step."""
 
     path: Path
     source: str
@@ -63,24 +63,24 @@ class StepField(NamedTuple):
 
     @property
     def leaf(self) -> Leaf:
-        """The leaf of a batch: (stack, *shape) a step where there is more than one frame."""
+        """The leaf of a batch: (stack, *shape) per step if there is more than one frame."""
         return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
 
     def copy(self, target: int) -> Copy:
-        """Return what is copied of windows of one step."""
+        """Return the copy for windows of one step."""
         return Copy(self.source, cols.ROW, cols.AFTER, 1 - self.stack, self.stack, target)
 
 
 def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dict[str, list[StepField]]:
     """Return the step fields of a batch by name, each with its leaves.
 
-    Raises ValueError where `frame_stack` names what is no leaf of the observations.
+    Raises ValueError if a name in `frame_stack` is not a leaf of the observations.
     """
     paths: dict[str, dict[Path, str]] = {}
     for source in schema.leaves:
         part = tuple(source.split("/"))
         if part[0] != "episode":
-            # An extra field stands under its own name in a batch.
+            # A batch has an extra field under its own name.
             path = part[1:] if part[0] == "extra" else part
             paths.setdefault(path[0], {})[path] = source
     depths = frame_stack_depths(frame_stack, paths["obs"])
@@ -94,7 +94,7 @@ def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dic
 
 
 class Windows:
-    """The windows of `size` ids: int64 arrays, one number an id; see `kernels.gathering` for each."""
+    """The windows of `size` ids: int64 arrays with one number per id, explained in `kernels.gathering`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -107,7 +107,7 @@ class Windows:
         ) = self.table[: cols.FOLDER]  # fmt: skip
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
-        """Find the window of each id; returns the place of the first id that has none, or -1."""
+        """Find the window of each id; return the place of the first id without a window, or -1."""
         find = chosen("find_windows")
         for _ in range(1 + ATTEMPTS):
             _held, ((done, _arrays),) = snapshot.tables.lines(["done"])
@@ -118,10 +118,10 @@ class Windows:
         return bad
 
     def find_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Find windows of one row, that of the step of each id; returns the place of the first without one, or -1.
+        """Find the window of each step's single row; return the place of the first id without a step, or -1.
 
-        `ends` has the flags of the row, `behind` those of the row behind it, 0 if the lane ends; `own_stop` has the end
-        of the lane.
+        `ends` gets the flags of the row, `behind` the flags of the next row, 0 if the lane ends there, and `own_stop`
+        the end of the lane.
         """
         return self.find(snapshot, ids, 0, 1, False)
 
@@ -132,7 +132,7 @@ class Windows:
         return kept
 
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return slot, lane, and first and last row of each window that has any rows that are copied."""
+        """Return slot, lane, and first and last copied row of each window with any copied rows."""
         begin, stop = self.table[copy.begin] + copy.offset, self.table[copy.stop]
         first = np.maximum(begin, self.floor)
         last = np.minimum(np.maximum(first, begin + copy.length - 1), stop - 1)
@@ -141,7 +141,7 @@ class Windows:
 
 
 def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
-    """Map the flags that the windows of these ids may need; False where an id is not one of the snapshot's."""
+    """Map the flags that the windows of these ids may need; return False if the snapshot does not have an id."""
     known, slot, _, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
     if not known.all():
         return False
@@ -154,7 +154,7 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
 
 
 def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since: int) -> None:
-    """Map all rows that are copied. No chunk leaves for them that was asked for in the use ``since``, or later."""
+    """Map all copied rows, without unmapping any chunk that was requested in use number `since` or later."""
     reached: dict[str, list[tuple[Ints, ...]]] = {}
     found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # most leaves have the same rows
     for copy in copies:
@@ -168,7 +168,7 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
 
 
 def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:
-    """Return the windows of these ids, or raise why the first that has none is not one of the view's."""
+    """Return the windows of these ids; raises InvalidIndex with the reason for the first id without one."""
     windows = Windows(len(ids))
     bad = windows.find(snapshot, ids, *bounds)
     if bad >= 0:
@@ -177,7 +177,7 @@ def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Wind
 
 
 def missing_chunk(snapshot: Snapshot, leaf: str, slot: int, lane: int, row: int) -> FormatError:
-    """Return the error that says of which leaf a row could not be mapped."""
+    """Return the error that names the leaf and the row that could not be mapped."""
     return FormatError(
         f"segment {slot + snapshot.origin} has no chunk of {leaf} for row {row} of lane {lane}; "
         "run `diskreplay verify` on the store"
@@ -185,14 +185,14 @@ def missing_chunk(snapshot: Snapshot, leaf: str, slot: int, lane: int, row: int)
 
 
 def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
-    """Raise InvalidIndex, naming the first of these ids of rows that was evicted or discarded, if one was."""
+    """Raise InvalidIndex, with the id, if the row of an id was evicted or discarded."""
     evicted = snapshot.evicted(ids)
     if evicted.any():
         raise InvalidIndex(f"id {ids[np.argmax(evicted)]} is not in the store: its episode was evicted or discarded")
 
 
 def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
-    """Return the error that says why an id is not one of the view's."""
+    """Return the error with the reason why the view does not offer an id."""
     if step_id < 0 or (step_id >> POSITION_BITS) - snapshot.origin >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
     known, slot, _, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))
@@ -212,15 +212,15 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
 
 
 def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:
-    """Return where the rows of wide leaves lie, after mapping the chunks they are in.
+    """Map the rows of wide leaves and return their pages.
 
-    Narrow leaves are left out: the system reads a good deal around each fault, so they soon are in memory as a whole.
-    So is what is decompressed: it is in memory when it is there.
+    Narrow leaves are left out: the system reads ahead around each page fault, so they are soon in memory as a whole.
+    Decompressed chunks are left out, too: they are always in memory.
     """
     wide = [copy for copy in copies if snapshot.leaf(copy.leaf).wide]
     if not wide:
         return NO_PAGES
-    with snapshot.tables.lock:  # while it is held, nothing leaves for what other threads map
+    with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
         map_rows(snapshot, windows, wide, chunk_budget.now())
         return merged_pages([_ranges(snapshot, copy.leaf, *windows.rows(copy)) for copy in wide])
 
@@ -234,9 +234,9 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 
 
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
-    """Return a range for each window and chunk that is mapped; the caller holds the lock of all tables."""
+    """Return a range for each window and each mapped chunk; the caller holds the lock of all tables."""
     table = snapshot.leaf(leaf)
-    # What this array has, and not all of them: what the others release meanwhile is to be free at once.
+    # Only the mappings of this array: mappings that other arrays release must become free at once.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last
@@ -247,7 +247,7 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
         inside = begin & ((1 << shift) - 1)
         place = first_chunk[folder] + np.minimum(chunk, last >> shift)
         starts.append(bases[place] + ((line << shift) + inside) * table.row_bytes)
-        # Nothing of windows that end in an earlier chunk, or that another thread has released since.
+        # Size 0 for windows that end in an earlier chunk, and for chunks that another thread has released.
         is_mapped = (bases[place] != 0) & (table.how[place] != DECOMPRESSED)
         sizes.append(np.where(is_mapped, np.maximum(end - begin, 0), 0) * table.row_bytes)
     return Pages(np.concatenate(starts or [first]), np.concatenate(sizes or [first]), (held,))

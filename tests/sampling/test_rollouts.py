@@ -413,9 +413,9 @@ def test_a_truncation_without_a_value_behind_it_is_refused_until_there_is_one(tm
         append(writer, 0, 3, "truncated")
         append(writer, 3, 3)
         refused = Source(store, dr.Rollouts(4))
-        message = "^step 2 was truncated, and nothing says the value of what it led to: give Rollouts value_fn, which "
+        message = "^step 2 was truncated, and the value of its next observation is not known: give Rollouts value_fn, "
         for _ in range(2):
-            with pytest.raises(dr.ReplayError, match=message + "computes it .*, or next_value, the name of a field"):
+            with pytest.raises(dr.ReplayError, match=f"{message}which computes it, or next_value, the name of a field"):
                 refused.sample()
         behind = [1.0, 2.0, -2.0, 4.0]
         batch = Source(store, dr.Rollouts(4, 1.0, 0.0, next_value="following")).sample()

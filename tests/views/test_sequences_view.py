@@ -48,7 +48,7 @@ def one_episode(steps: int, end: str = "terminated", final: bool = True, schema:
         ({"stride": 10, "burn_in": 80}, "burn_in must be an int from 0 to 79, not 80"),
         (
             {"overlap": 40, "stride": 10},
-            "windows of 80 steps, 10 apart, share 70, and not overlap=40: give overlap or stride alone",
+            "windows of length=80 and stride=10 share 70 steps, not overlap=40: give overlap or stride alone",
         ),
         ({"pad": 0}, 'pad must be True, False or "drop", not 0'),
         ({"align": "middle"}, 'align must be "start" or "end", not \'middle\''),
