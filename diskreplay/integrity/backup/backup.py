@@ -1,11 +1,11 @@
-"""One backup of one store: sealed segments without a lock, then everything as it is at one moment.
+"""One backup of one store: sealed segments without a lock, then the state of everything else at one moment.
 
-A store that others write changes while it is copied. What never changes again, the files of sealed segments, is copied
-first, and takes most of the time. Then, under the store lock, nobody makes, evicts or sets aside a segment: what is
-beside the segments is copied, and what is committed to each of those that are being written is noted. That is the
-moment of the backup. Rows that were committed never change, so they are copied after the lock was released. Should a
-segment be evicted, or put into a pack, before it was copied, another moment is chosen; the last one keeps the lock
-until all is copied. Segments whose rows are in a pack that is there are not copied.
+A store changes while it is copied, if others write it. Files of sealed segments never change: they are copied first,
+which takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or sets aside a
+segment. It copies the files outside the segments, and notes the committed rows of each live segment: this is the moment
+of the backup. Committed rows never change, so they are copied after the lock was released. If a segment was evicted or
+merged into a pack before it was copied, the backup takes another moment; the last attempt keeps the lock until
+everything is copied. Segments whose rows are in a pack are not copied.
 """
 
 import errno
@@ -47,7 +47,7 @@ from diskreplay.segments.packs import current_numbers
 from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 
-# So many moments are chosen at most.
+# The most attempts at one moment.
 _MOMENTS = 4
 
 
@@ -55,7 +55,7 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
     """Make a consistent copy of a store, which others may write; see `Store.backup`."""
     check_local(to)
     target = Path(to).absolute()
-    root.counters().read()  # a store without them cannot be backed up, and nothing is made
+    root.counters().read()  # fails before anything is made: a store without counters cannot be backed up
     with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:
         copying = _Backup(root, read_root(folder), link, progress)
         copying.run()
@@ -65,13 +65,13 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
 
 @dataclass
 class _Moment:
-    """What a store holds at one moment, beside what was copied before."""
+    """The state of a store at one moment, apart from files that were copied before."""
 
     words: NDArray[np.int64]
-    kept: set[int] = field(default_factory=set)  # sealed segments that were copied before, and are still there
+    kept: set[int] = field(default_factory=set)  # sealed segments that were copied before and are still there
     sealed: list[SegmentInfo] = field(default_factory=list)
     live: list[LiveRows] = field(default_factory=list)
-    others: dict[int, str] = field(default_factory=dict)  # which prove their rows by marks, or cannot be read, and why
+    others: dict[int, str] = field(default_factory=dict)  # segments without in-place counters (""), or unreadable: why
 
 
 class _Backup:
@@ -80,13 +80,13 @@ class _Backup:
         self._copier = FileCopier(share=link)
         self._account = Account(disk_usage(root.folder)[0], progress)
         self._store_files = StoreFiles(root, copy.folder, self._copier, self._account)
-        self._done: dict[int, Identity] = {}  # the documents of the sealed segments that were copied
+        self._done: dict[int, Identity] = {}  # the documents of the copied sealed segments
 
     def run(self) -> None:
         """Copy everything, durably."""
         self._store_files.copy_ahead()
         for number in current_numbers(self._root):
-            with suppress(SegmentVanished, *DAMAGE):  # each is looked at again under the lock
+            with suppress(SegmentVanished, *DAMAGE):  # each is checked again under the lock
                 if (info := read_segment(self._root, number)).sealed:
                     self._copy_sealed(info)
         for left in reversed(range(_MOMENTS)):
@@ -124,13 +124,13 @@ class _Backup:
     # --- the moment --------------------------------------------------------------------------------------------------
 
     def _read_moment(self) -> _Moment:
-        """Copy what is beside the segments, and note what these hold. The caller holds the store lock."""
-        # Before the segments: no state of a sampler knows a step, and no limiter counts one, that the backup lacks.
+        """Copy the files outside the segments, and note the state of these. The caller holds the store lock."""
+        # Before the segments: otherwise a sampler's state or a limiter could count a step that the backup lacks.
         self._store_files.copy()
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
-        # The newest first: where a lane has rows in a segment, those that it had committed to older ones are there.
+        # The newest first: a lane's rows in a newer segment then imply that its rows in older segments are committed.
         for number in reversed(current_numbers(self._root)):
             path, where = self._root.segment_path(number), layout.segment_folder(number)
             if number in self._done and identify(path / layout.METADATA) == self._done[number]:
@@ -145,7 +145,7 @@ class _Backup:
                 if is_folder(path):
                     moment.others[number] = str(error)
                 elif os.path.lexists(path):
-                    self._account.note(where, "type", "", "is no folder; left out")
+                    self._account.note(where, "type", "", "is not a folder; left out")
         return moment
 
     def _note_segment(self, moment: _Moment, info: SegmentInfo) -> None:
@@ -159,7 +159,7 @@ class _Backup:
     # --- copying -----------------------------------------------------------------------------------------------------
 
     def _complete(self, moment: _Moment) -> None:
-        """Make the copy what the store was at a moment. Raises SegmentVanished where a segment is gone since."""
+        """Complete the copy of one moment. Raises SegmentVanished if a segment is gone since."""
         for number in listed_numbers(self._copy):
             if number not in moment.kept:
                 self._done.pop(number, None)
@@ -180,7 +180,7 @@ class _Backup:
         self._done[info.number] = info.document
 
     def _copy_live(self, live: LiveRows) -> SegmentInfo | None:
-        """Copy the rows of a segment; where that cannot be done, copy its files as they are, and return None."""
+        """Copy the rows of a segment; if that fails, copy its files as they are, and return None."""
         try:
             return copy_live(live, self._copy, self._account)
         except (Unreadable, *DAMAGE) as error:
@@ -198,7 +198,7 @@ class _Backup:
     # --- the result --------------------------------------------------------------------------------------------------
 
     def result(self, path: Path) -> Backup:
-        """Return what was made, which is to appear at a path."""
+        """Return the result of the backup, which will appear at `path`."""
         total, quarantined = self._count_steps()
         nbytes = disk_usage(self._copy.folder)[0]
         shared = min(self._copier.shared, nbytes)
@@ -214,31 +214,31 @@ class _Backup:
         )
 
     def _count_steps(self) -> tuple[Steps, int]:
-        """Count the steps of the copy as its readers do, and those in its quarantine."""
+        """Count the steps of the copy as its readers do, and the steps in its quarantine."""
         with suppress(*DAMAGE), ExitStack() as opened:
             counters = opened.enter_context(closing(self._copy.counters()))
-            # What is damaged is among the problems, and no warning names this folder.
+            # Damage is among the problems: a warning would name this hidden folder.
             follower = opened.enter_context(closing(Follower(self._copy, counters, warns=False)))
             _, account = read_account(follower, StepCounter(self._copy))
             return account.total, account.quarantined
         return Steps(), 0
 
 
-# --- the hidden folder in which it is made, until it is complete and appears at its path ------------------------------
+# --- the hidden folder of a backup, until it is complete and appears at its path --------------------------------------
 
 
 def unfinished_path(to: Path) -> Path:
-    """Return where the backup that is to appear at a path is made."""
+    """Return the hidden folder in which the backup for a path is made."""
     return hidden_sibling(to, ".backup")
 
 
 @contextmanager
 def unfinished(root: Root, to: Path) -> Iterator[Path]:
-    """Have the folder of a backup that is being made for a block, locked; what an earlier one left is in it.
+    """Lock the hidden folder of an unfinished backup for a block. It may hold files of an earlier, interrupted call.
 
-    It appears at ``to`` when the block ends well, and stays where it is otherwise. Raises StoreExists where there is
-    something at ``to``, or something else in the place of the folder, StoreLocked where another process makes a backup
-    there, StorageFull where there is no room, ValueError where ``to`` is inside the store.
+    The folder is renamed to ``to`` when the block ends without an error, and otherwise stays. Raises StoreExists if
+    ``to`` exists or something else is in the place of the folder, StoreLocked if another process makes a backup there,
+    StorageFull if the disk is full, ValueError if ``to`` is inside the store.
     """
     folder = unfinished_path(to)
     _check(root, to, folder)
@@ -265,9 +265,9 @@ def unfinished(root: Root, to: Path) -> Iterator[Path]:
 
 
 def full_message(to: Path) -> str:
-    """Return what StorageFull says."""
+    """Return the message of StorageFull."""
     return (
-        f"no space for the backup at {to}; free some and make the backup again, which goes on where it was, or delete "
+        f"no space for the backup at {to}; free some and make the backup again, which resumes, or delete "
         f"{unfinished_path(to)}"
     )
 

@@ -1,4 +1,4 @@
-"""How a backup copies files, and its account of them: folders like those of the store, files one by one, free locks."""
+"""How a backup copies files and folders, makes free locks, and accounts for bytes and problems."""
 
 import os
 import shutil
@@ -20,28 +20,28 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Backup:
-    """What `Store.backup` made.
+    """The result of `Store.backup`.
 
     Attributes
     ----------
     path : Path
         The folder of the new store.
     segments : int
-        How many segments it has.
+        The number of its segments.
     steps : int
-        The visible steps in them.
+        The visible steps of the backup.
     steps_hidden, steps_evicted, steps_discarded, steps_lost, steps_in_quarantine : int
-        The steps that were inserted and are not visible, each in one class, as `Store.info` counts them.
+        Inserted steps that are not visible, each in one class, as in `Store.info`.
     steps_inserted : int
-        The steps that were ever inserted: the sum of the others. All are 0 if no reader can open the backup.
+        All steps that were ever inserted: the sum of the others. All counts are 0 if no reader can open the backup.
     bytes : int
-        What its files take on disk, shared ones included.
+        The disk usage of its files, shared ones included.
     bytes_shared : int
-        Those of them that are the original's, too: in files that were cloned or linked.
+        Bytes that the backup shares with the original: files that were cloned or linked.
     bytes_copied : int
-        Those of them that were written. What an earlier, interrupted call had left is in neither of the two.
+        Bytes that this call wrote. Files of an earlier, interrupted call count neither as shared nor as copied.
     problems : list of Problem
-        What is damaged in the original, and so in the backup: it was copied as it is.
+        Damage of the original, which was copied as it is.
     """
 
     path: Path
@@ -60,15 +60,15 @@ class Backup:
 
 
 class Account:
-    """Counts the bytes that are done, and collects problems. Not thread-safe.
+    """Counts the finished bytes, and collects problems. Not thread-safe.
 
-    ``progress`` is called with the bytes that are done, and all that were there when the backup began; what is copied
-    for a second time does not count.
+    ``progress`` is called with the finished bytes, and with the bytes of the store when the backup began. A file that
+    is copied again counts once.
 
     Attributes
     ----------
     kept : int
-        Bytes on disk of the files that were in the copy already.
+        Disk usage, in bytes, of files that an earlier call had copied.
     """
 
     def __init__(self, total: int, progress: Progress | None) -> None:
@@ -87,11 +87,11 @@ class Account:
         self.advance(self._total)
 
     def begin(self, where: str) -> None:
-        """Forget the problems of a part of the store, which is copied from now on."""
+        """Forget the problems of a part of the store before it is copied."""
         self._problems.pop(where, None)
 
     def note(self, where: str, kind: str, name: str, detail: object) -> None:
-        """Note what is wrong in a part of the store: with the file that has this path in it, or with the part."""
+        """Note a problem of a file in a part of the store, or of the part itself if `name` is empty."""
         path = os.path.join(where, name) if name else where
         self._problems.setdefault(where, []).append(Problem(kind, path, shown(str(detail))))
 
@@ -107,7 +107,7 @@ class SegmentVanished(Exception):
 
 
 def make_folder(target: Path, like: Path) -> None:
-    """Make a folder with the permissions of another, where there is none; what else is in its place is removed."""
+    """Make a folder with the permissions of another, unless there is one; a file in its place is removed."""
     if not is_folder(target):
         with suppress(FileNotFoundError):
             os.unlink(target)
@@ -116,7 +116,7 @@ def make_folder(target: Path, like: Path) -> None:
 
 
 def make_free_lock(target: Path, like: Path) -> None:
-    """Make a lock that nobody holds, with the permissions of another."""
+    """Make a lock without a holder, with the permissions of another."""
     make_lock(target)
     with suppress(OSError):
         os.chmod(target, stat.S_IMODE(os.stat(like, follow_symlinks=False).st_mode))
@@ -125,9 +125,9 @@ def make_free_lock(target: Path, like: Path) -> None:
 def files_below(
     folder: Path, is_left_out: Callable[[Path], bool] = lambda path: False
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder below one, and itself, the upper ones first, with the names of what is no folder in it.
+    """Yield a folder and the folders below it, parents first, each with the names of its other entries.
 
-    Links to folders are among these names. Nothing where the folder is missing.
+    These names include links to folders. Yields nothing if the folder is missing.
     """
     for path, folders, names in os.walk(folder):
         links = {name for name in folders if os.path.islink(f"{path}/{name}")}
@@ -136,7 +136,7 @@ def files_below(
 
 
 def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], bool] = lambda path: False) -> None:
-    """Remove what is below a folder and not known, by paths relative to it; empty folders are removed, too."""
+    """Remove files below a folder whose relative path is not in `known`, and folders without one."""
     above = {parent for path in known for parent in Path(path).parents}
     for folder, names in list(files_below(target, is_left_out)):
         inside = folder.relative_to(target)
@@ -145,13 +145,13 @@ def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], b
                 if str(inside / name) not in known:
                     os.unlink(folder / name)
         elif folder != target:
-            shutil.rmtree(folder, ignore_errors=True)  # which may be gone with the one above
+            shutil.rmtree(folder, ignore_errors=True)  # it may be gone with its parent
 
 
 def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, account: Account) -> None:
-    """Copy a segment file by file, without a look at what is in them.
+    """Copy a segment file by file, without checking the contents.
 
-    Raises SegmentVanished where it is gone, otherwise the system's OSError of the target.
+    Raises SegmentVanished if the segment is gone, or the system's OSError of the target.
     """
     if is_folder(target):
         shutil.rmtree(target)
@@ -171,7 +171,7 @@ def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, ac
 def copy_noted(
     source: Path, target: Path, where: str, name: str, copier: FileCopier, account: Account, *, may_clone: bool = False
 ) -> None:
-    """Copy a file, and note what keeps it from being copied; one that is gone is left out."""
+    """Copy a file, or note why it cannot be copied; a file that is gone is left out."""
     with suppress(FileNotFoundError), noted(where, name, account):
         nbytes = os.lstat(source).st_blocks * 512
         copier.copy(str(source), str(target), may_clone=may_clone)
@@ -179,7 +179,7 @@ def copy_noted(
 
 
 class noted:
-    """In a block that copies a file: note in the account what is wrong with the original, and go on."""
+    """Catch errors of the original in a block that copies a file, and note them in the account."""
 
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account
@@ -190,7 +190,7 @@ class noted:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         """Note an error of the original."""
         if isinstance(error, FormatError):
-            self._account.note(self._where, "type", self._name, "is no regular file; left out")
+            self._account.note(self._where, "type", self._name, "is not a regular file; left out")
         elif isinstance(error, Unreadable):
             self._account.note(self._where, "unreadable", self._name, f"{error.strerror}; left out")
         else:

@@ -1,7 +1,7 @@
 """Copies segments.
 
-Files of sealed ones do not change any more, and each has a checksum. Those that are being written are copied up to what
-was committed at one moment, and sealed there.
+Files of sealed segments do not change any more, and each has a checksum. Of a live segment, the rows that were
+committed at one moment are copied, and the copy is sealed.
 """
 
 import dataclasses
@@ -40,11 +40,11 @@ _LOCK = f"{layout.COMMITTED}/{layout.LOCK}"
 
 
 def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Account) -> None:
-    """Make a segment's folder at ``target``, of which some files may be there already.
+    """Copy a sealed segment to the folder ``target``, which may hold some files already.
 
-    Every file that has a checksum is read where it is now. What is there and matches its checksum stays; what does not
-    match is copied, and noted where it still does not. Raises SegmentVanished where the segment is gone or was
-    replaced, otherwise the system's OSError of the target.
+    A file that is there and matches its checksum stays. Every other file is copied; if the copy of a file does not
+    match its checksum, that is noted. Raises SegmentVanished if the segment is gone or was replaced, or the system's
+    OSError of the target.
     """
     where = layout.segment_folder(info.number)
     account.begin(where)
@@ -66,7 +66,7 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
 
 
 def _make_folders(source: Path, target: Path) -> set[str]:
-    """Make the folders of a segment, remove what does not belong in them, and return the paths of all files."""
+    """Make the folders of a segment, remove other files there, and return the paths of all its files."""
     names: set[str] = set()
     was_begun = is_folder(target)
     for folder, files in files_below(source):
@@ -83,7 +83,7 @@ class _Copy:
         self._info, self._target, self._where = info, target, where
         self._copier, self._account = copier, account
         self._chunks = {chunk.name: chunk for chunk in sealed_chunks(info)}
-        # Steps that no mark proves may be taken by `repair --salvage`, which seals the segment again in its place.
+        # `repair --salvage` may add unproven steps: it seals the segment again, in its place.
         self._stays = info.claimed is None
 
     def bring(self, name: str) -> None:
@@ -111,7 +111,7 @@ class _Copy:
         is_chunk = name in self._chunks
         self._copier.copy(str(self._info.path / name), target, may_clone=is_chunk, may_link=is_chunk and self._stays)
         if is_chunk and (mode := os.stat(target).st_mode) & WRITE_BITS:
-            # A copy whose chunks may be written is taken for one from before it was sealed, unless it is whole.
+            # Readers take writable chunks for ones from before sealing, and then check whether they are whole.
             os.chmod(target, mode & 0o7777 & ~WRITE_BITS)
         if name in self._info.checksums and not self._matches(name):
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")
@@ -127,11 +127,11 @@ class _Copy:
         return crc == self._info.checksums[name]
 
 
-# --- that are being written ------------------------------------------------------------------------------------------
+# --- live segments ----------------------------------------------------------------------------------------------------
 
 
 class LiveRows(NamedTuple):
-    """What was committed to an unsealed segment at one moment: rows of each lane, and those with an observation."""
+    """The rows of each lane of a live segment at one moment: committed rows, and rows with an observation."""
 
     info: SegmentInfo
     committed: Ints
@@ -139,12 +139,12 @@ class LiveRows(NamedTuple):
 
 
 def read_live(info: SegmentInfo) -> LiveRows:
-    """Return what is committed to a segment now, whose memory can be trusted.
+    """Return the committed rows of a segment whose memory can be trusted.
 
-    Raises FileNotFoundError where it was evicted, FormatError where a counter is damaged.
+    Raises FileNotFoundError if it was evicted, FormatError if a counter is damaged.
     """
     shown, committed = map_trusted(info)
-    # `observed` first: one past a `committed` that was read after it means the observation after those very rows.
+        # `observed` first: if it is one past a `committed` read later, the observation follows exactly these rows.
     observed = shown.copy()
     committed = committed.copy()
     if (committed < 0).any() or (observed > committed + 1).any():
@@ -153,12 +153,11 @@ def read_live(info: SegmentInfo) -> LiveRows:
 
 
 def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
-    """Copy the committed rows of a segment into another store, and return the copy: unsealed, and in its place.
+    """Copy the committed rows of a segment into another store, and return the copy, which is not sealed.
 
-    Nothing but these rows is in it, so that `seal_segments` makes of it what it makes of the segment of a writer that
-    died at that moment. Rows that do not match the marks of the original are noted. Raises SegmentVanished where the
-    segment is gone, FormatError or FileNotFoundError where files of it are missing or damaged, otherwise the system's
-    OSError of the target.
+    The copy has only these rows: `seal_segments` then treats it like the segment of a writer that died at that moment.
+    Rows that do not match the marks of the original are noted. Raises SegmentVanished if the segment is gone,
+    FormatError or FileNotFoundError if its files are damaged or missing, or the system's OSError of the target.
     """
     info, where = live.info, layout.segment_folder(live.info.number)
     account.begin(where)

@@ -1,4 +1,4 @@
-"""Copies what a store has beside its segments: documents, evictions by hand, limiters, saved states, quarantine."""
+"""Copies the files of a store outside its segments: documents, evictions by hand, limiters, states, quarantine."""
 
 import os
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ from diskreplay.segments.files.copies import FileCopier
 from diskreplay.segments.files.durable import sync_folder, write_atomic
 from diskreplay.segments.segment import DRAFT
 
-# What living processes make or remove, beside the counters.
+# Beginnings of temporary names of living processes, next to the counters.
 _TEMPORARY = ("old-", "new-", DRAFT, state_files.DRAFT)
-# Files that are changed in their place.
+# Folders of files that are changed in place.
 _CHANGING = (layout.LIMITERS, layout.EVICTIONS)
 
 
 class StoreFiles:
-    """What lies beside the segments of a store, and its copy in another folder. Not thread-safe."""
+    """Copies the files of a store outside its segments into another folder. Not thread-safe."""
 
     def __init__(self, root: Root, target: Path, copier: FileCopier, account: Account) -> None:
         self._root, self._source, self._target = root, root.folder, target
@@ -36,13 +36,13 @@ class StoreFiles:
         self._copied: dict[str, Identity] = {}
 
     def copy_ahead(self) -> None:
-        """Copy what is seldom replaced, and never changed in its place, such as saved states, without a lock."""
+        """Copy files that are never changed in place, such as saved states, without a lock."""
         self._copy([top for top in self._tops() if top not in _CHANGING])
 
     def copy(self) -> None:
-        """Copy everything as it is now, and remove what is not there any more. The caller holds the store lock.
+        """Copy the current files, and remove files that are gone from the store. The caller holds the store lock.
 
-        What was copied ahead and is still the same is not copied again. The counters are left to the caller.
+        Files that were copied ahead and are unchanged are not copied again. The caller writes the counters.
         """
         self._account.begin("")
         known = self._copy(self._tops())
@@ -64,7 +64,7 @@ class StoreFiles:
         return known
 
     def _files(self, top: str) -> Iterator[str]:
-        """Yield the paths of the files to copy, after their folder was made."""
+        """Make the folders, and yield the paths of the files to copy."""
         if not is_folder(self._source / top):
             yield top
             return
@@ -94,7 +94,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Write the root's document into a copy as it is now, durably: by it an unfinished backup is known again."""
+    """Write the root's document into a copy as it is now, durably: it identifies an unfinished backup."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)
@@ -106,9 +106,9 @@ def _is_segment(folder: Path) -> bool:
 
 
 def _is_made_anew(path: str) -> bool:
-    """Whether a file is no part of the copy, or is written by others: temporary ones, counters, and their lock.
+    """Whether a file is not copied: temporary files, the counters and their lock, which are written separately.
 
-    A segment that is a file, or a link, is none either.
+    The same holds for a file or a link in the place of a segment.
     """
     folder, _, name = path.rpartition("/")
     if (folder == layout.COUNTERS and name in ("c.0", layout.LOCK)) or _is_segment(Path(path)):

@@ -1,6 +1,7 @@
-"""Seals the segments of dead writers, deletes what they never finished, and salvages steps that no mark proves.
+"""Seals the segments of dead writers, deletes their unfinished files, and salvages unproven steps.
 
-Salvaged are steps that are kept behind the rows of a segment: they count from then on.
+Unproven steps lie after the proven rows of a segment: no mark proves that they were written whole. Salvaged steps count
+from then on.
 """
 
 import dataclasses
@@ -36,16 +37,16 @@ from diskreplay.segments.segment import SegmentInfo, is_never_written, read_segm
 from diskreplay.writing.marker import Marker
 from diskreplay.writing.sealer import Sealer
 
-# What begins like this is being made or deleted; some have a lock that their maker holds.
+# Beginnings of temporary names, and the lock, if any, that the maker holds.
 _TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
-# Longer than a living process takes to put in place what it makes, or to remove it: what then stays was left behind.
+# A living process makes or removes such a file in less time: one that still exists was left by a dead process.
 _PAUSE_S = 0.05
 
 
 class DeadWriters:
-    """Ends the work of dead writers as the next process that opens the store with mode "a" does. Used by one thread.
+    """Does the work that remains of dead writers, as an opener with mode "a" does. Used by one thread.
 
-    ``foreign``: segments that another machine wrote are sealed, too.
+    ``foreign``: seal segments that another machine wrote, too.
     """
 
     def __init__(self, remedies: Remedies, foreign: bool) -> None:
@@ -53,7 +54,7 @@ class DeadWriters:
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def seal(self) -> None:
-        """Seal the segments of dead writers, and delete what was never finished or is half evicted.
+        """Seal the segments of dead writers, and delete unfinished files and half-evicted segments.
 
         It takes the store lock itself.
         """
@@ -61,7 +62,7 @@ class DeadWriters:
         leftovers, lost = self._dead_leftovers(), self._never_written()
         fates = {info.number: fate_of(info) for info in unsealed}
         proofs = {info.number: prove(info) for info in unsealed}
-        # Of what another process has sealed and retention taken out meanwhile, there was nothing to be read.
+        # Another process may have sealed a segment, and retention may have evicted it, before it was read.
         unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
             self._seal(unsealed)
@@ -69,7 +70,7 @@ class DeadWriters:
         for where in lost:
             self._remedies.note("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
         for name in sorted(leftovers):
-            # A living process deletes without the store lock, which may take long.
+            # "was being deleted": a living process deletes without the store lock, so the maker need not be dead.
             detail = "was being deleted" if name.startswith(PREFIX) else "a process died in the middle of it"
             self._remedies.note("removed", f"{layout.COUNTERS}/{name}", detail)
         for info in unsealed:
@@ -86,7 +87,7 @@ class DeadWriters:
         return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
 
     def _never_written(self) -> list[str]:
-        """Return the segments that say nothing of themselves since the power went, where no writer holds them."""
+        """Return the segments without a writer whose document was lost with the power."""
         names = [layout.segment_folder(n) for n in segment_numbers(self._remedies.files)]
         return [
             name
@@ -99,7 +100,7 @@ class DeadWriters:
         store = self._remedies.store
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
-        with suppress(FormatError):  # what a living writer holds may be damaged; that is reported in the end
+        with suppress(FormatError):  # the segment of a living writer may be damaged; the last check reports it
             while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)
@@ -123,7 +124,7 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Set aside what cannot be sealed: no row of it was safe, or verify would have found what is missing."""
+        """Set aside segments that cannot be sealed: no row was durable, or verify would have found the damage."""
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
                 where = layout.segment_folder(info.number)
@@ -133,7 +134,7 @@ class DeadWriters:
                         self._remedies.set_aside(where, f"cannot be sealed: {error}")
 
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
-        """Note what became of a segment of a dead writer, or would; a damaged copy has a ``proof``."""
+        """Note the fate of a segment of a dead writer; ``proof`` is for a copy with damaged blocks."""
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
         if self._dry_run and any(action.where == where for action in self._remedies.actions):
@@ -154,10 +155,10 @@ class DeadWriters:
             steps = "" if kept is None else f", {kept} steps kept"
             note("sealed", where, f"its writer is gone{steps}")
 
-    # --- what was never finished -------------------------------------------------------------------------------------
+    # --- unfinished files --------------------------------------------------------------------------------------------
 
     def _dead_leftovers(self) -> set[str]:
-        """Return what processes that died left; what a living one is just making or removing is gone after a while."""
+        """Return the files of dead processes: files of living ones are gone after a pause."""
         found = self._leftovers()
         if found:
             time.sleep(_PAUSE_S)
@@ -176,7 +177,7 @@ class DeadWriters:
 
 
 def _count_sealed(retention: Retention) -> None:
-    """Notify readers; where that fails, they check by themselves once a second."""
+    """Notify readers; if that fails, they check by themselves once a second."""
     with suppress(FormatError, StorageFull):
         retention.count_sealed()
 
@@ -185,12 +186,11 @@ def _count_sealed(retention: Retention) -> None:
 
 
 def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
-    """Take the unproven steps of each segment as far as its flags are a sequence of episodes; yield what was taken.
+    """Add the unproven steps of each segment to its steps, as far as they may be whole; yield the actions.
 
-    Rows whose time is before that of the previous row were not written whole, and end that as well.
-
-    Their bytes may be torn all the same: that is why they do not count by themselves. Segments of living writers are
-    left alone.
+    A lane ends before the first flag that does not continue a sequence of episodes, and before the first time that is
+    earlier than the previous one: such a row was not written whole. The bytes of other rows may be torn, too: that is
+    why they do not count by themselves. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:
@@ -198,7 +198,7 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
             if info.claimed is not None or not shows_live_rows(info):
                 yield from _salvage(info, dry_run)
         except (FileNotFoundError, FormatError):
-            continue  # evicted meanwhile, or damaged, which is another matter
+            continue  # evicted meanwhile, or damaged: the repair of damage handles it
 
 
 def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
@@ -213,7 +213,7 @@ def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
         before, after, most = (count_steps_in(info, some) for some in (counted, rows, claimed))
         if after > before and not dry_run:
             if info.sealed:
-                with held_lock(root.lock_path):  # nobody evicts it meanwhile
+                with held_lock(root.lock_path):  # no process evicts it meanwhile
                     info = _unseal(info)
             seal_segments(root, [info], {info.number: rows})
             with held_lock(root.lock_path):
@@ -233,7 +233,7 @@ def _counted_rows(info: SegmentInfo) -> Ints:
 
 
 def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
-    """Return up to which row a lane's flags are a sequence of episodes and its times rise; they are up to ``first``."""
+    """Return the end of a lane's rows with valid flags and rising times; rows before ``first`` are valid."""
     flags = _rows(info, layout.DONE, lane, max(0, first - 1), stop)
     before = np.array([START], np.uint8) if first == 0 else flags[:1]
     rows = flags[None, min(first, 1) :]
@@ -246,7 +246,7 @@ def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
 
 
 def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
-    """Return the rows ``[first, stop)`` of a lane, of flags or times."""
+    """Return the flags or times of the rows ``[first, stop)`` of a lane."""
     parts = [np.zeros(0, info.arrays[leaf].dtype)]
     for chunk, inside, count in layout.split_range(first, stop, info.chunk_rows[leaf]):
         parts.append(info.map_numbers(leaf, chunk)[lane, inside : inside + count])
@@ -255,6 +255,6 @@ def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDA
 
 def _unseal(info: SegmentInfo) -> SegmentInfo:
     """Mark a sealed segment as unsealed; if this process dies before it is sealed again, the next opener seals it."""
-    os.stat(info.path)  # an evicted one does not come back
+    os.stat(info.path)  # fails if it was evicted: an evicted segment must not return
     write_unsealed(info)
     return dataclasses.replace(info, sealed=False)

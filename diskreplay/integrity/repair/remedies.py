@@ -1,4 +1,4 @@
-"""What a repair may do to the files of a store, and what it returns: its actions, and what is wrong after it."""
+"""The actions of a repair on the files of a store, and its result."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -22,19 +22,19 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that repair did, or would do.
+    """An action of a repair, or of its dry run.
 
     Attributes
     ----------
     what : str
-        ``"sealed"``, ``"salvaged"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"recomputed"`` or
-        ``"removed"``; ``"refused"`` where more steps would have been set aside than may be.
+        ``"sealed"``, ``"salvaged"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"recomputed"``,
+        ``"removed"``, or ``"refused"`` if the action would have set aside more steps than allowed.
     where : str
         The file or folder, relative to the store.
     detail : str
-        Why, or what became of it.
+        The reason, or the new place.
     steps : int
-        How many steps it set aside, or with ``"refused"`` would have.
+        The number of steps that it set aside, or with ``"refused"`` would have set aside.
     """
 
     what: str
@@ -45,7 +45,7 @@ class Action:
 
 @dataclass
 class Repaired:
-    """What a repair did, what is wrong after it, and what is in quarantine."""
+    """The result of a repair: its actions, the remaining problems, and the quarantine."""
 
     actions: list[Action] = field(default_factory=list)
     left: list[Problem] = field(default_factory=list)
@@ -53,32 +53,32 @@ class Repaired:
 
     @property
     def steps_lost(self) -> int:
-        """How many steps were set aside, or with a dry run would be."""
+        """The number of steps that were set aside, or with a dry run would be."""
         return sum(action.steps for action in self.actions if action.what != "refused")
 
     @property
     def steps_refused(self) -> int:
-        """How many steps would have been set aside that were more than may be."""
+        """The number of steps of refused actions, which exceed ``max_lost_steps``."""
         return sum(action.steps for action in self.actions if action.what == "refused")
 
 
 def without(problems: list[Problem], kind: str) -> list[Problem]:
-    """Return the findings but those of a kind, about which there is nothing to repair."""
+    """Return the problems that are not of this kind."""
     return [problem for problem in problems if problem.kind != kind]
 
 
-# --- what a repair does -----------------------------------------------------------------------------------------------
+# --- the actions ------------------------------------------------------------------------------------------------------
 
 
 class Remedies:
-    """Restores files of one store or sets them aside, or with ``dry_run`` only lists that. Used by one thread.
+    """Restores files of one store or sets them aside; with ``dry_run``, only lists the actions. Used by one thread.
 
     Attributes
     ----------
     plan : Plan
-        The layout of every segment, by the document of the root: set as soon as that is whole.
+        The layout of every segment by the document of the root. It is set when that document is whole.
     actions : list of Action
-        What was done.
+        The actions so far.
     """
 
     plan: Plan
@@ -90,17 +90,17 @@ class Remedies:
 
     @cached_property
     def store(self) -> Root:
-        """The store, whose own document is whole."""
+        """The store; its own document must be whole."""
         return read_root(self.home.name, self.home)
 
     @property
     def files(self) -> Files:
-        """The files of the store, as verify reads them; its findings are not kept."""
+        """The files of the store for the checks of verify; their problems are not kept."""
         return Files(str(self.root))
 
     @cached_property
     def evicted(self) -> dict[int, list[tuple[int, int]]]:
-        """Position and steps of the episodes of each segment that were evicted by hand."""
+        """Position and steps of the episodes that were evicted by hand, by segment."""
         files = self.files
         words = read_words(files)
         return {} if words is None else read_evictions(files, self.plan, words)
@@ -110,12 +110,12 @@ class Remedies:
         self.actions.append(Action(what, where, detail, steps))
 
     def store_lock(self) -> AbstractContextManager[None]:
-        """Return what holds the store lock; a dry run takes none."""
+        """Return a context that holds the store lock; a dry run takes no lock."""
         return nullcontext() if self.dry_run else held_lock(self.root / layout.COUNTERS / layout.LOCK)
 
     @contextmanager
     def segment_lock(self, where: str) -> Iterator[bool]:
-        """Hold a segment's lock, and yield whether it has no living writer. What is not a folder has no lock."""
+        """Hold a segment's lock, and yield whether it has no living writer. A segment without a folder has no lock."""
         committed = self.root / where / layout.COMMITTED
         path = committed / layout.LOCK
         lock, is_free = None, True
@@ -134,27 +134,27 @@ class Remedies:
                 lock.release()
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Read the document of a segment, None where it cannot be read."""
+        """Read the document of a segment, None if it cannot be read."""
         try:
             return read_segment(self.store, number)
         except (FormatError, OSError):
             return None
 
     def verify_segment(self, number: int) -> list[Problem]:
-        """Verify a segment with all its checksums; unproven rows are no finding."""
+        """Verify a segment with all its checksums; unproven rows are not a problem."""
         found, _ = verify_segment(str(self.root), number, self.plan, deep=True, evicted={})
         return without(found, "unproven")
 
     def set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
-        """Move something into quarantine, for which so many steps are lost.
+        """Move a file or folder into quarantine, and count ``steps`` as lost.
 
-        ``said`` are the steps that a segment's own document tells of; None: they are counted.
+        ``said`` is the number of steps in a segment's own document; None: the steps are counted.
         """
         now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=said)
         self.note("quarantined", where, f"{detail}; now {now}", steps)
 
     def may_lose(self, where: str, detail: str, steps: int) -> bool:
-        """Whether so many steps more may be set aside; that they may not is noted."""
+        """Whether ``steps`` more steps may be set aside; a refusal is noted."""
         left = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
         if left is None or steps <= left:
             return True
@@ -177,7 +177,7 @@ class Remedies:
 
 
 def prove(info: SegmentInfo) -> Proof | None:
-    """Return what `prove_by_blocks` does, None also where the small files of the segment are damaged."""
+    """Return the result of `prove_by_blocks`, or None if small files of the segment are damaged."""
     with suppress(FormatError, OSError):
         return prove_by_blocks(info)
     return None

@@ -1,4 +1,4 @@
-"""Repairs a store: what is damaged is restored, rebuilt or set aside, and segments of dead writers are sealed."""
+"""Repairs a store: restores, rebuilds or sets aside damaged files, and seals the segments of dead writers."""
 
 import os
 from collections.abc import Callable
@@ -35,18 +35,18 @@ def repair(
     max_lost_steps: int | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Repair a store without deleting anything: what cannot be repaired is moved to ``counters/quarantine``.
+    """Repair a store without deleting any data: files without a remedy are moved to ``counters/quarantine``.
 
-    Small files whose content follows from others are written again. A sealed segment with damaged rows is rebuilt
-    with the episodes that are whole, under the same ids, and the damaged one goes into quarantine; so does a segment
-    of which nothing is left, or that cannot be read at all, and what has no place in a store. Segments whose writer
-    died are sealed. What a living writer holds is left alone. Every sealed chunk is read once, or where it is damaged
-    a few times. Readers follow with their next refresh.
+    Small files whose content follows from others are written again. A sealed segment with damaged rows is rebuilt from
+    its whole episodes, with the same ids; the damaged segment goes into quarantine. A segment without a whole episode,
+    a segment that cannot be read, and a file that does not belong in a store go there, too. Segments of dead writers
+    are sealed, and segments of living writers are left alone. Every sealed chunk is read once, a damaged one a few
+    times. Readers follow with their next refresh.
 
-    The arguments are those of `Store.repair`. Other processes may use the store meanwhile; where its folder is moved,
-    on its file system, it is followed. ``progress`` is called with the bytes that were read of segments, and of
-    all of them. Raises what `Store.repair` does, but never ReadOnlyError; ValueError where ``max_lost_steps`` is no
-    number of steps, FormatError where the store is of a version that this release does not know.
+    The arguments are those of `Store.repair`. Other processes may use the store meanwhile, and its folder may be moved
+    within its file system. ``progress`` is called with the bytes that were read of segments, and with the bytes of all
+    segments. Raises the errors of `Store.repair` except ReadOnlyError; ValueError if ``max_lost_steps`` is not a number
+    of steps, FormatError if this release does not know the version of the store.
     """
     if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
         raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")
@@ -76,7 +76,7 @@ class _Repair:
         """Repair everything."""
         problems = without(verify(self._home, deep=True, progress=progress), "quarantine")
         plan = read_plan(self._remedies.files)
-        if plan is None:  # without its own document nothing is known about a store
+        if plan is None:  # the layout of a store is known only by its own document
             data = from_copy(self._root / layout.METADATA, self._root / layout.ROOT_COPY)
             if data is not None:
                 self._remedies.note("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
@@ -90,7 +90,7 @@ class _Repair:
             return Repaired(self._remedies.actions, problems)
         with self._remedies.store_lock():
             self._repair_damage(problems)
-        # Before anything is repaired, the store may be unreadable to what finds dead writers.
+        # Damage that a dry run leaves can keep the search for dead writers from reading the store.
         with suppress(FormatError) if self._dry_run else nullcontext():
             DeadWriters(self._remedies, self._foreign).seal()
             if self._salvage:
@@ -98,10 +98,10 @@ class _Repair:
         left = problems if self._dry_run else without(verify(self._home), "quarantine")
         return Repaired(self._remedies.actions, left, read_quarantine(self._root))
 
-    # --- beside the segments -----------------------------------------------------------------------------------------
+    # --- outside the segments ----------------------------------------------------------------------------------------
 
     def _has_lock(self) -> bool:
-        """Make the folder of the store lock where it is missing; return whether it is there."""
+        """Make the folder of the store lock if it is missing; return whether it is there."""
         folder = self._root / layout.COUNTERS
         if not os.path.lexists(folder):
             self._remedies.make_group(layout.COUNTERS)
@@ -115,7 +115,7 @@ class _Repair:
         return True
 
     def _repair_damage(self, problems: list[Problem]) -> None:
-        """Repair everything but what dead writers left."""
+        """Repair everything except the segments and files of dead writers."""
         self._finish_others()
         if not self._dry_run:
             problems = self._still_found(problems)
@@ -127,7 +127,7 @@ class _Repair:
         damaged: dict[int, list[Problem]] = {}
         for problem in problems:
             if problem.kind == "unproven":
-                continue  # no damage: it is kept where it is
+                continue  # not damage: unproven rows stay in their place
             number = names.get("/".join(problem.where.split("/")[:2]))
             if number is None:
                 self._repair_beside(problem)
@@ -136,7 +136,7 @@ class _Repair:
         self._repair_segments(damaged, numbers)
 
     def _repair_groups(self, problems: list[Problem]) -> None:
-        """Make the groups of the root that are missing, or that something else is in place of."""
+        """Make missing groups of the root; set aside a file in the place of one."""
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
                 if problem.kind == "type":
@@ -144,7 +144,7 @@ class _Repair:
                 self._remedies.make_group(problem.where)
 
     def _repair_segments(self, damaged: dict[int, list[Problem]], numbers: list[int]) -> None:
-        """Repair the damaged ones of the segments ``numbers``; those of living writers are left alone."""
+        """Repair damaged segments, except those with living writers; ``numbers`` are all segments."""
         if not damaged:
             return
         # Rows of some of them may have been put into a pack since.
@@ -159,9 +159,9 @@ class _Repair:
                     segments.repair(number, found)
 
     def _still_found(self, problems: list[Problem]) -> list[Problem]:
-        """Leave out findings beside the segments that are gone under the lock: the files were just being replaced.
+        """Drop problems outside the segments that are gone under the lock: another process was replacing these files.
 
-        Segments are looked at again one by one, and counters say themselves whether they are right.
+        Problems of segments are checked again one by one. The repair of the counters checks these itself.
         """
         words = (layout.COUNTERS, COUNTERS_FILE)
         beside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
@@ -199,9 +199,9 @@ class _Repair:
             self._remedies.set_aside("/".join(parts[:2]), problem.detail)
 
     def _finish_others(self) -> None:
-        """Complete the replacement of damaged segments that a process died in."""
+        """Complete replacements of damaged segments that a dead process had begun."""
         if self._dry_run:
             return
-        with suppress(FormatError):  # the store's counters may have to be repaired first; an opener finishes it then
+        with suppress(FormatError):  # the counters may need repair first; then the next opener completes it
             for number in finish_replacements(self._remedies.store):
                 self._remedies.note("rebuilt", layout.segment_folder(number), "a process died in the middle of it")

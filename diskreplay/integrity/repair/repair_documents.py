@@ -1,4 +1,4 @@
-"""What repair can derive of a store: files whose content follows from others, and counters."""
+"""Derives the content of small files of a store from other files, and repairs its counters."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-# What a writer that dies between a counter and its complement has added at most: the steps of one segment.
+# The most that one update adds to a counter: a writer may die before it updates the complement.
 _MOST_ADDED = {
     layout.STEPS_EVICTED: 1 << layout.POSITION_BITS,
     layout.RESERVED: layout.RESERVED_AT_ONCE,
@@ -38,8 +38,8 @@ _MOST_ADDED = {
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
     """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
 
-    ``evictions`` is the number of evictions by hand. With ``root``, the store, the copy of its own document is known
-    too.
+    ``evictions`` is the number of evictions by hand. ``root`` is the folder of the store, if the copy of its own
+    document may be asked for, too.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
     known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)
@@ -49,7 +49,7 @@ def known_document(plan: Plan, where: str, evictions: int, root: Path | None = N
 
 
 def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
-    """Return the bytes of a small file of a sealed segment; None: none that fit its checksum can be worked out."""
+    """Return the bytes of a small file of a sealed segment; None: no derived content fits its checksum."""
     folder, _, file = name.rpartition("/")
     is_of_table = folder in layout.EPISODE_FOLDERS
     if not info.sealed or not (is_of_table or folder in info.blueprint.paths):
@@ -62,7 +62,7 @@ def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
 
 
 def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
-    """Yield what a small file of a sealed segment may hold, by what else is there; nothing where that is damaged."""
+    """Yield possible contents of a small file of a sealed segment, derived from its other, undamaged files."""
     name = f"{folder}/{file}"
     if name == layout.BLOCKS:
         yield derive_blocks(info)
@@ -76,12 +76,12 @@ def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
     elif file == "c.0.0" and folder in layout.PACK_TABLES:
         yield table_from_copy(info, folder)
     elif file == "c.0" and folder in layout.LANE_COUNTERS:
-        # Sealing made them equal.
+        # Sealing makes all counters of lanes equal.
         yield from (_counter(info, other) for other in layout.LANE_COUNTERS if other != folder)
 
 
 def whole_document(path: Path) -> bytes | None:
-    """Return the bytes of the root's or a segment's own document, or of a copy of it, if they fit their checksum."""
+    """Return the bytes of the root's or a segment's own document, or of its copy, if they fit their checksum."""
     if not is_folder(path.parent):
         return None
     try:
@@ -93,14 +93,14 @@ def whole_document(path: Path) -> bytes | None:
 
 
 def from_copy(document: Path, copy: Path) -> bytes | None:
-    """Return the copy of a document that does not fit its checksum or is gone, if the copy fits its own."""
+    """Return the whole copy of a damaged or missing document; None if there is none, or no damage."""
     if document.is_dir() or whole_document(document) is not None:
         return None
     return whole_document(copy)
 
 
 def restore_file(path: Path, data: bytes) -> bool:
-    """Write a file durably; False: its folder is missing, or is a link."""
+    """Write a file durably; False: its folder is missing or a link."""
     if not is_folder(path.parent):
         return False
     write_atomic(path, data, synced=True)
@@ -116,12 +116,12 @@ def _document(info: SegmentInfo, folder: str) -> bytes:
 
 
 def _rows(info: SegmentInfo) -> NDArray[np.int64]:
-    """Return the rows of each lane, none where no counter of them is whole."""
+    """Return the rows of each lane, or an empty array if no counter of them is whole."""
     return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
 
 
 def _of_episodes(info: SegmentInfo, name: str) -> bytes:
-    """Return the right content of a file of the table of episodes, by the rows; nothing if the rows are damaged."""
+    """Return the right content of a file of the table of episodes, by the rows; empty if the rows are damaged."""
     if info.episodes is None:
         return b""
     known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
@@ -132,7 +132,7 @@ def _of_episodes(info: SegmentInfo, name: str) -> bytes:
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:
-    """Return a counter of lanes if it is whole, else nothing."""
+    """Return a counter of lanes if it is whole, else empty bytes."""
     name = f"{counter}/c.0"
     if not is_folder(info.path / counter):
         return b""
@@ -147,12 +147,11 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
 
 
 def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | None:
-    """Make the store's counters possible again; return what they were and are, or None where they were right.
+    """Make the store's counters valid again; return the old and the new values, or None if they were right.
 
-    One of a counter and its complement is right: a writer died between them, when the counter is the newer one, or a
-    bit of one flipped. What is there decides, and where it does not, the choice that keeps more. The caller holds the
-    store lock. ``numbers`` are those of the segments that are there, ``aside`` those in quarantine, which are never
-    given again.
+    Of a counter and its complement one is right: either a writer died between the two updates, or a bit of one flipped.
+    The files of the store decide; if they do not, the value that keeps more steps wins. The caller holds the store
+    lock. ``numbers`` lists the segments of the store, ``aside`` those in quarantine, whose numbers are not used again.
     """
     path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
     words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
@@ -168,7 +167,7 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | 
     try:
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     except (OSError, FormatError):
-        write_atomic(path, repaired.tobytes())  # nobody can have it mapped
+        write_atomic(path, repaired.tobytes())  # no process can have the damaged file mapped
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     with open(fd, "r+b", buffering=0) as file:
         file.write(repaired.tobytes())
@@ -182,10 +181,10 @@ def _choose(
 ) -> list[int]:
     pairs = zip(values, others, strict=True)
     able = [[value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0] for pair in pairs]
-    # The lower horizon and frontier keep more.
+    # For the horizon and the frontier, the lower value keeps more steps.
     chosen = [_newer(both, _MOST_ADDED.get(word, 0)) for word, both in enumerate(able)]
     following = 1 + max([*numbers, *aside], default=-1)
-    # The lower of those above every segment: a flipped bit would use up numbers.
+    # The lower value above every segment: a flipped bit would use up numbers.
     above = [value for value in able[layout.NEXT_SEGMENT] if following <= value <= layout.MAX_SEGMENTS]
     chosen[layout.NEXT_SEGMENT] = min(above, default=following)
     least = min(numbers, default=chosen[layout.NEXT_SEGMENT])
@@ -198,13 +197,13 @@ def _choose(
 
 
 def _newer(both: list[int], most: int) -> int:
-    """Return the higher one of a counter and its complement, if it is higher by no more than a writer adds."""
+    """Return the higher of a counter and its complement if the difference is possible, else the lower one."""
     low, high = min(both), max(both)
     return high if high - low <= most else low
 
 
 def _eviction_entries(root: Path) -> int:
-    """Return how many evictions by hand are in their files: entries are appended, and none has no steps."""
+    """Return the number of evictions by hand in their files: entries are appended, and each has steps."""
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.EVICTIONS):

@@ -1,4 +1,4 @@
-"""Takes segments out of quarantine: back to their place, or deleted for good."""
+"""Takes segments out of quarantine: returns them to their place, or deletes them for good."""
 
 import os
 import shutil
@@ -24,12 +24,12 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 
 
 def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
-    """Bring a segment back from quarantine, if it is whole; the one that replaced it goes to quarantine.
+    """Bring a segment back from quarantine, if it is whole; the segment in its place goes to quarantine.
 
-    Of several with the number, it is the last one set aside of those that can be brought back. Readers see it with
-    their next refresh. Raises ReplayError where none is there, or the last one is still damaged, lies where retention
-    would delete it at once, has fewer steps than the one in its place, or its rows are in other segments; FormatError
-    where the store's own document is damaged.
+    If several segments have the number, it is the one set aside last among those that can be brought back. Readers see
+    it with their next refresh. Raises ReplayError if there is none, or if the last one is still damaged, would be
+    evicted at once, has fewer steps than the one in its place, or has rows that other segments have, too; FormatError
+    if the store's own document is damaged.
     """
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)
@@ -48,7 +48,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 
 
 def _bring_back(remedies: Remedies, number: int) -> str:
-    """Bring a segment back, and return what was done; errors as for `restore_segment`. The caller holds the locks."""
+    """Bring a segment back, and describe it; errors as for `restore_segment`. The caller holds the locks."""
     entry, info = _find_whole(remedies, number)
     root, place = remedies.root, layout.segment_folder(number)
     detail = f"from {entry.where}" + ("" if entry.steps is None else f", {entry.steps} steps")
@@ -75,9 +75,9 @@ def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentIn
 
 
 def _find_segments(root: Path, number: int) -> list[Quarantined]:
-    """Return the segments in quarantine with a number, those first that were set aside last.
+    """Return the segments in quarantine with a number, the one set aside last first.
 
-    Raises ReplayError where there is none.
+    Raises ReplayError if there is none.
     """
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
@@ -92,21 +92,21 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
     if problems := without(found, "unproven"):
         where = problems[0].where.removeprefix(f"{QUARANTINE}/")
         raise ReplayError(
-            f"segment {number} is still damaged: {where} {problems[0].detail}; put a good copy of that file in its "
-            f"place below {QUARANTINE}, then restore it"
+            f"segment {number} is still damaged: {where} {problems[0].detail}; put a good copy of that file into its "
+            f"place below {QUARANTINE}, then restore the segment"
         )
     info, words = read_segment(store, number, root / entry.where), store.counters().read()
     if store.has_horizon and info.came_before(int(words[layout.HORIZON])):
         raise ReplayError(
-            f"segment {number} has nothing newer than what retention has deleted already: it would be evicted at once; "
-            f"copy what is wanted from {entry.where}"
+            f"segment {number} has no step newer than the last eviction: it would be evicted at once; copy the wanted "
+            f"files from {entry.where}"
         )
     _check_place(store, entry, info)
     return info
 
 
 def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
-    """Check that no step would be there twice, and that none is lost if what is in its place gives way to a segment."""
+    """Check that no step would exist twice, and that no step of the segment in its place is lost."""
     place, members = layout.segment_folder(info.number), _members(info)
     packs = ((pack.number, tables) for pack, tables in read_packs(store) if pack.number != info.number)
     packed = {one: pack for pack, tables in packs for one in tables.numbers.tolist()}
@@ -124,18 +124,18 @@ def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
     except (OSError, FormatError):
         return  # it is damaged
     if present.uuid != info.uuid:
-        raise ReplayError(f"{place} is another segment than {entry.where}; move it out of the store first")
+        raise ReplayError(f"{place} is a different segment from {entry.where}; move it out of the store first")
     if _steps_of(present) > _steps_of(info):
         raise ReplayError(f"{place} has more steps than {entry.where}; diskreplay repair replaces it if it is damaged")
 
 
 def _members(info: SegmentInfo) -> list[int]:
-    """Return which segments a pack has; none for a segment that is no pack."""
+    """Return the numbers of the segments in a pack; an empty list for any other segment."""
     return [] if info.packed is None else read_tables(info).numbers.tolist()
 
 
 def _steps_of(info: SegmentInfo) -> int:
-    """Return how many steps of a segment count."""
+    """Return the number of steps of a segment that count."""
     if info.sealed:
         return (info.steps or 0) - info.lost.steps
     return count_steps_in(info, proven_rows(info))
@@ -143,15 +143,15 @@ def _steps_of(info: SegmentInfo) -> int:
 
 @shown_paths()
 def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantined:
-    """Delete a segment in quarantine for good, and return what it was. Its steps count as evicted.
+    """Delete a segment in quarantine for good, and return its entry. Its steps count as evicted.
 
-    Raises StoreNotFound where there is no store at ``path``, FormatError where a link or a file is where its counters
-    have to be, ReplayError where the segment is not in quarantine, StoreLocked where another process held the store's
-    lock for a minute.
+    Raises StoreNotFound if there is no store at ``path``, FormatError if the folder of its counters is a link or a
+    file, ReplayError if the segment is not in quarantine, StoreLocked if another process held the store's lock for a
+    minute.
     """
     home = open_home(path)
     root = home.path
-    read_plan(Files(str(root)))  # raises where there is no store
+    read_plan(Files(str(root)))  # raises if there is no store
     if not is_folder(root / layout.COUNTERS):
         raise FormatError(f"{shown(root / layout.COUNTERS)} is not a folder; diskreplay repair makes a new one")
     entry = _find_segments(root, number)[0]

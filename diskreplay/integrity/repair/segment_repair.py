@@ -1,4 +1,4 @@
-"""Repairs of one damaged segment: its files are restored, or it is rebuilt from what is whole, or set aside."""
+"""Repairs one damaged segment: restores its files, rebuilds it from its whole episodes, or sets it aside."""
 
 import shutil
 import warnings
@@ -32,7 +32,7 @@ _OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
 
 @dataclass(frozen=True)
 class Losses:
-    """What a damaged segment loses when it is rebuilt: found by looking, before anything is changed."""
+    """The losses of a damaged segment if it is rebuilt; found without any change."""
 
     info: SegmentInfo
     damage: Damage
@@ -40,11 +40,11 @@ class Losses:
 
     @property
     def steps(self) -> int:
-        """How many steps are lost that were not before."""
+        """The number of steps that are lost in addition to earlier losses."""
         return max(0, self.damage.steps_lost - self.info.lost.steps)
 
     def __str__(self) -> str:
-        """Tell what is lost: episodes, steps, ids."""
+        """Return the losses in words: episodes, steps, ids."""
         if not any(self.damage.more.values()):
             return "no step is lost"
         episodes, steps = self.damage.episodes, self.steps
@@ -61,7 +61,7 @@ class Losses:
         return f"{count}, {steps} step{'' if steps == 1 else 's'} lost, ids {ids}{more}{every}"
 
     def _ids(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the first and the last id of each range of rows that are lost, and how far its ids are apart."""
+        """Yield the first id, the last id and the stride of each range of lost rows."""
         base, lanes = self.info.number << layout.POSITION_BITS, len(self.info.lanes)
         for lane, rows in self.damage.more.items():
             for first, stop in rows:
@@ -75,7 +75,7 @@ class Losses:
 
 
 def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
-    """Whether something wrong with a segment, whose folder is ``where``, may follow from damaged rows."""
+    """Whether a problem of the segment in the folder ``where`` may follow from damaged rows."""
     if not info.sealed:
         return False
     name = problem.where.removeprefix(f"{where}/")
@@ -96,7 +96,7 @@ def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
 
 
 def is_of_table(problem: Problem, where: str) -> bool:
-    """Whether something is wrong with the table of episodes of a segment, whose folder is ``where``."""
+    """Whether a problem concerns the table of episodes of the segment in the folder ``where``."""
     name = problem.where.removeprefix(f"{where}/")
     folder, _, file = name.rpartition("/")
     in_table = folder in layout.EPISODE_FOLDERS and file in (layout.METADATA, "c.0")
@@ -106,10 +106,10 @@ def is_of_table(problem: Problem, where: str) -> bool:
 def find_losses(
     info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool
 ) -> Losses | None:
-    """Return what is lost if a segment is rebuilt; None where nothing is left of it, or nothing is known to be damaged.
+    """Return the losses if a segment is rebuilt; None: no step would remain, or no damage was found.
 
-    ``evicted`` are position and steps of the episodes of each segment that were evicted by hand. ``is_table_damaged``:
-    the table of its episodes is, which costs no step.
+    ``evicted`` has position and steps of the episodes that were evicted by hand, by segment. ``is_table_damaged``: the
+    table of episodes is damaged, which costs no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -133,21 +133,21 @@ def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[in
     ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
     lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
     rows = tables.rows_of(ids)
-    # What is no episode is none of the rows of another lane.
+    # An entry that names no episode must not hide rows of another lane.
     good = tables.ids_of(rows + steps - 1) == ids + (steps - 1) * lanes
     return list(zip(rows[good].tolist(), steps[good].tolist(), strict=True))
 
 
 def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
-    """Return how many steps a segment says it has or, where that cannot be believed, the most that it may have."""
+    """Return the number of steps in a segment's document or, if it is not credible, the most possible."""
     rows = _rows_with_flags(segment)
-    # A document that claims more than there is room for is not believed.
+    # A document with more steps than its files have room for is not credible.
     counted = info.steps if info is not None and info.steps and info.steps <= rows else 0
     return counted or _rows_committed(segment, rows)
 
 
 def _rows_committed(segment: Path, most: int) -> int:
-    """Return how many rows a segment says it has, or as many as there can be."""
+    """Return the number of rows by the counter of a segment, at most ``most``; without a counter, ``most``."""
     with suppress(OSError, FormatError):
         data = read_regular(str(segment / layout.COMMITTED / "c.0"), None, 8 * layout.MAX_LANES)
         rows = np.frombuffer(data[: len(data) & ~7], "<i8").astype(np.float64).clip(0).sum()
@@ -156,7 +156,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return for how many rows a segment has files; a flag is a byte."""
+    """Return the number of rows in the files of a segment, by its flags: one byte a row."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0
@@ -165,7 +165,7 @@ def _rows_with_flags(segment: Path) -> int:
 # --- the repair of a segment ------------------------------------------------------------------------------------------
 
 
-# A file that was restored may show what could not be seen before.
+# A restored file may reveal other damage: the segment is verified and repaired up to so often.
 _ROUNDS = 4
 
 
@@ -177,17 +177,17 @@ class SegmentRepair:
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def repair(self, number: int, problems: list[Problem]) -> None:
-        """Restore what can be of a damaged segment, else set it aside."""
+        """Restore or rebuild a damaged segment, or set it aside."""
         remedies, where = self._remedies, layout.segment_folder(number)
         if not self._dry_run and all(problem.where != where for problem in problems):
-            problems = remedies.verify_segment(number)  # it may have been sealed since, or evicted
+            problems = remedies.verify_segment(number)  # it may have been sealed or evicted since
         info = remedies.read(number)
         if info is None and self._restore_document(where, problems):
             if self._dry_run:
                 return
             info, problems = remedies.read(number), remedies.verify_segment(number)
         if info is not None and not info.sealed and (fate_of(info) is Fate.COPIED or prove(info) is not None):
-            return  # it is sealed, or rebuilt, as far as it is proven
+            return  # it is sealed or rebuilt with its proven rows
         problems = self._repair_in_place(number, info, problems)
         if problems and not (info is not None and self._undo_pack(info, where, problems)):
             detail, steps = _summary(problems, where), steps_at_stake(info, self._root / where)
@@ -209,7 +209,7 @@ class SegmentRepair:
                 is_done = self._undo_pack(info, where, of_rows) or self._rebuild(info, where, of_rows)
                 return [] if is_done else problems
             if not self._dry_run:
-                note_change(self._root)  # readers may have left it out
+                note_change(self._root)  # readers may have excluded the segment
             problems = [] if self._dry_run else self._remedies.verify_segment(number)
         return problems
 
@@ -225,7 +225,7 @@ class SegmentRepair:
         return True
 
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
-        """Repair a segment file by file, if there is a remedy for each; else change nothing and return False."""
+        """Repair each damaged file; if one has no remedy, change nothing and return False."""
         folders = [f"{where}/{name}" for name in (*layout.PACK_TABLES, *layout.EPISODE_FOLDERS)]
         found = self._find_contents(info, where, problems, folders)
         if found is None:
@@ -244,15 +244,15 @@ class SegmentRepair:
     def _find_contents(
         self, info: SegmentInfo | None, where: str, problems: list[Problem], folders: list[str]
     ) -> dict[str, tuple[bytes | None, str]] | None:
-        """Return the right content of each file that is wrong, and the reason; None: one of them has no remedy.
+        """Return the right content of each wrong file, and the reason; None: one of them has no remedy.
 
-        A file without content does not belong there. ``folders`` are those that can be made again.
+        A content of None: the file does not belong there. ``folders`` lists the folders that can be made again.
         """
         found: dict[str, tuple[bytes | None, str]] = {}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
             if info is not None and problem.where in folders and problem.kind == "missing":
-                continue  # so are its files
+                continue  # its files are missing, too, and are found one by one
             known = None if info is None else known_in_segment(info, name)
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
@@ -266,7 +266,7 @@ class SegmentRepair:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _undo_pack(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Set a damaged pack aside if all segments whose rows it has are still there, whole: they count again."""
+        """Set a damaged pack aside if all its source segments are still there and whole: they count again."""
         if info.packed is None or not self._has_sources(info):
             return False
         detail = f"{_summary(problems, where)}; the segments that were put into it are still there"
@@ -287,7 +287,7 @@ class SegmentRepair:
         return wanted == set[int]().union(*holders.values()) and not any(map(self._remedies.verify_segment, holders))
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Replace a segment by what is whole of it; False where that cannot be done, and nothing was changed."""
+        """Replace a segment by its whole episodes; False, and no change, if that is impossible."""
         is_table_damaged = any(is_of_table(problem, where) for problem in problems)
         losses = find_losses(info, self._remedies.evicted, is_table_damaged=is_table_damaged)
         if losses is None:
@@ -305,7 +305,7 @@ class SegmentRepair:
         return now is not None
 
     def _keep_hidden(self) -> None:
-        """See that what a capacity hides stays hidden, though fewer steps will be left to count."""
+        """Keep hidden steps hidden: with fewer steps to count, the capacity would show some of them again."""
         store = self._remedies.store
         if store.limits.capacity is None:
             return
@@ -315,23 +315,23 @@ class SegmentRepair:
                 warnings.simplefilter("ignore", DamagedSegmentWarning)  # it is being repaired
                 follower = Follower(store, counters)
         except (FormatError, OSError):
-            return  # what it hides cannot be read
+            return  # the hidden steps cannot be determined
         hidden_before = follower.snapshot.hidden_before
         follower.close()
         keep_hidden(counters, hidden_before)
 
     def _replace(self, losses: Losses, reason: str) -> str | None:
-        """Rebuild a segment and put it in place of the damaged one; return where that one is now.
+        """Rebuild a segment, put it in place of the damaged one, and return the damaged one's new path.
 
-        None, and nothing is changed, where what was built is not in order: the segment was damaged before it was
-        sealed, or its small files are too. Raises StorageFull where there is no room for it; nothing is changed.
+        None, and no change, if the new segment fails verification: the segment was damaged before it was sealed, or
+        its small files are damaged, too. Raises StorageFull, and changes nothing, if the disk is full.
         """
         number = losses.info.number
         try:
             built = build_copy(losses.info, losses.damage)
         except (FormatError, FileNotFoundError, NotADirectoryError):
             return None
-        # Rows that do not count, as nothing proves them, are kept as they were.
+        # Unproven rows are kept as they were: they are not a failure.
         found = verify_folder(str(self._root), built, number, self._remedies.plan, self._remedies.evicted)
         if without(found, "unproven"):
             shutil.rmtree(self._root / built, ignore_errors=True)
@@ -340,6 +340,6 @@ class SegmentRepair:
 
 
 def _summary(problems: list[Problem], where: str) -> str:
-    """Return what is wrong with a segment: the first of it."""
+    """Return the first problem of a segment in words."""
     name = problems[0].where.removeprefix(f"{where}/")
     return problems[0].detail if name == where else f"{name} {problems[0].detail}"

@@ -1,4 +1,4 @@
-"""The attributes of a segment, and the counters of its lanes."""
+"""Checks the attributes of a segment, and the counters of its lanes."""
 
 import math
 import os
@@ -29,7 +29,7 @@ from diskreplay.segments.files.machine import Volume, boot_id, volume_of
 
 Ints = NDArray[np.int64]
 
-_SECTOR = 512  # what a disk writes as a whole
+_SECTOR = 512  # bytes that a disk writes as a whole
 _MOST_NS = 1 << 62
 
 
@@ -44,25 +44,26 @@ class Attributes:
     steps: int
     checksums: dict[str, int]
     lost: tuple[tuple[int, int], ...]
-    lost_values: tuple[int, ...]  # of each of these ranges
+    lost_values: tuple[int, ...]  # lost values of each of these ranges
     steps_lost: int
     writer: int
-    values: tuple[int, ...] = ()  # of each lane, if it is sealed and there are episode fields
+    values: tuple[int, ...] = ()  # of each lane, if the segment is sealed and there are episode fields
     times: tuple[int, int] | None = None
     episodes: int | None = None  # lines of its table of episodes; None: it has none
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
-    was_sealed: bool = False  # the original of a copy that has to prove its rows
-    packed: tuple[int, int] | None = None  # of a pack: the lines of its two tables
-    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: how arrays are, by path
+    was_sealed: bool = False  # it was copied while it was sealed: marks or blocks must prove its rows
+    packed: tuple[int, int] | None = None  # of a pack: the numbers of lines of its two tables
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: by path of the array
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment as it was found: its folder, its attributes, and the rows of each lane that count.
+    """A segment on disk: its folder, its attributes, and the counted rows of each lane.
 
-    ``values`` are the rows of each lane in arrays of episode fields. ``kept_values`` are the most of a lane, with rows
-    that are kept although nothing proves them. ``tables`` are the two tables of a pack, if they are whole.
+    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest number
+    of a lane if unproven rows, which the segment keeps, are included. ``tables`` has the two tables of a pack, if they
+    are whole.
     """
 
     files: Files
@@ -76,26 +77,26 @@ class Segment:
 
     @property
     def lanes(self) -> int:
-        """How many lanes it has."""
+        """The number of its lanes."""
         return self.attributes.lanes
 
     @property
     def chunk_rows(self) -> dict[str, int]:
-        """The rows of a lane in a chunk of each array."""
+        """The rows of a lane in a chunk, by array."""
         return self.attributes.chunk_rows
 
     @property
     def longest(self) -> int:
-        """The rows of its longest lane."""
+        """The number of rows of its longest lane."""
         return int(self.rows.max())
 
     @property
     def kept_rows(self) -> int:
-        """The rows of its longest lane with those that are kept although nothing proves them."""
+        """The number of rows of its longest lane, unproven rows included."""
         return max(self.longest, *self.attributes.claimed) if self.attributes.claimed else self.longest
 
     def rows_of(self, path: str) -> NDArray[np.int64]:
-        """Return the rows of each lane in an array."""
+        """Return the number of rows of each lane in an array."""
         return self.values if layout.is_of_episodes(path) else self.rows
 
     def longest_of(self, path: str) -> int:
@@ -103,7 +104,7 @@ class Segment:
         return int(self.rows_of(path).max())
 
     def kept_of(self, path: str) -> int:
-        """Return the same with rows that are kept although nothing proves them."""
+        """Return the most rows of a lane in an array, unproven rows included."""
         return max(self.longest_of(path), self.kept_values) if layout.is_of_episodes(path) else self.kept_rows
 
     def inside(self, name: str) -> str:
@@ -121,21 +122,21 @@ class Segment:
         return self.lanes * self.chunk_rows[path] * self.plan.arrays[path].row_bytes
 
     def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
-        """Return the bytes of rows of one lane that lie in one chunk, None where its file is not whole."""
+        """Return the bytes of rows of one lane in one chunk; None if its file is not whole."""
         per_chunk, row_bytes = self.chunk_rows[path], self.plan.arrays[path].row_bytes
         nbytes, at = (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes
-        # Files that are missing are reported where chunks are checked.
+        # The check of chunks reports missing files.
         with self.files.quiet().opened(self.chunk(path, first // per_chunk), self.chunk_bytes(path)) as fd:
             if fd is not None and len(data := read_at(fd, nbytes, at)) == nbytes:
                 return data
         return None
 
     def read_flags(self, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Return the flags of rows of one lane that lie in one chunk, none where its file is not whole."""
+        """Return the flags of rows of one lane in one chunk; empty if its file is not whole."""
         return np.frombuffer(self.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)
 
     def flag_parts(self, lane: int, first: int, stop: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-        """Yield the flags of rows of one lane in parts of bounded size: first row, the row behind the last, flags."""
+        """Yield the flags of rows of one lane in parts of bounded size, as (first, stop, flags)."""
         per_chunk = self.chunk_rows[layout.DONE]
         while first < stop:
             end = min(stop, (first // per_chunk + 1) * per_chunk, first + BLOCK_BYTES)
@@ -143,9 +144,9 @@ class Segment:
             first = end
 
     def count_values(self, upto: Ints, before: Ints | None = None) -> Ints:
-        """Return how many rows of each lane have values of episodes, from ``before`` up to ``upto``.
+        """Return the number of rows of each lane with values of episodes, from ``before`` up to ``upto``.
 
-        They are counted by flags, and those that were lost with their rows. Flags that cannot be read count as 0.
+        Flags count them; values that were lost with their rows are added. Flags that cannot be read count as 0.
         """
         before = np.zeros_like(upto) if before is None else before
         found = np.zeros(self.lanes, np.int64)
@@ -157,7 +158,7 @@ class Segment:
         return found + self.lost_values(before, upto)
 
     def lost_values(self, before: Ints, upto: Ints) -> Ints:
-        """Return how many values of each lane were lost with the rows from ``before`` up to ``upto``."""
+        """Return the number of values of each lane that were lost with the rows from ``before`` up to ``upto``."""
         found = np.zeros(self.lanes, np.int64)
         for (position, _), count in zip(self.attributes.lost, self.attributes.lost_values, strict=True):
             row, lane = divmod(position, self.lanes)
@@ -167,14 +168,14 @@ class Segment:
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
-    """Return the attributes of a segment, or None where a problem was reported."""
+    """Return the attributes of a segment, or None after it reported a problem."""
     given = read_group(files, folder)
     if given is None:
         return None
     try:
         plan = plan.of(given["chunk_rows"])
         found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
-        # A pack is complete before it has its place.
+        # A pack is made elsewhere and moved into place, so it is complete.
         return (
             found if found.packed or _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
         )
@@ -190,11 +191,11 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     if given.get("requires", []) != requires:
         raise ValueError(f"needs {given.get('requires')!r:.80} and not {requires}")
     if given["store"] != plan.store:
-        raise ValueError(f"a segment of another store, {given['store']!r:.40}")
+        raise ValueError(f"belongs to another store, {given['store']!r:.40}")
     lanes, chunk_rows, sealed = given["lanes"], given["chunk_rows"], given["sealed"]
     _need(given, {"lanes": _are_whole(lanes, most=layout.MAX_LANES - 1) and 1 <= len(set(lanes)) <= layout.MAX_LANES})
     if len(set(lanes)) < len(lanes):
-        raise ValueError("a lane is there twice")
+        raise ValueError("lists a lane twice")
     _check_chunk_rows(plan, len(lanes), chunk_rows, compressed)
     most_rows = layout.POSITION_MASK // len(lanes)
     _need(given, _are_common(given, len(lanes), most_rows))
@@ -233,8 +234,8 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Tell of attributes that sealed segments and others have whether each can be."""
-    claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # where the epoch is on the clock of the rows
+    """Return the attributes of every segment, and whether each is possible."""
+    claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the epoch on the clock of the rows
     return {
         "uuid": is_uuid(given["uuid"]),
         "sealed": isinstance(given["sealed"], bool),
@@ -250,7 +251,7 @@ def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
 
 
 def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
-    """Tell of attributes that sealing adds whether each can be."""
+    """Return the attributes that sealing adds, and whether each is possible."""
     checksums, times = given["checksums"], given["times"]
     are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
     return {
@@ -265,7 +266,7 @@ def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[s
 
 
 def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mapping[str, Compressed]) -> None:
-    """Raise ValueError if an array has chunks that no segment of so many lanes has."""
+    """Raise ValueError if chunks of an array are impossible with this number of lanes."""
     for path, array in plan.arrays.items():
         rows = chunk_rows[path]
         if not is_whole(rows, 1) or rows & (rows - 1):
@@ -278,7 +279,7 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
 
 
 def _parse_packed(given: Any) -> tuple[int, int] | None:
-    """Return how many segments are in a pack, and how many lanes these have together; None of other segments."""
+    """Return the numbers of segments and of lanes in a pack; None for other segments."""
     packed = given.get("packed")
     if packed is None:
         return None
@@ -289,7 +290,7 @@ def _parse_packed(given: Any) -> tuple[int, int] | None:
 
 
 def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
-    """Return how arrays of a pack are compressed; those that every segment has never are."""
+    """Return the compression of arrays of a pack, by path; flags, times and priorities are never compressed."""
     found = {path: Compressed(**how) for path, how in given.get("compressed", {}).items()}
     if found.keys() - plan.arrays.keys() or found.keys() & {layout.DONE, layout.TIME, layout.PRIORITY}:
         raise ValueError(f"compressed names {sorted(found)!r:.80}")
@@ -301,18 +302,18 @@ def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
 
 
 def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> bool:
-    """Whether a value from JSON is a list of whole numbers of at most ``most``, of so many if given."""
+    """Whether a value from JSON is a list of whole numbers from 0 to ``most``, with ``count`` items if given."""
     return isinstance(value, list) and count in (None, len(value)) and all(is_whole(item, most=most) for item in value)
 
 
 def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
-    """Return position and rows of each range that was lost to damage: they follow one another and do not overlap."""
+    """Return position and rows of each range lost to damage: they are in order and do not overlap."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
     if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
         raise ValueError("lost is not a list of positions and rows")
     if any(before[0] >= after[0] for before, after in pairwise(ranges)):
         raise ValueError("lost is not in order")
-    free: dict[int, int] = {}  # the first row of each lane that is not in a range before
+    free: dict[int, int] = {}  # the row after the last range, by lane
     for position, rows in ranges:
         row, lane = divmod(position, lanes)
         if (row + rows) * lanes > layout.POSITION_MASK:
@@ -329,30 +330,30 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
 
 
 def _is_boot_time(value: Any) -> bool:
-    """Whether a value is null, or machine, boot and seconds since that."""
+    """Whether a value is null, or a machine, a boot and the seconds since that boot."""
     if not isinstance(value, list) or len(value) != 3:
         return value is None
     return isinstance(value[0], str) and isinstance(value[1], str) and (value[2] == 0 or is_positive(value[2]))
 
 
 def was_lost(files: Files, folder: str) -> bool:
-    """Whether a segment is one whose machine went down before its own document was durable; no mark is there."""
+    """Whether the machine went down before a segment's own document was durable; it then has no mark."""
     scratch = files.quiet()
     if not scratch.is_folder(folder) or has_marks(scratch, folder):
         return False
     data = _contents(scratch, f"{folder}/{layout.METADATA}")
     if scratch.problems:
-        return False  # what is a link, or cannot be read, is another matter
+        return False  # a link or an unreadable file: the check reports it
     return not data or any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR))
 
 
 def has_marks(files: Files, folder: str) -> bool:
-    """Whether any row of a segment is known to be durable: by a mark, or the counter."""
+    """Whether a mark or the counter says that a row of a segment is durable."""
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
 def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
-    """Whether a segment has no chunk that was copied before it was sealed; this may be a copy of it."""
+    """Whether a segment, which may be a copy, has no chunk that was copied before sealing."""
     if not found.sealed or inode == _inode(files, folder):
         return True
     writable, missing = False, False
@@ -373,7 +374,7 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
 
 
 def _as_unsealed(found: Attributes) -> Attributes:
-    """Return what a segment says that was sealed while it was copied: it has to prove its rows."""
+    """Return the attributes of a segment that was sealed while it was copied: marks must prove its rows."""
     found = replace(found, sealed=False, was_sealed=True, in_place=False, claimed=(), unproven_steps=0)
     return replace(found, steps=0, checksums={}, times=None, values=(), episodes=None)
 
@@ -385,7 +386,7 @@ def _checksum(files: Files, where: str) -> int | None:
 
 
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
-    """Whether a segment is where it was written, in the same boot: what is in memory counts then."""
+    """Whether a segment is where it was written, in the same boot: its counters are then valid without marks."""
     volume = attributes.get("volume")
     if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
         return False
@@ -397,19 +398,19 @@ def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
 
 
 def _contents(files: Files, where: str) -> bytes:
-    """Return the bytes of a file, none where it is missing."""
+    """Return the bytes of a file; empty if it is missing."""
     if not os.path.lexists(files.path(where)):
         return b""
     return files.read(where, MAX_DOCUMENT_BYTES) or b""
 
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
-    """Return the rows of each lane that are committed, or None where a problem was reported."""
+    """Return the committed rows of each lane, or None after it reported a problem."""
     lanes, before = attributes.lanes, len(files.problems)
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # In this order: a writer stores `committed` first, so what is read of it is never behind the others.
+    # In this order: a writer advances `committed` first, so the value read last is never behind the others.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:
@@ -417,11 +418,11 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
         values[name] = np.frombuffer(data, "<i8")
         crc = crc32c(data)
         if attributes.checksums.get(f"{name}/c.0", crc) != crc:
-            files.report("checksum", f"{folder}/{name}/c.0", "does not fit the checksum that it was sealed with")
+            files.report("checksum", f"{folder}/{name}/c.0", "does not match its checksum from sealing")
     if len(files.problems) > before:
         return None
     if not attributes.sealed and not attributes.in_place:
-        return values[layout.COMMITTED]  # whatever they are, nothing but marks counts here
+        return values[layout.COMMITTED]  # these counters do not count: marks do
     wrong = _wrong_counters(values, attributes.sealed)
     for name, detail in wrong.items():
         files.report("counters", f"{folder}/{name}/c.0", detail)
@@ -429,18 +430,18 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
 
 
 def _wrong_counters(values: Mapping[str, NDArray[np.int64]], sealed: bool) -> dict[str, str]:
-    """Return what is wrong with counters of lanes, by name."""
+    """Return the problems of counters of lanes, by name."""
     committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
     most = layout.POSITION_MASK // len(committed)
     wrong: dict[str, str] = {}
     for name, value in values.items():
         if (value < 0).any() or (value > most).any():
-            wrong[name] = "a lane has a number of rows that cannot be"
+            wrong[name] = "a lane has an impossible number of rows"
     if not wrong:
         if (observed > committed + 1).any() or (sealed and (observed > committed).any()):
             wrong[layout.OBSERVED] = "a lane has more observations than its rows allow"
         if (durable > committed).any() or (sealed and (durable != committed).any()):
-            wrong[layout.DURABLE] = "a lane has other rows than are committed"
+            wrong[layout.DURABLE] = "a lane has a number of rows that differs from its committed rows"
     return wrong
 
 

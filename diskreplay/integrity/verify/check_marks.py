@@ -1,4 +1,4 @@
-"""Which rows of a segment its marks prove, worked out from the page on the format."""
+"""Finds the rows of a segment that its marks prove, as the page on the format describes."""
 
 import os
 
@@ -17,7 +17,7 @@ _INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
-    """Return the rows of each lane up to the last mark such that it and all before it fit."""
+    """Return the rows of each lane up to the last mark that matches, as do all marks before it."""
     proven, values = np.zeros((2, segment.lanes), np.int64)
     for sums, upto in _marks(segment):
         more = segment.count_values(upto, proven)
@@ -28,7 +28,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return the checksums of the new bytes and the rows of each mark, up to the first one that is not whole."""
+    """Return the checksums of the new bytes and the rows of each mark, up to the first mark that is not whole."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -50,9 +50,10 @@ def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
 
 
 def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, Ints]) -> list[int] | None:
-    """Return the CRC-32C of the rows and values that are not proven yet; None if a file is not whole.
+    """Return the checksums of unproven rows and values up to a mark; None if a file is not whole.
 
-    That of the priorities apart, which begins and ends with the register as it is, so that zeros make 0.
+    They are the CRC-32C of all arrays but priorities, and the CRC-32C of priorities. The latter neither begins nor ends
+    with an inversion of the register, so that zeros give 0.
     """
     sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):
@@ -76,7 +77,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return how many steps there are at most behind the proven rows, by the counters or by flags."""
+    """Return the most steps that may follow the proven rows, by the counters and by flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
@@ -84,7 +85,7 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 
 
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
-    """Count the steps of a lane from a row on: those that are claimed, and as far as there are flags."""
+    """Count the steps of a lane from a row on: all claimed rows, and further rows up to the last flag."""
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
         stop = min((at // per_chunk + 1) * per_chunk, at + BLOCK_BYTES)

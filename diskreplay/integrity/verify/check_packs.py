@@ -1,4 +1,4 @@
-"""Packs: whether their tables can be, and whether their rows are those of the segments that they name."""
+"""Checks packs: that their tables are possible, and that their rows are the rows of the segments in the tables."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_tables(segment: Segment, tables: Tables, number: int | None) -> bool:
-    """Check the tables of a pack, whose number may be unknown; whether its rows can be looked at by them."""
+    """Check the tables of a pack, whose number may be None (unknown); return whether they are valid."""
     files = segment.files
     copy = segment.inside(layout.TABLES_COPY)
     check_content(files, copy, tables.content, "checksum", "is not a copy of the two tables of this pack")
@@ -33,13 +33,13 @@ def _wrong_members(segment: Segment, tables: Tables, number: int | None) -> str 
     numbers, lanes, writers, steps = tables.members.T
     most = layout.MAX_SEGMENTS if number is None else number
     if (np.diff(numbers) <= 0).any() or numbers[0] < 0 or numbers[-1] >= most:
-        return "does not name segments from before this pack in the order of their numbers"
+        return "does not list segments older than this pack in ascending order"
     if (lanes < 1).any() or (lanes > layout.MAX_LANES).any() or int(lanes.sum()) != len(tables.runs):
-        return f"names segments with other lanes than the {len(tables.runs)} that this pack has"
+        return f"lists segments whose lanes are not the {len(tables.runs)} that this pack has"
     if (writers < 0).any() or (writers > numbers).any():
-        return "names a writer whose first segment is behind one of its segments"
+        return "lists a writer whose first segment is newer than one of its segments"
     if (steps < 0).any() or int(steps.sum()) != segment.attributes.steps:
-        return f"names segments with {int(steps.sum())} steps, and this pack has {segment.attributes.steps}"
+        return f"lists segments with {int(steps.sum())} steps, and this pack has {segment.attributes.steps}"
     return None
 
 
@@ -48,7 +48,7 @@ def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
     first_rows, rows, numbers, first_values, values = tables.runs.T
     member = np.repeat(np.arange(len(lanes)), lanes)
     if (tables.runs < 0).any() or (rows > layout.POSITION_MASK // lanes[member]).any():
-        return "has a lane with a number of rows that cannot be"
+        return "has a lane with an impossible number of rows"
     if (numbers >= layout.MAX_LANES).any():
         return f"has a lane with the number {int(numbers.max())}"
     is_behind = (tables.runs[:, :2] > segment.longest).any()
@@ -56,17 +56,17 @@ def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
         return f"has lanes that overlap, or that do not end with the {segment.longest} rows of this pack"
     stops = np.cumsum(values)
     if (values > rows).any() or (first_values != stops - values).any() or stops[-1] != sum(segment.attributes.values):
-        return "does not say where the values of episodes are"
+        return "has wrong positions of the values of episodes"
     of_rows = [rows for path, rows in segment.chunk_rows.items() if not layout.is_of_episodes(path)]
     if min(of_rows) < segment.longest + layout.ROWS_BEHIND:
-        return f"has {segment.longest} rows, for which a chunk of this pack has no room"
+        return f"has {segment.longest} rows, more than fit into a chunk of this pack"
     if len(np.unique(np.stack([member, numbers], axis=1), axis=0)) < len(numbers):
-        return "names a lane of a segment twice"
+        return "lists a lane of a segment twice"
     return None
 
 
 def check_indexes(segment: Segment) -> None:
-    """Check that the copy of the indexes of compressed arrays is one, and that these say what can be."""
+    """Check the indexes of compressed arrays, and their copy."""
     files, indexes = segment.files, []
     for path, how in sorted(segment.attributes.compressed.items()):
         name, nbytes = segment.chunk(path, 0), 16 * (segment.chunk_rows[path] // how.rows)
@@ -79,15 +79,15 @@ def check_indexes(segment: Segment) -> None:
         entries = entries[entries[:, 0] != np.uint64(2**64 - 1)]
         stops = np.cumsum(entries[:, 1])
         if (entries[:, 1] <= 4).any() or (entries[:, 0] != stops - entries[:, 1]).any():
-            files.report("counters", name, "has an index that does not say where its inner chunks are")
+            files.report("counters", name, "has an index with wrong positions of its inner chunks")
         elif entries.size and stops[-1] != how.nbytes - nbytes - 4:
-            files.report("counters", name, "has an index that does not end with its inner chunks")
+            files.report("counters", name, "has an index that does not begin where its inner chunks end")
     copy = segment.inside(layout.INDEXES_COPY)
     check_content(files, copy, b"".join(indexes), "checksum", "is not a copy of the indexes of this pack")
 
 
 def check_runs(segment: Segment, tables: Tables) -> None:
-    """Check that each lane in a pack begins with an episode and has the steps of its segment, and what was lost."""
+    """Check that each lane in a pack begins with an episode, and has the steps, values and losses of the tables."""
     files, done = segment.files, segment.inside(layout.DONE)
     (steps, values), counted = np.zeros((2, len(tables.runs)), np.int64), tables.runs[:, 1] > 0
     for _, first, _, flags, _ in blocks(segment, layout.DONE, START):
@@ -96,7 +96,7 @@ def check_runs(segment: Segment, tables: Tables) -> None:
         begins = begins[begins >= 0]
         wrong = begins[flags[0, begins] & layout.FIRST == 0]
         if wrong.size:
-            files.report("flags", done, f"row {first + wrong[0]} is the first of a lane, and not of an episode")
+            files.report("flags", done, f"row {first + wrong[0]} is the first row of a lane, but not of an episode")
             return
         bounds = np.clip(np.stack([tables.first_rows[here], tables.stops[here]]) - first, 0, flags.shape[1])
         for found, counts in ((steps, flags[0] & NO_STEP == 0), (values, flags[0] & EPISODE_VALUES != 0)):
@@ -108,37 +108,37 @@ def check_runs(segment: Segment, tables: Tables) -> None:
         if (row, row + count) in between:
             continue
         if row + count > tables.stops[line]:
-            files.report("flags", done, f"{count} rows from row {row} on were lost, and reach over the end of a lane")
+            files.report("flags", done, f"{count} lost rows from row {row} on reach past the end of a lane")
             return
         is_lost[line] = True
         values[line] += lost
     if segment.plan.episode_arrays and (wrong := np.flatnonzero(values != tables.runs[:, 4])).size:
         line = int(wrong[0])
-        detail = f"line {line}: {tables.runs[line, 4]} values of episodes, and its rows have {values[line]}"
+        detail = f"line {line}: {tables.runs[line, 4]} values of episodes, but its rows have {values[line]}"
         files.report("counters", segment.inside(f"{layout.RUNS}/c.0.0"), detail)
     _check_steps(segment, tables, steps, is_lost)
 
 
 def _lines_in(tables: Tables, first: int, stop: int) -> slice:
-    """Return the lines of the lanes that have rows from ``first`` to ``stop``, and perhaps others."""
+    """Return a range of lines that includes every lane with rows from ``first`` to ``stop``."""
     begin = int(np.searchsorted(tables.stops, first, "right"))
     return slice(begin, max(begin, int(np.searchsorted(tables.first_rows, stop))))
 
 
 def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_lost: NDArray[np.bool_]) -> None:
-    """Check how many steps each segment has; of one that lost some, nobody knows."""
+    """Check the number of steps of each segment; that of a segment with lost rows is unknown."""
     line = np.cumsum(tables.members[:, 1]) - tables.members[:, 1]
     found, unknown = np.add.reduceat(steps, line), np.logical_or.reduceat(is_lost, line)
     for at in np.flatnonzero((found != tables.members[:, 3]) & ~unknown)[:1].tolist():
         number, _, _, said = tables.members[at].tolist()
-        detail = f"says {said} steps of segment {number}, and its rows hold {found[at]}"
+        detail = f"says {said} steps of segment {number}, but its rows hold {found[at]}"
         segment.files.report("counters", segment.inside(layout.METADATA), detail)
 
 
 def check_evicted_members(
     segment: Segment, tables: Tables, number: int, evicted: Mapping[int, list[tuple[int, int]]]
 ) -> None:
-    """Check that each eviction by hand of a segment in a pack, position and steps, names an episode, as elsewhere."""
+    """Check that each eviction by hand, as position and steps, names an episode of a segment in the pack."""
     for position, steps in evicted.get(number, []):
         detail = f"{steps} steps from position {position} of {segment.where} were never there: it is a pack"
         segment.files.report("eviction", layout.EVICTIONS, detail)

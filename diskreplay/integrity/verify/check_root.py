@@ -1,4 +1,4 @@
-"""A store apart from its segments: its own document, its counters, saved states, and what lies beside them."""
+"""Checks a store outside its segments: its own document, its groups and counters, notes, and saved states."""
 
 import math
 import os
@@ -37,24 +37,24 @@ from diskreplay.segments.documents import layout
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
-# A counter and its complement disagree for an instant while they are stored, one after the other.
+# A counter and its complement disagree for an instant: they are stored one after the other.
 _ATTEMPTS = 50
 _PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
 class Words:
-    """The store's counters that matter here; ``evictions`` counts the entries of evictions by hand."""
+    """The store's counters that verify needs; ``evictions`` is the number of evictions by hand."""
 
     next_segment: int
     evictions: int
 
 
 def read_plan(files: Files) -> Plan | None:
-    """Return what the segments of a store have, or None where its own document has to be reported.
+    """Return the layout of the segments of a store, or None after it reported a problem of the store's own document.
 
-    Raises StoreNotFound where there is nothing that was a store, FormatError where it is of a version that this release
-    does not know, or needs a feature.
+    Raises StoreNotFound if there is no trace of a store, FormatError if this release does not know its version or a
+    feature that it needs.
     """
     names = _root_names(files)
     if layout.METADATA not in names and not {layout.COUNTERS, layout.SEGMENTS} <= names.keys():
@@ -79,7 +79,7 @@ def _root_names(files: Files) -> dict[str, str]:
 
 
 def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
-    """Refuse what is not a store, and what an earlier or a later release wrote: that is not damage."""
+    """Raise an error for a folder that is not a store, and for a store of another release: that is not damage."""
     attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:
@@ -129,18 +129,18 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
     return plan if len(files.problems) == before else None
 
 
-# --- what every store has beside its segments ------------------------------------------------------------------------
+# --- files of every store outside its segments -----------------------------------------------------------------------
 
 
 def check_root(files: Files, plan: Plan) -> set[str]:
-    """Check the folders of a store and their documents; return those that are there."""
+    """Check the folders of a store and their documents; return the folders that are there."""
     names = _root_names(files)
     good = {name for name in GROUPS if files.is_folder(name)}
     hidden = {name for name in names if name.startswith(".")}
     files.report_unknown("", names, {*GROUPS, layout.METADATA, *hidden})
     for name, expected in store_documents(plan).items():
         if name in good:
-            check_content(files, f"{name}/{layout.METADATA}", expected, "metadata", "is not what every store has there")
+            check_content(files, f"{name}/{layout.METADATA}", expected, "metadata", "differs in this store")
     if layout.COUNTERS in good:
         files.check_lock(f"{layout.COUNTERS}/{layout.LOCK}")
     if layout.EVICTIONS in good:
@@ -156,7 +156,7 @@ def check_root(files: Files, plan: Plan) -> set[str]:
 
 
 def check_notes(files: Files) -> None:
-    """Check the notes of a store, if it has some: JSON documents, each with a checksum of itself."""
+    """Check the notes of a store, if it has any: JSON documents, each with a checksum in it."""
     if not os.path.lexists(files.path(layout.NOTES)):
         return
     names = files.listing(layout.NOTES) or {}
@@ -170,7 +170,7 @@ def check_notes(files: Files) -> None:
 
 
 def _check_limiter(files: Files, plan: Plan, where: str) -> None:
-    document, detail = f"{where}/{layout.METADATA}", "is not that of a limiter's array"
+    document, detail = f"{where}/{layout.METADATA}", "is not the document of a limiter's array"
     check_content(files, document, limiter_document(plan), "metadata", detail)
     slots = files.read(f"{where}/c.0", 8 * layout.LIMITER_SLOTS, 8 * layout.LIMITER_SLOTS)
     if slots is not None and (np.frombuffer(slots, "<i8") < 0).any():
@@ -181,7 +181,7 @@ def _check_limiter(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_words(files: Files) -> Words | None:
-    """Return the store's counters, or None where a problem was reported."""
+    """Return the store's counters, or None after it reported a problem."""
     words = _stable_words(files)
     if words is None:
         return None
@@ -217,17 +217,17 @@ def _stable_words(files: Files) -> NDArray[np.int64] | None:
 
 
 def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
-    """Return position and steps of each episode that was evicted by hand, by segment."""
+    """Return position and steps of episodes that were evicted by hand, by segment."""
     where = f"{layout.EVICTIONS}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     document: Any = None if data is None else parse(files, where, data)
     if document is not None:
         shape = document.get("shape")
         rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
-        # What was appended may not be counted yet.
+        # The last appended entries may not be counted yet.
         fits = rows >= words.evictions and (rows == words.evictions or rows % layout.EVICTION_ROWS == 0)
         if data != eviction_document(plan, rows) or not fits:
-            files.report("metadata", where, f"is not that of an array of {words.evictions} entries")
+            files.report("metadata", where, f"is not the document of an array of {words.evictions} entries")
     entries: dict[int, list[tuple[int, int]]] = {}
     seen: set[int] = set()
     left = words.evictions
@@ -241,7 +241,7 @@ def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tup
             if first < 0 or steps < 1 or number >= words.next_segment:
                 files.report("eviction", name, f"{steps} steps from id {first} were never there")
             elif first in seen:
-                files.report("eviction", name, f"the episode of id {first} is named twice")
+                files.report("eviction", name, f"the episode of id {first} is listed twice")
             else:
                 seen.add(first)
                 entries.setdefault(number, []).append((first & layout.POSITION_MASK, steps))
@@ -256,13 +256,13 @@ _ARRAY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.]{0,199}")
 _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
 _MOST_AXES, _MOST_BYTES = 32, 1 << 62
-_LEVELS = 100  # of a tree; those that are written have a handful
-# A state that is replaced meanwhile is verified again before anything is reported.
+_LEVELS = 100  # the deepest tree that is accepted; a saved state has a handful of levels
+# Seconds for which a state that is replaced meanwhile is verified again before its problems are dropped.
 _PATIENCE_S = 5.0
 
 
 def verify_states(root: str, store: str) -> list[Problem]:
-    """Return what is wrong with the states that are saved in a store and count; others are what a dead process left."""
+    """Return the problems of the current saved states of a store; older ones were left by dead processes."""
     names = Files(root)
     problems = []
     for name, kind in sorted((names.listing(layout.SAMPLERS) or {}).items()):
@@ -272,10 +272,10 @@ def verify_states(root: str, store: str) -> list[Problem]:
 
 
 def _verify(root: str, where: str, store: str) -> list[Problem]:
-    """Verify the states of one name until a finding cannot be a state that is just being saved.
+    """Verify the states of one name until a problem cannot come from a state that is just being saved.
 
-    Only what is found twice of one and the same state, which counted before and after each look, is wrong with it. A
-    state that is replaced faster than it can be read, look after look, is as good as those who load it find it.
+    A problem counts only if it is found twice in the same state, which was current before and after each check. If
+    the state is replaced faster than it can be checked, it has no problems: a process that loads it sees the same.
     """
     before = ""
     until = time.monotonic() + _PATIENCE_S
@@ -293,19 +293,19 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
 
 
 def _current(root: str, where: str) -> object:
-    """Return the number of the state that counts now, or whatever stands in its place."""
+    """Return the number of the current state, or the value in its place."""
     return (_attributes(Files(root), where) or {}).get("current")
 
 
 def _check_current(files: Files, where: str, store: str) -> object:
-    """Check the state that counts, and return its number, or whatever stands in its place."""
+    """Check the current state, and return its number, or the value in its place."""
     attributes = _attributes(files, where)
     names = files.listing(where)
     if attributes is None or names is None:
         return None
     current = attributes.get("current")
     if not is_whole(current, 1, 10**18 - 1):
-        files.report("metadata", f"{where}/{layout.METADATA}", f"the state that counts is {str(current)[:40]}")
+        files.report("metadata", f"{where}/{layout.METADATA}", f"the current state is {str(current)[:40]}")
         return current
     numbers = {name for name, kind in names.items() if _NUMBER.fullmatch(name) and kind in ("file", "folder")}
     files.report_unknown(where, names, numbers)
@@ -329,7 +329,7 @@ def _attributes(files: Files, folder: str) -> Document | None:
 
 
 def _arrays(tree: Any, levels: int) -> list[tuple[str, int]]:
-    """Return name and checksum of each array that a tree names."""
+    """Return the name and the checksum of each array of a tree."""
     if not levels:
         raise ValueError("is nested too deeply")
     if isinstance(tree, list):
@@ -349,7 +349,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
     if not files.is_folder(folder) or (data := files.read(where, MAX_DOCUMENT_BYTES)) is None:
         return
     if crc32c(data) != crc:
-        files.report("checksum", where, "does not fit the checksum in its state")
+        files.report("checksum", where, "does not match the checksum in its state")
         return
     document = parse(files, where, data) or {}
     shape, item_bytes = document.get("shape"), _ITEM_BYTES.get(str(document.get("data_type")))
@@ -379,4 +379,4 @@ def _check_chunk(files: Files, where: str, nbytes: int) -> None:
         for start in range(0, nbytes, BLOCK_BYTES):
             crc = crc32c(read_at(fd, min(BLOCK_BYTES, nbytes - start), start), crc)
         if crc != int.from_bytes(read_at(fd, _CRC_BYTES, nbytes), "little"):
-            files.report("checksum", where, "does not fit its checksum")
+            files.report("checksum", where, "does not match its checksum")

@@ -1,4 +1,4 @@
-"""The rows of a segment: whether they are episodes, with the steps and times it says, and those evicted by hand."""
+"""Checks the rows of a segment: flags, steps, times, losses, evictions by hand, and the table of episodes."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_flags(segment: Segment) -> bool:
-    """Check whether the flags of every lane are a sequence of episodes, and count the steps of a sealed segment."""
+    """Check that the flags of every lane are a sequence of episodes, and the step count of a sealed segment."""
     files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
     for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):
@@ -31,17 +31,17 @@ def check_flags(segment: Segment) -> bool:
     steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # every row of a range is a step
     if attributes.sealed and steps != attributes.steps:
         files.report(
-            "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, and its rows hold {steps}"
+            "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, but its rows hold {steps}"
         )
     values += segment.lost_values(np.zeros_like(segment.rows), segment.rows)
     if attributes.values and attributes.values != tuple(values.tolist()):
-        detail = f"says that lanes have {list(attributes.values)!s:.60} values of episodes, and they have {values}"
+        detail = f"says that lanes have {list(attributes.values)!s:.60} values of episodes, but they have {values}"
         files.report("counters", segment.inside(layout.METADATA), detail)
     return True
 
 
 def check_times(segment: Segment) -> None:
-    """Check that times never fall within a lane, and have the bounds in the attributes of a sealed segment."""
+    """Check that times never decrease within a lane, and that their bounds match a sealed segment's attributes."""
     attributes, files = segment.attributes, segment.files
     found: list[int] = []
     for lane, first, before, times, counted in blocks(segment, layout.TIME, 0):
@@ -62,7 +62,7 @@ def check_times(segment: Segment) -> None:
             found += [int(times[counts].min()), int(times[counts].max())]
     bounds = (min(found), max(found)) if found else None
     if attributes.sealed and attributes.times != bounds:
-        detail = f"says that the times of its rows are {attributes.times}, and they are {bounds}"
+        detail = f"says that the times of its rows are {attributes.times}, but they are {bounds}"
         files.report("counters", segment.inside(layout.METADATA), detail)
 
 
@@ -79,9 +79,9 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Tell of rows of a pack whether the row before each is of the same lane of the same segment."""
+    """Return for each row of a pack whether the previous row is of the same lane and segment, (count,) bool."""
     if segment.tables is None:
-        return np.zeros(count, np.bool_)  # nobody knows
+        return np.zeros(count, np.bool_)  # unknown without the tables
     starts = segment.tables.first_rows - first
     within = np.ones(count, np.bool_)
     within[starts[(starts >= 0) & (starts < count)]] = False
@@ -92,10 +92,10 @@ Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 
 
 def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
-    """Yield values of some lanes, in order of rows, a bounded number at a time.
+    """Yield blocks of values of some lanes, in the order of rows, each of bounded size.
 
-    With them come lane and row of the first one, in front of them the last value of each lane that counted before,
-    ``before`` at first, and behind them how many of each lane count.
+    A block is (lane, row, last, values, counted): the lane and the row of its first value, the last counted value of
+    each lane before it (``before`` at first), the values, and the number of counted values of each lane.
     """
     per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
@@ -115,7 +115,7 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
                     nbytes = lanes * count * dtype.itemsize
                     data = read_at(fd, nbytes, (lane * per_chunk + start) * dtype.itemsize)
                     if len(data) < nbytes:
-                        return  # cut off just now; its size was right a moment ago
+                        return  # truncated meanwhile: its size was right when it was opened
                     values, here = np.frombuffer(data, dtype).reshape(lanes, count), slice(lane, lane + lanes)
                     counted = np.clip(segment.rows[here] - chunk * per_chunk - start, 0, count)
                     yield lane, chunk * per_chunk + start, last[here], values, counted
@@ -124,7 +124,7 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
 
 
 def check_lost(segment: Segment) -> bool:
-    """Check that each range that was lost to damage is one episode of as many steps, truncated by its last."""
+    """Check that each range lost to damage is marked as one truncated episode of this length."""
     for position, count in segment.attributes.lost:
         row, lane = divmod(position, segment.lanes)
         stop, rows = row + count, segment.rows[lane]
@@ -137,14 +137,14 @@ def check_lost(segment: Segment) -> bool:
                 expected[-1] |= layout.TRUNCATED
             good &= np.array_equal(flags, expected)
         if not good:
-            detail = f"{count} rows from row {row} of lane {lane} on were lost, and are not one episode"
+            detail = f"{count} lost rows from row {row} of lane {lane} on are not one episode"
             segment.files.report("flags", segment.inside(layout.DONE), detail)
             return False
     return True
 
 
 def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
-    """Check that each eviction by hand, position and steps, names an episode that was not lost: each counts once."""
+    """Check that each eviction by hand, as position and steps, names an episode that was not lost."""
     for position, steps in evicted:
         row, lane = divmod(position, segment.lanes)
         if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])) or is_lost(segment, position):
@@ -153,12 +153,12 @@ def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
 
 
 def is_lost(segment: Segment, position: int) -> bool:
-    """Whether the row at a position is the first one of a range that was lost to damage."""
+    """Whether the row at a position is the first row of a range lost to damage."""
     return any(first == position for first, _ in segment.attributes.lost)
 
 
 def is_episode(segment: Segment, lane: int, row: int, stop: int, rows: int) -> bool:
-    """Whether an episode has its steps in exactly the rows ``[row, stop)`` of those before ``rows``."""
+    """Whether the steps of an episode are exactly the rows ``[row, stop)`` of a lane with ``rows`` rows."""
     if not row < stop <= rows:
         return False
     for at, end, flags in segment.flag_parts(lane, row, stop):
@@ -168,14 +168,14 @@ def is_episode(segment: Segment, lane: int, row: int, stop: int, rows: int) -> b
     return stop == rows or bool((segment.read_flags(lane, stop, stop + 1) & (layout.FIRST | NO_STEP)).all())
 
 
-# --- the table of a sealed segment's episodes, against its rows ------------------------------------------------------
+# --- the table of episodes of a sealed segment, compared with its rows -----------------------------------------------
 
 _ENDED = TERMINATED | TRUNCATED
 _OF_ANY_ROW = _ENDED | OBSERVATION_ONLY | EPISODE_VALUES | DISCARDED
 
 
 class _Episodes(NamedTuple):
-    """The episodes of a segment by its rows, lane after lane: the first row of each, its steps, how it ended.
+    """The episodes of a segment, derived from its rows lane by lane: first row, number of steps, and end.
 
     ``keys`` order them by lane and row.
     """
@@ -188,9 +188,9 @@ class _Episodes(NamedTuple):
 
 
 def check_episodes(segment: Segment, *, deep: bool) -> None:
-    """Check the table of a sealed segment that has one, whose flags are sequences of episodes, after everything else.
+    """Compare the table of episodes of a sealed segment, if it has one, with its rows. This is the last check.
 
-    What follows from rows with findings is not checked. ``deep``: check the sums of rewards, too.
+    Columns that follow from rows with problems are not checked. ``deep``: check the sums of rewards, too.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return
@@ -198,7 +198,7 @@ def check_episodes(segment: Segment, *, deep: bool) -> None:
     position = found.row * segment.lanes + found.lane
     kept = ~np.isin(position, [first for first, _ in segment.attributes.lost])
     if said != np.count_nonzero(kept):
-        detail = f"says {said} episodes, and its rows hold {np.count_nonzero(kept)}"
+        detail = f"says {said} episodes, but its rows hold {np.count_nonzero(kept)}"
         segment.files.report("episodes", segment.inside(layout.METADATA), detail)
         return
     derived: dict[str, NDArray[Any]] = {"position": position, "steps": found.steps, "end": found.end}
@@ -228,12 +228,12 @@ def _check_column(segment: Segment, name: str, expected: NDArray[Any], position:
     wrong = np.flatnonzero((values != expected) & ~(np.isnan(values) & np.isnan(expected)))
     if wrong.size:
         at = int(wrong[0])
-        detail = f"says {values[at]} of the episode at position {position[at]}, and its rows say {expected[at]}"
+        detail = f"says {values[at]} of the episode at position {position[at]}, but its rows say {expected[at]}"
         segment.files.report("episodes", where, detail)
 
 
 def _find(segment: Segment) -> _Episodes:
-    """Return the episodes, by the rows that have a flag."""
+    """Return the episodes, derived from the rows with a flag."""
     parts = [np.zeros((3, 0), np.int64)]
     for lane, first, _, flags, counted in blocks(segment, layout.DONE, 0):
         at, row = np.nonzero(flags)
@@ -247,7 +247,7 @@ def _find(segment: Segment) -> _Episodes:
         return _Episodes(*(np.zeros(0, np.int64) for _ in _Episodes._fields))
     lanes, first = lane[begins], row[begins]
     stop = np.where(np.append(lanes[1:] != lanes[:-1], True), segment.rows[lanes], np.append(first[1:], 0))
-    # On a row with a step, CUT says that the episode continues another one.
+    # On a row with a step, CUT means that the episode continues the previous one.
     bits = np.where(flags & NO_STEP, _OF_ANY_ROW | CUT, _OF_ANY_ROW)
     end: NDArray[np.int64] = np.bitwise_or.reduceat(flags & bits, begins).astype(np.int64) | np.where(
         flags[begins] & CUT, FIRST, 0

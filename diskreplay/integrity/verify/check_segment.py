@@ -1,4 +1,4 @@
-"""Verifies one segment, its folders and files, again while a finding may be a writer's work in progress."""
+"""Verifies one segment, and repeats that while a problem may be a writer's unfinished work."""
 
 import os
 import stat
@@ -32,9 +32,9 @@ from diskreplay.integrity.verify.pack_tables import read_tables
 from diskreplay.segments.documents import layout
 
 EntriesBySegment = Mapping[int, list[tuple[int, int]]]
-"""Position and steps of the episodes that were evicted by hand, by the number of their segment."""
+"""Position and steps of episodes that were evicted by hand, by segment number."""
 
-# A segment that changes is verified again before anything is reported.
+# A segment that changes is verified up to so often before a problem is reported.
 _ATTEMPTS = 5
 _PAUSE_S = 0.02
 
@@ -49,9 +49,9 @@ def verify_segment(
     where: str = "",
     on_read: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[Problem], bool]:
-    """Return what is wrong with a segment, and whether it is sealed. An evicted one has no problems.
+    """Return the problems of a segment, and whether it is sealed. An evicted segment has no problems.
 
-    ``where`` is its folder if that is not its place; ``on_read`` as for `Files`.
+    ``where`` is its folder if it is not in its usual place; ``on_read`` as for `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
@@ -63,7 +63,7 @@ def verify_segment(
             return [], bool(sealed)
         if sealed is not False:
             return problems, bool(sealed)
-        # A writer or the process that seals it may be at work: only what stays is a problem.
+        # A writer or a sealing process may be at work: only problems of every attempt count.
         keys = {(problem.kind, problem.where) for problem in problems}
         found = [p for p in found if (p.kind, p.where) in keys] if attempt else problems
         if not found:
@@ -73,7 +73,7 @@ def verify_segment(
 
 
 def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: EntriesBySegment) -> list[Problem]:
-    """Return what is wrong with a segment that no process changes, in any folder of the store. See `verify_segment`."""
+    """Return the problems of a segment that no process changes, in any folder. See `verify_segment`."""
     files = Files(root)
     _verify_once(files, where, number, plan, True, evicted)
     return files.problems
@@ -82,11 +82,11 @@ def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: Entri
 def _verify_once(
     files: Files, where: str, number: int, plan: Plan, deep: bool, evicted: EntriesBySegment
 ) -> bool | None:
-    """Verify a segment once; return whether it is sealed, None where that is unknown: nobody is changing that."""
+    """Verify a segment once; return whether it is sealed. None: unknown, and no process is changing it."""
     if not files.is_folder(where):
         return None
     if was_lost(files, where):
-        return False  # the machine went down before anything was durable: no file has to be whole
+        return False  # the machine went down before anything was durable: damage is expected
     attributes = read_attributes(files, where, plan)
     if attributes is None:
         return None
@@ -95,7 +95,7 @@ def _verify_once(
     must_prove = not attributes.sealed and not attributes.in_place
     if must_prove and not has_marks(files.quiet(), where):
         _prove(segment)
-        return False  # nothing was durable before: no file has to be whole
+        return False  # nothing was durable: damage is expected
     counters = read_counters(files, where, attributes)
     if counters is None:
         return attributes.sealed
@@ -121,7 +121,7 @@ def _verify_once(
 
 
 def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySegment) -> bool:
-    """Check flags, and what names episodes: evictions and the tables of a pack. Return whether the flags are right."""
+    """Check flags, evictions and the tables of a pack. Return whether the flags are right."""
     are_episodes = check_flags(segment)
     if segment.attributes.packed is None:
         check_evicted(segment, evicted.get(number, []))
@@ -132,11 +132,11 @@ def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySeg
 
 
 def _with_values(segment: Segment) -> Segment:
-    """Return a segment with its values of episodes: as it says, or by flags if it is not sealed."""
+    """Return a segment with its values of episodes, by its attributes or, if it is not sealed, by flags."""
     attributes = segment.attributes
     values = np.array(attributes.values, np.int64) if attributes.values else segment.count_values(segment.rows)
     if (values > segment.rows).any():
-        where, detail = segment.inside(layout.METADATA), "names more values of episodes than rows"
+        where, detail = segment.inside(layout.METADATA), "has more values of episodes than rows"
         segment.files.report("counters", where, detail)
         values = np.minimum(values, segment.rows)
     claimed = np.array(attributes.claimed, np.int64)
@@ -147,13 +147,13 @@ def _with_values(segment: Segment) -> Segment:
 def _with_tables(segment: Segment, number: int) -> Segment:
     """Return a pack with its tables, if they are whole."""
     assert segment.attributes.packed is not None
-    # Folders that are missing were reported.
+    # Missing folders were reported before.
     tables = read_tables(segment.files.quiet(), segment.where, segment.attributes.packed, segment.attributes.checksums)
     return replace(segment, tables=tables) if tables is not None and check_tables(segment, tables, number) else segment
 
 
 def _prove(segment: Segment) -> NDArray[np.int64]:
-    """Return the rows that the marks prove, and report how many steps are behind them."""
+    """Return the proven rows, and report the number of unproven steps."""
     proven = proven_rows(segment)
     if steps := count_unproven(segment, proven):
         _report_unproven(segment, steps)
@@ -161,17 +161,17 @@ def _prove(segment: Segment) -> NDArray[np.int64]:
 
 
 def _report_unproven(segment: Segment, steps: int) -> None:
-    what = f"up to {steps} steps of writer {segment.attributes.writer} behind the last mark that fits do not count"
+    what = f"up to {steps} steps of writer {segment.attributes.writer} after the last mark that matches do not count"
     if segment.attributes.was_sealed:
-        what += ", unless checksums of blocks prove them: files do not fit their checksums"
-    segment.files.report("unproven", segment.where, f"{what}; repair --salvage takes what is whole")
+        what += ", unless checksums of blocks prove them: files do not match their checksums"
+    segment.files.report("unproven", segment.where, f"{what}; repair --salvage adds whole ones")
 
 
-# --- its folders: documents, chunk files, and what has no place in them ----------------------------------------------
+# --- its folders: documents, chunk files, and unexpected files -------------------------------------------------------
 
 
 def check_folders(segment: Segment) -> dict[str, set[int]]:
-    """Check every folder and its document; return the chunks that are there of each array with rows."""
+    """Check every folder and its document; return the present chunks of each array with rows."""
     present: dict[str, set[int]] = {}
     bad: set[str] = set()
     for path in ("", *segment.plan.folders):
@@ -191,7 +191,7 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
 
 
 def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
-    """Check a group's folder, or that of a counter of lanes."""
+    """Check the folder of a group, of a counter of lanes, or of a table."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     is_counter = path in layout.LANE_COUNTERS
     if is_counter and layout.LOCK in names:
@@ -204,18 +204,18 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     document = read_object(files, where)
     if document is not None and document != (shaped(template, lanes, lanes) if is_counter else template):
         is_table = path in segment.plan.tables
-        other = "is not that of a table of this pack" if is_table else "is not what the root's segment_metadata says"
+        other = "is not that of a table of this pack" if is_table else "differs from the root's segment_metadata"
         files.report("metadata", where, other)
 
 
 def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]:
-    """Return the names that may be in a group's folder, or in that of a counter of lanes; ``names`` are there."""
+    """Return the names that may be in the folder of a group, a counter of lanes or a table, which has ``names``."""
     base = segment.inside(path) if path else segment.where
     counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
     column = path in segment.plan.columns
     has_chunk = counter or (column and segment.attributes.episodes)
     known = {p.rpartition("/")[2] for p in segment.plan.folders if p.rpartition("/")[0] == path}
-    # What these are is reported where they are read.
+    # The reader of these files reports their type.
     known |= {layout.METADATA, *(("c.0",) if has_chunk else ("c.0.0",) if table else ())}
     known |= {layout.LOCK} if counter else set()
     if path == layout.DURABLE:
@@ -227,7 +227,7 @@ def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]
 
 
 def _names_beside_durable(segment: Segment) -> list[str]:
-    """Return the names of files that lie beside the counter of durable rows."""
+    """Return the names of files next to the counter of durable rows."""
     of_packs = (layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()
     own = (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY, *of_packs)
     return [name.rpartition("/")[2] for name in own]
@@ -254,7 +254,7 @@ def _check_array(segment: Segment, path: str, names: dict[str, str]) -> set[int]
 
 
 def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int]) -> str | None:
-    """Say what keeps a document from being that of an array of this segment, whose chunks are there."""
+    """Return why a document does not describe an array of this segment with these chunks; None: it does."""
     array, rows = segment.plan.arrays[path], segment.chunk_rows[path]
     lanes, longest, shape = segment.lanes, segment.longest_of(path), document.get("shape")
     length = longest
@@ -262,17 +262,17 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         length = shape[1]
     template = segment.plan.templates[path]
     if document != shaped(template, [lanes, length, *array.shape], [lanes, rows, *array.shape]):
-        other = f"is not that of {lanes} lanes, {longest} rows and chunks of {rows}"
+        other = f"is not the document of {lanes} lanes, {longest} rows and chunks of {rows}"
         return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
-        # Behind the rows there may be others that nothing proves, or chunks whose number a loss of power took back.
+        # Unproven rows may follow, or chunks that a loss of power cut off the length in the document.
         covered = longest
-    return f"has {length} rows, and its chunks {covered}" if length < covered else None
+    return f"has {length} rows, but its chunks have {covered}" if length < covered else None
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that every chunk with rows is there and has its size, and no other; return the arrays of which it is so."""
+    """Check that exactly the chunks with rows are there, with their size; return the arrays without problems."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)
@@ -286,7 +286,7 @@ def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
         for chunk in sorted(chunks):
             if chunk >= kept and segment.attributes.sealed:
                 where = segment.chunk(path, chunk)
-                files.report("unexpected", where, f"lies behind the {longest} rows of a sealed segment")
+                files.report("unexpected", where, f"lies after the {longest} rows of a sealed segment")
             else:
                 _check_size(files, segment.chunk(path, chunk), segment.chunk_bytes(path))
         if len(files.problems) == before:

@@ -1,4 +1,4 @@
-"""The checksums of a sealed segment: that every file fits its own, and which rows are in damaged blocks."""
+"""Checks the checksums of a sealed segment, and finds the rows in damaged blocks."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _RANGES_TOLD = 3
 
 
 def block_length(row_bytes: int) -> int:
-    """Return the bytes of a block of an array with rows of so many bytes."""
+    """Return the bytes of a block of an array whose rows have ``row_bytes`` bytes."""
     length = row_bytes
     while length * 2 <= layout.BLOCK_BYTES and length * 2 <= layout.BLOCK_ROWS * row_bytes:
         length *= 2
@@ -25,22 +25,22 @@ def block_length(row_bytes: int) -> int:
 
 
 class Blocks:
-    """What ``durable/blocks`` of a sealed segment says of each chunk file."""
+    """The checksums of blocks in ``durable/blocks`` of a sealed segment."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
 
     @cached_property
     def sums(self) -> dict[str, NDArray[np.uint32]]:
-        """The checksums of each chunk file's blocks, by its name below the segment; none where the file is short."""
-        quiet = self._segment.files.quiet()  # who checks the file itself reports of it
+        """The checksums of blocks by chunk file, relative to the segment; incomplete if ``durable/blocks`` is short."""
+        quiet = self._segment.files.quiet()  # the check of this file reports its problems
         data = quiet.read(self._segment.inside(layout.BLOCKS), self.nbytes) or b""
         found, at = {}, 0
         for name, nbytes, length in self._chunks():
             count = -(-nbytes // length)
             values = np.frombuffer(data[at : at + 4 * count], np.uint8)
             at += 4 * count
-            if len(values) == 4 * count:  # exclusive-or the checksums of as many zeros
+            if len(values) == 4 * count:  # stored as exclusive-or with the checksum of as many zeros
                 zeros = np.full(count, after_zeros(0, length), np.uint32)
                 zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
                 found[name] = values.view("<u4") ^ zeros
@@ -48,11 +48,11 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """How long the file has to be."""
+        """The expected size of ``durable/blocks`` in bytes."""
         return sum(4 * -(-nbytes // length) for _, nbytes, length in self._chunks())
 
     def _chunks(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the name and the bytes of each chunk file that has a checksum, and the length of its blocks."""
+        """Yield the name, the size and the block length, in bytes, of each chunk file with a checksum."""
         segment = self._segment
         for path, array in sorted(segment.plan.arrays.items()):
             names = (name.removeprefix(f"{path}/") for name in segment.attributes.checksums if name.startswith(path))
@@ -65,26 +65,26 @@ class Blocks:
         return block_length(self._segment.plan.arrays[path].row_bytes) if is_raw else layout.BLOCK_BYTES
 
     def check(self) -> None:
-        """Report chunk files whose blocks say something else than the checksum of the whole file."""
+        """Report chunk files whose blocks disagree with the checksum of the whole file."""
         segment, where = self._segment, self._segment.inside(layout.BLOCKS)
         for name, nbytes, length in self._chunks():
             sums = self.sums.get(name)
             if sums is None:
-                segment.files.report("size", where, f"is shorter than the {self.nbytes} bytes that it has to be")
+                segment.files.report("size", where, f"is shorter than its {self.nbytes} bytes")
                 return
             crc = joined(sums, length, nbytes - (len(sums) - 1) * length)
             if crc != segment.attributes.checksums[name]:
-                segment.files.report("checksum", where, f"does not fit the checksum of {name}")
+                segment.files.report("checksum", where, f"does not match the checksum of {name}")
 
     def damage(self, name: str, fd: int) -> str:
-        """Describe the rows of a chunk file that are in damaged blocks; empty where that is unknown."""
+        """Describe the rows of a chunk file in damaged blocks; empty if they are unknown."""
         sums, segment = self.sums.get(name), self._segment
         path, _, file = name.rpartition("/")
         if sums is None or path in segment.attributes.compressed:
             return ""
         array, per_chunk, nbytes = segment.plan.arrays[path], segment.chunk_rows[path], segment.chunk_bytes(path)
         length, first = self._length(path), (array.chunk_number(file) or 0) * per_chunk
-        bad: list[tuple[int, int]] = []  # of the rows of all lanes, one lane after the other
+        bad: list[tuple[int, int]] = []  # ranges of rows, numbered through all lanes of the chunk
         for i, value in enumerate(sums.tolist()):
             count = min(length, nbytes - i * length)
             if crc32c(_read(fd, count, i * length)) != value:
@@ -95,7 +95,7 @@ class Blocks:
         rows = segment.rows_of(path)
         ranges = [part for start, stop in bad for part in self._by_lane(start, stop, per_chunk, first, rows)]
         if not ranges:
-            return ": no row that counts" if bad else ""
+            return ": no counted row" if bad else ""
         more = f" and {len(ranges) - _RANGES_TOLD} more" if len(ranges) > _RANGES_TOLD else ""
         return f": {', '.join(ranges[:_RANGES_TOLD])}{more}"
 
@@ -110,12 +110,12 @@ class Blocks:
 def _read(fd: int, count: int, at: int) -> bytes:
     try:
         return read_at(fd, count, at)
-    except OSError:  # the disk refuses this part
+    except OSError:  # the disk cannot read this block
         return b""
 
 
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
-    """Check that every file of a sealed segment has its checksum, and with ``deep`` that it fits."""
+    """Check that every file of a sealed segment has its checksum; with ``deep``, that chunks match, too."""
     files, sums, wanted = segment.files, segment.attributes.checksums, _wanted_sums(segment, present)
     for name in sorted(wanted - sums.keys()):
         files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
@@ -125,7 +125,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
     for name in sorted(sums):
         folder = name.rpartition("/")[0]
         if not _is_safe(name):
-            files.report("metadata", segment.inside(layout.METADATA), f"a checksum of {name!r:.80}, outside of it")
+            files.report("metadata", segment.inside(layout.METADATA), f"has a checksum of {name!r:.80}, outside of it")
         elif segment.inside(name) in reported or (folder in segment.plan.folders and name not in wanted):
             continue  # reported already
         elif (deep or not _is_chunk(segment, name)) and not _is_behind_link(segment, folder, links):
@@ -136,7 +136,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 
 def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Return the files of a sealed segment that have a checksum; ``present`` are the chunks of each array."""
+    """Return the files of a sealed segment that must have a checksum; ``present`` lists the chunks by array."""
     plan = segment.plan
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
@@ -150,7 +150,7 @@ def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
 
 
 def _check_copy(segment: Segment) -> None:
-    """Check that the copy of the segment's own document, which it can be restored from, is one."""
+    """Check the copy of the segment's own document: repair restores the document from it."""
     document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
     where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
     check_content(segment.files, where, document, "checksum", detail)
@@ -174,7 +174,7 @@ def _is_safe(name: str) -> bool:
 
 
 def _is_behind_link(segment: Segment, folder: str, known: dict[str, bool]) -> bool:
-    """Whether a folder, or one above it, is a link, and lies elsewhere."""
+    """Whether a folder or one of its parents is a link."""
     if folder and folder not in known:
         known[folder] = os.path.islink(segment.files.path(segment.inside(folder))) or _is_behind_link(
             segment, folder.rpartition("/")[0], known
@@ -189,5 +189,5 @@ def _check_sum(segment: Segment, name: str, expected: int, blocks: Blocks) -> No
             return
         if checksum(fd) != expected:
             which = blocks.damage(name, fd) if name in blocks.sums else ""
-            segment.files.report("checksum", where, f"does not fit the checksum that it was sealed with{which}")
+            segment.files.report("checksum", where, f"does not match its checksum from sealing{which}")
         segment.files.on_read(os.fstat(fd).st_blocks * 512)

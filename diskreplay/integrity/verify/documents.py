@@ -1,4 +1,4 @@
-"""What the zarr.json files of a store must contain, worked out from its schema and from the page on the format."""
+"""Derives the content of a store's zarr.json files from its schema and from the page on the format."""
 
 import json
 import math
@@ -39,7 +39,7 @@ class Array:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def chunk_number(self, name: str) -> int | None:
-        """Return the number of the chunk whose file has this name, None where it is not that of a chunk."""
+        """Return the number of the chunk with this file name; None if it is not the name of a chunk."""
         found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
         return None if found is None else int(found[1])
 
@@ -49,7 +49,7 @@ class Array:
 
 
 class Compressed(NamedTuple):
-    """How an array of a pack is compressed: rows of an inner chunk, level of zstd, and bytes of its file."""
+    """The compression of an array of a pack: rows of an inner chunk, level of zstd, and bytes of its file."""
 
     rows: int
     level: int
@@ -57,7 +57,7 @@ class Compressed(NamedTuple):
 
 
 def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
-    """Return the codec of such an array, whose rows have this shape."""
+    """Return the codec of a compressed array whose rows have this shape."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": how.level, "checksum": False}}
     configuration = {
@@ -71,15 +71,15 @@ def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every segment of a store has: arrays with rows and groups by path, and the text of their documents.
+    """The layout of the segments of a store: arrays with rows and groups by path, and templates of their documents.
 
-    ``tables`` are the paths of the two tables of a pack, ``columns`` the paths of the arrays in a table of episodes.
+    ``tables`` has the paths of the two tables of a pack, ``columns`` the paths of the arrays in a table of episodes.
     """
 
     arrays: dict[str, Array]
     groups: tuple[str, ...]
     templates: dict[str, Document]
-    store: str  # its identity
+    store: str  # the uuid of the store
     tables: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
 
@@ -90,7 +90,7 @@ class Plan:
         compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
         episodes: int | None = None,
     ) -> "Plan":
-        """Return what a segment has whose attributes say this: it may have an array of priorities, or be a pack."""
+        """Return the layout of a segment with these attributes: it may have an array of priorities, or be a pack."""
         arrays, groups, templates, tables = self.arrays, self.groups, self.templates, self.tables
         columns = self.columns
         if episodes is not None:
@@ -123,7 +123,7 @@ class Plan:
 
 
 def _episode_documents(templates: Mapping[str, Document], episodes: int) -> dict[str, Document]:
-    """Return the documents of the arrays of a table of so many episodes, by path."""
+    """Return the documents of the arrays of a table with this number of episodes, by path."""
     documents = {}
     for name, dtype in layout.EPISODE_COLUMNS.items():
         template = templates[layout.DONE if dtype == "|u1" else layout.COMMITTED]
@@ -134,7 +134,7 @@ def _episode_documents(templates: Mapping[str, Document], episodes: int) -> dict
 
 
 def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Plan:
-    """Return what the segments of a store with this schema have."""
+    """Return the layout of the segments of a store with this schema."""
     arrays = {path: Array(field.shape, field.dtype.name) for path, field in schema.leaves.items()}
     groups = {"/".join(parts[:i]) for path in arrays if (parts := path.split("/")) for i in range(1, len(parts))}
     return Plan(
@@ -146,7 +146,7 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
-    """Return a JSON object, or None where a problem was reported."""
+    """Return a JSON object, or None after it reported a problem."""
     try:
         text = data.decode()
         if text.count("[") + text.count("{") > MOST_DEPTH:
@@ -164,13 +164,13 @@ def parse(files: Files, where: str, data: bytes) -> Document | None:
 
 
 def read_object(files: Files, where: str, most: int = MAX_DOCUMENT_BYTES) -> Document | None:
-    """Return a document of ``most`` bytes, or None where a problem was reported."""
+    """Return a document of at most ``most`` bytes, or None after it reported a problem."""
     data = files.read(where, most)
     return None if data is None else parse(files, where, data)
 
 
 def read_group(files: Files, folder: str) -> Document | None:
-    """Return the attributes of a group that has a checksum of itself, or None where a problem was reported."""
+    """Return the attributes of a group with a checksum of its document, or None after it reported a problem."""
     where = f"{folder}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is None or not check_itself(files, where, data) or (document := parse(files, where, data)) is None:
@@ -183,21 +183,21 @@ def read_group(files: Files, folder: str) -> Document | None:
 
 
 def check_content(files: Files, where: str, expected: bytes | None, kind: str, detail: str) -> None:
-    """Report a small file that is there and has another content."""
+    """Report a small file with unexpected content; a missing file is reported as missing."""
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is not None and data != expected:
         files.report(kind, where, detail)
 
 
 def check_itself(files: Files, where: str, data: bytes) -> bool:
-    """Whether a document fits the checksum of itself; where not, that is reported."""
+    """Whether a document matches its own checksum; if not, report that."""
     if not (fits := fits_itself(data)):
-        files.report("checksum", where, "has no checksum of itself" if fits is None else "does not fit its checksum")
+        files.report("checksum", where, "has no checksum in it" if fits is None else "does not match its checksum")
     return bool(fits)
 
 
 def fits_itself(data: bytes) -> bool | None:
-    """Whether a document fits the checksum of itself; None: it has none."""
+    """Whether a document matches the checksum in it; None: it has none."""
     if len(_SELF.findall(data)) != 1:
         return None
     (crc,) = _SELF.findall(data)
@@ -205,12 +205,12 @@ def fits_itself(data: bytes) -> bool | None:
 
 
 def compact(document: Document) -> bytes:
-    """Return a document as it is written: JSON without spaces, keys in their order."""
+    """Return a document as it is written: JSON without spaces, with keys in their given order."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def shaped(template: Document, shape: list[int], chunks: list[int], names: list[str] | None = None) -> Document:
-    """Return an array's document with other shapes."""
+    """Return an array's document with another shape and chunk shape."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     document = {**template, "shape": shape, "chunk_grid": grid}
     return document if names is None else {**document, "dimension_names": names}
@@ -227,7 +227,7 @@ def store_documents(plan: Plan) -> dict[str, bytes]:
 
 
 def eviction_document(plan: Plan, rows: int) -> bytes:
-    """Return the document of ``evictions`` with so many rows."""
+    """Return the document of ``evictions`` with this number of rows."""
     counter = plan.templates[layout.COMMITTED]
     return compact(shaped(counter, [rows, 2], [layout.EVICTION_ROWS, 2], ["entry", "id_and_steps"]))
 
@@ -239,7 +239,7 @@ def limiter_document(plan: Plan) -> bytes:
 
 
 def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
-    """Say what keeps a document from being that of an array of raw blocks, its lengths along ``lead`` axes aside."""
+    """Return why a document does not describe ``array``; None: it does. ``lead`` axes may have any length."""
     if not isinstance(document, dict):
         return "is not an object"
     dimensions = lead + len(array.shape)
@@ -282,7 +282,7 @@ def is_whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
 
 
 def check_templates(files: Files, plan: Plan, where: str) -> None:
-    """Check the documents that segments are made from against the schema."""
+    """Check the templates of the documents of segments against the schema."""
     counter = Array((), "int64")
     wanted = {path: (array, 2) for path, array in plan.arrays.items()} | dict.fromkeys(
         layout.LANE_COUNTERS, (counter, 1)
@@ -296,7 +296,7 @@ def check_templates(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_schema(files: Files, where: str, data: Any) -> Schema | None:
-    """Return the schema, or None where a problem was reported."""
+    """Return the schema, or None after it reported a problem."""
     try:
         return Schema.from_json(data)
     except FormatError as error:

@@ -1,7 +1,7 @@
-"""Findings, and reading files of a store that may be damaged or hostile: no link is followed, nothing is mapped.
+"""Problems, and a reader for files that may be damaged or hostile: it follows no link and maps nothing.
 
-The modules of this package are one independent reader. They share constants and the schema with the rest of
-diskreplay, and none of the code that reads or writes stores.
+The modules of this package are an independent reader. They share constants and the schema with the rest of diskreplay,
+but none of the code that reads or writes stores.
 """
 
 import errno
@@ -20,28 +20,37 @@ from numpy.typing import NDArray
 from diskreplay.segments.documents import layout
 
 BLOCK_BYTES = 1 << 20
-"""Bytes of a file, or of flags, that are read at once."""
+"""The most bytes of a file that are read at once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """Something wrong with a store, as `Store.verify` and ``diskreplay verify`` report it.
+    """A problem of a store, as `Store.verify` and ``diskreplay verify`` report it.
 
     Attributes
     ----------
     kind : str
-        ``"missing"`` (a file or folder), ``"type"`` (a link, or a folder where a file must be), ``"size"`` (of a
-        file), ``"unreadable"`` (the system refuses), ``"metadata"`` (a document that says what cannot be),
-        ``"checksum"`` (bytes that are not those that were sealed), ``"counters"``, ``"flags"`` (no sequence of
-        episodes), ``"times"`` (a row that was published before the previous one), ``"priority"`` (one that is negative
-        or not finite), ``"episodes"`` (a table of episodes that says something else than the rows), ``"eviction"``
-        (an eviction by hand of what is not an episode), ``"unexpected"`` (what has no place), ``"quarantine"`` (steps
-        that repair or a recovery has set aside) or ``"unproven"`` (steps that do not count, as nothing proves that they
-        are whole).
+        The kind of problem:
+
+        - ``"missing"``: a file or folder is missing
+        - ``"type"``: a link, or a folder in the place of a file
+        - ``"size"``: a file has the wrong size
+        - ``"unreadable"``: the system cannot read a file
+        - ``"metadata"``: a document has impossible content
+        - ``"checksum"``: bytes do not match their checksum
+        - ``"counters"``: counters are impossible or disagree
+        - ``"flags"``: flags are not a sequence of episodes
+        - ``"times"``: a row was published before the previous one
+        - ``"priority"``: a priority is negative or not finite
+        - ``"episodes"``: a table of episodes disagrees with the rows
+        - ``"eviction"``: an eviction by hand does not name an episode
+        - ``"unexpected"``: a file or folder does not belong in a store
+        - ``"quarantine"``: steps that repair or a recovery has set aside
+        - ``"unproven"``: steps that do not count, since nothing proves that they are whole
     where : str
         The file or folder, relative to the store.
     detail : str
-        What is wrong with it.
+        The problem in words.
     """
 
     kind: str
@@ -50,10 +59,10 @@ class Problem:
 
 
 class Files:
-    """Reads files below a folder and collects what is wrong with them.
+    """Reads files below a folder and collects their problems.
 
-    Names are relative to the folder and made of parts that the caller knows to be safe. ``on_read`` is told the bytes
-    on disk of each file whose checksum was checked. Not thread-safe.
+    Names are relative to the folder, and their parts must be safe. ``on_read`` is called with the bytes on disk of each
+    file whose checksum was checked. Not thread-safe.
     """
 
     def __init__(self, root: str, on_read: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -61,11 +70,11 @@ class Files:
         self.problems: list[Problem] = []
 
     def report(self, kind: str, where: str, detail: str) -> None:
-        """Add a finding."""
+        """Add a problem."""
         self.problems.append(Problem(kind, where, detail))
 
     def quiet(self) -> "Files":
-        """Return a reader of the same folder whose findings are no findings of this one."""
+        """Return another reader of the same folder, which collects its problems separately."""
         return Files(self.root)
 
     def path(self, where: str) -> str:
@@ -73,7 +82,7 @@ class Files:
         return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
 
     def listing(self, where: str) -> dict[str, str] | None:
-        """Return "file", "folder", "link" or "other" for each name; None where a problem was reported."""
+        """Return "file", "folder", "link" or "other" for each name; None after it reported a problem."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is None:
             return None
@@ -87,7 +96,7 @@ class Files:
             os.close(fd)
 
     def report_unknown(self, folder: str, names: Mapping[str, str], known: Container[str]) -> None:
-        """Report what a folder has and is not known: links, and names without a place; hidden files may be there."""
+        """Report names of a folder that are not known: links, and other names that are not hidden."""
         for name, kind in sorted(names.items()):
             if name in known:
                 continue
@@ -95,19 +104,19 @@ class Files:
             if kind in ("link", "other"):
                 self.report("type", where, "is a symbolic link" if kind == "link" else "is neither a file nor a folder")
             elif name != layout.METADATA and not name.startswith("."):
-                self.report("unexpected", where, "has no place in a store")
+                self.report("unexpected", where, "does not belong in a store")
 
     def is_folder(self, where: str) -> bool:
-        """Whether a name is a folder; where it is not, that is reported."""
+        """Whether a name is a folder; if not, report that."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is not None:
             os.close(fd)
         return fd is not None
 
     def check_lock(self, where: str) -> None:
-        """Check that a lock is a regular file, if it exists: taking it creates it.
+        """Check that a lock is a regular file, if it exists: taking a lock creates it.
 
-        It is not opened, and holds nothing: who may not write to the store may not read it.
+        The lock is not opened: a user without write access may not be able to read it.
         """
         with suppress(OSError):
             mode = os.lstat(self.path(where)).st_mode
@@ -117,11 +126,11 @@ class Files:
 
     @contextmanager
     def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
-        """Have a regular file open for a block, of ``nbytes`` if given; None where a problem was reported.
+        """Open a regular file, of ``nbytes`` bytes if given, for a block; None after it reported a problem.
 
-        Where the block cannot read it, that is reported too.
+        It also reports an OSError of the block, as of a read.
         """
-        # A pipe must not make this wait for its other end.
+        # Nonblocking: opening a pipe would wait for its other end.
         fd = self._open(where, os.O_RDONLY | os.O_NONBLOCK, "file")
         if fd is None:
             yield None
@@ -142,7 +151,7 @@ class Files:
             os.close(fd)
 
     def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
-        """Return a small file whole, or None where a problem was reported."""
+        """Return the content of a small file, or None after it reported a problem."""
         with self.opened(where, nbytes) as fd:
             if fd is None:
                 return None
@@ -155,7 +164,7 @@ class Files:
         try:
             return os.open(self.path(where), flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            self.report("missing", where, f"is not there, a {wanted} has to be")
+            self.report("missing", where, f"is missing; a {wanted} must be there")
         except OSError as error:
             if os.path.islink(self.path(where)):
                 self.report("type", where, "is a symbolic link")
@@ -178,7 +187,7 @@ def reason(error: OSError) -> str:
 
 
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
-    """Return ``nbytes`` bytes at ``offset``; fewer only where the file ends."""
+    """Return ``nbytes`` bytes at ``offset``; fewer only at the end of the file."""
     data = os.pread(fd, nbytes, offset)
     if len(data) == nbytes or not data:
         return data
@@ -190,13 +199,13 @@ def read_at(fd: int, nbytes: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-# --- CRC-32C: of files, of zeros, and of a whole from that of its parts ----------------------------------------------
+# --- CRC-32C: of files, of zeros, and of joined parts ----------------------------------------------------------------
 
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 
 
 def checksum(fd: int) -> int:
-    """Return the CRC-32C of a file; holes are not read, so that a file of nothing else takes no time."""
+    """Return the CRC-32C of a file. It does not read holes, so a sparse file takes little time."""
     crc, at, size = 0, 0, os.fstat(fd).st_size
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     while at < size:
@@ -206,7 +215,7 @@ def checksum(fd: int) -> int:
         while at < hole:
             block = read_at(fd, min(BLOCK_BYTES, hole - at), at)
             if not block:
-                return crc  # cut off just now
+                return crc  # truncated meanwhile
             crc, at = crc32c(block, crc), at + len(block)
     return crc
 
@@ -214,20 +223,21 @@ def checksum(fd: int) -> int:
 def _seek(fd: int, at: int, what: int, size: int) -> int:
     try:
         return os.lseek(fd, at, what)
-    except OSError:  # nothing of the kind up to the end
+    except OSError:  # no more data, or no more holes, up to the end
         return size
 
 
 def after_zeros(crc: int, count: int) -> int:
-    """Return the CRC-32C of what has the CRC-32C ``crc``, followed by ``count`` zero bytes."""
+    """Return the CRC-32C of data with the CRC-32C ``crc`` followed by ``count`` zero bytes."""
     return _times(_shift(count), crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF if count else crc
 
 
 def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
-    """Return the CRC-32C of parts of ``length`` bytes, the last one of ``last``, from their own, of which there is one.
+    """Return the CRC-32C of a whole from those of its parts: all have ``length`` bytes, the last one ``last`` bytes.
 
-    Without the inversions at either end a checksum is linear: that of a whole is that of its first part, shifted by
-    what follows, exclusive-or that of the rest. Neighbours are joined at once; zeros in front change nothing.
+    There must be at least one part. Without the inversions at both ends, a CRC is linear: the CRC of a whole is the CRC
+    of its first part, shifted by the length of the rest, exclusive-or the CRC of the rest. Each round joins pairs of
+    neighbours; zeros in front change nothing.
     """
     values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
     while len(values) > 1:
@@ -239,7 +249,7 @@ def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
 
 
 def _shift(count: int) -> int:
-    """Return x to the power of the bits of ``count`` bytes: so many zero bytes multiply the register by it."""
+    """Return x to the power of 8 ``count``: ``count`` zero bytes multiply the register by it."""
     product = 1 << 31  # polynomials over GF(2), bits reversed: the highest bit is 1, the next one x
     for bit in range(count.bit_length()):
         if count >> bit & 1:
@@ -256,7 +266,7 @@ _Register = TypeVar("_Register", int, NDArray[np.uint32])
 
 
 def _times(factor: int, register: _Register) -> _Register:
-    """Multiply one polynomial, or an array of them, by another, modulo that of CRC-32C."""
+    """Multiply a polynomial, or an array of them, by another, modulo the polynomial of CRC-32C."""
     product = register ^ register  # zeros
     for bit in range(31, -1, -1):
         product ^= (register >> bit & 1) * factor

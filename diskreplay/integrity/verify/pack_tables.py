@@ -1,4 +1,4 @@
-"""The two tables of a pack as verify reads them, and which segments count where packs stand beside what they hold."""
+"""Reads the two tables of a pack, and finds segments and packs that newer packs supersede."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from diskreplay.integrity.verify.files import Files
 from diskreplay.segments.documents import layout
 
 Ints = NDArray[np.int64]
-# Of a table, so that a hostile one takes no memory.
+# The most bytes of a table: a hostile one must not take more memory.
 _MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """A line for each segment of a pack, and one for each lane of these: see `layout.PACK_COLUMNS`."""
+    """The tables of a pack: a line for each segment, and a line for each of their lanes; see `layout.PACK_COLUMNS`."""
 
     members: Ints
     runs: Ints
@@ -31,36 +31,36 @@ class Tables:
 
     @property
     def first_rows(self) -> Ints:
-        """Where in the pack each lane begins."""
+        """The first row of each lane in the pack."""
         return self.runs[:, 0]
 
     @property
     def stops(self) -> Ints:
-        """Where in the pack each lane ends."""
+        """The row after the last one of each lane in the pack."""
         return self.runs[:, 0] + self.runs[:, 1]
 
     @cached_property
     def between(self) -> list[tuple[int, int]]:
-        """The rows between two lanes, first and the one after the last: compressed lanes begin with an inner chunk."""
+        """The ranges of rows between two lanes, as (first, stop): compressed lanes begin with an inner chunk."""
         bounds = np.stack([self.stops[:-1], self.first_rows[1:]], axis=1)
         found: list[list[int]] = bounds[bounds[:, 0] < bounds[:, 1]].tolist()
         return [(first, stop) for first, stop in found]
 
     @property
     def content(self) -> bytes:
-        """What the copy of both has to be."""
+        """The expected content of the copy of both tables."""
         return self.members.astype("<i8").tobytes() + self.runs.astype("<i8").tobytes()
 
     @cached_property
     def first_line(self) -> dict[int, tuple[int, int]]:
-        """The line of the first lane of each segment, and how many it has, by the number of the segment."""
+        """The line of the first lane and the number of lanes of each segment, by its number."""
         lanes = self.members[:, 1].tolist()
         lines = np.cumsum([0, *lanes])[:-1].tolist()
         return {number: (line, count) for number, line, count in zip(self.numbers, lines, lanes, strict=True)}
 
 
 def read_tables(files: Files, where: str, packed: tuple[int, int], checksums: Mapping[str, int]) -> Tables | None:
-    """Return the tables of a pack; None where one is missing, or does not fit its checksum."""
+    """Return the tables of a pack; None if one is missing or does not match its checksum."""
     found = []
     for path, lines, columns in zip(layout.PACK_TABLES, packed, layout.PACK_COLUMNS, strict=True):
         name, nbytes = f"{path}/c.0.0", 8 * lines * len(columns)
@@ -71,7 +71,7 @@ def read_tables(files: Files, where: str, packed: tuple[int, int], checksums: Ma
 
 
 def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
-    """Return the numbers of segments, and of packs, whose rows are in packs that came later: readers ignore them."""
+    """Return the numbers of segments and packs whose rows are in newer packs: readers ignore them."""
     found: set[int] = set()
     for number in sorted(packs, reverse=True):
         if number in found:
@@ -83,7 +83,7 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 
 
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
-    """Return the packs of which a later one has some segments, and others are in none, by the number of that one."""
+    """Return superseded packs with segments that no current pack has, each with a current pack that has others."""
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}
     torn = {}

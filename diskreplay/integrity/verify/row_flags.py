@@ -1,4 +1,4 @@
-"""Whether the flags of a lane's rows are a sequence of episodes, decided from each row and the one before it."""
+"""Checks that the flags of a lane's rows are a sequence of episodes, from each row and the row before it."""
 
 from functools import lru_cache
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import CUT, DISCARDED, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# What is before a lane's first row. No row may have these flags, and a first step must follow.
+# The flags before a lane's first row. No row may have them, and the first row of an episode must follow.
 START = 255
 _ENDED = TERMINATED | TRUNCATED
 _CUT_HERE = TRUNCATED | CUT
@@ -27,7 +27,7 @@ def is_row(flags: int) -> bool:
 
 
 def may_follow(before: int, flags: int) -> bool:
-    """Whether a row with ``flags`` may come after one with ``before`` (`START`: as the first of its lane)."""
+    """Whether a row with ``flags`` may follow a row with ``before``; `START`: be the first of its lane."""
     if not is_row(flags):
         return False
     if flags & FIRST:
@@ -35,7 +35,7 @@ def may_follow(before: int, flags: int) -> bool:
     if before == START or before & NO_STEP:
         return False
     if before & _ENDED:
-        # Only the final observation. Values of the episode are in the last row of the two.
+        # Only the final observation. The values of the episode are then in that row.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
     return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 
@@ -47,13 +47,13 @@ def _table() -> NDArray[np.bool_]:
 
 
 def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArray[np.int64]) -> tuple[int, int] | None:
-    """Return lane and row of a row that may not follow the one before it, or None.
+    """Return the lane and the row of a row that may not follow the row before it, or None.
 
-    ``flags``, ``(lanes, width)`` uint8, are rows of some lanes; ``before``, ``(lanes,)`` uint8, the row before the
-    first of each, or `START`; ``rows``, ``(lanes,)`` int64, how many of each lane's rows count.
+    ``flags``, ``(lanes, width)`` uint8, are rows of some lanes. ``before``, ``(lanes,)`` uint8, has the row before the
+    first one of each lane, or `START`. ``rows``, ``(lanes,)`` int64, is the number of rows of each lane that count.
     """
     previous = np.concatenate([before[:, None], flags[:, :-1]], axis=1)
-    # Inside an episode both are 0, which is most of them.
+    # Most rows are inside an episode, where both are 0.
     lane, row = np.nonzero((flags | previous) != 0)
     pairs = previous[lane, row].astype(np.int64) << 8 | flags[lane, row]
     wrong = np.flatnonzero(~_table()[pairs] & (row < rows[lane]))

@@ -1,4 +1,4 @@
-"""Verifies a store by an independent reader, which shares no code with those that read and write stores."""
+"""Verifies a store with an independent reader, which shares no code with the parts that read and write stores."""
 
 import os
 import re
@@ -39,19 +39,18 @@ _NUMBER = re.compile(r"[0-9]{8,9}")
 def verify(
     path: str | os.PathLike[str] | OpenFolder, *, deep: bool = False, progress: Progress | None = None
 ) -> list[Problem]:
-    """Verify a store; it may be written, and segments may be evicted, meanwhile.
+    """Verify a store. Other processes may write to it and evict segments meanwhile.
 
-    Checks that everything the format names is there, has its size and says what the schema says; that counters are
-    possible; that the flags of the rows they count are sequences of episodes; and the checksums of the metadata of
-    sealed segments. Steps in quarantine are findings too, of the kind ``"quarantine"``. Rows that a writer has not
-    committed are not checked, nor is a segment whose writer died: the next process that opens the store with
-    mode "a" seals it.
+    Checks that every file of the format is there, has its size and agrees with the schema; that counters are possible;
+    that the flags of counted rows are sequences of episodes; and the checksums of the metadata of sealed segments.
+    Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not committed are not checked, nor is a
+    segment whose writer died: the next process that opens the store with mode "a" seals it.
 
-    Where the folder of the store is moved meanwhile, on its file system, it is followed. ``deep``: read every sealed
-    chunk and every saved state of a sampler too, and check their checksums. ``progress`` is called with how much was
-    verified, and with how much there is: bytes on disk with ``deep``, else segments. The problems are in the order of
-    the store, what it has beside its segments first. Raises StoreNotFound where there is no store at ``path`` or it was
-    deleted meanwhile, FormatError where it is of a version that this release does not know.
+    The folder of the store may be moved within its file system meanwhile. ``deep``: also read every sealed chunk and
+    every saved state of a sampler, and check their checksums. ``progress`` is called with the verified amount and the
+    total: bytes on disk with ``deep``, else segments. The problems are in the order of the store, problems outside its
+    segments first. Raises StoreNotFound if there is no store at ``path`` or it was deleted meanwhile, FormatError if
+    this release does not know its version.
     """
     try:
         home = OpenFolder.of(path)  # a link to the store is followed
@@ -72,7 +71,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     packs = read_packs(files, plan, numbers)
     superseded = find_superseded(packs)
     for number, other in find_torn(packs, superseded).items():
-        detail = f"is a pack of segments of which {layout.segment_folder(other)} has some, and others are in no pack"
+        detail = f"is a pack; {layout.segment_folder(other)} has some of its segments, and no pack has the others"
         problems.append(Problem("counters", layout.segment_folder(number), detail))
     following = words.next_segment if words is not None else layout.MAX_SEGMENTS
     there, numbers = numbers, [number for number in numbers if number not in superseded]
@@ -84,13 +83,13 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
         problems += found
         meter.next()
         if number >= following and is_sealed and not found and not _is_just_made(number, packs, there):
-            detail = f"the next segment is {following}, and {layout.segment_folder(number)} is there"
+            detail = f"the next segment is {following}, but {layout.segment_folder(number)} is there"
             problems.append(Problem("counters", COUNTERS_FILE, detail))
     return problems
 
 
 class _Meter:
-    """Tells how much of segments of these sizes was verified: inside of one by what was read, and never too much."""
+    """Reports the progress through segments of these sizes; within a segment, by the bytes read so far."""
 
     def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
         self._progress, self._total = progress, sum(sizes)
@@ -104,7 +103,7 @@ class _Meter:
         self._tell()
 
     def add(self, nbytes: int) -> None:
-        """Note what was read of a segment, which may be read again."""
+        """Add bytes that were read of the segment, at most up to its size: files may be read twice."""
         self._inside = min(self._inside + nbytes, self._size)
         self._tell()
 
@@ -118,7 +117,7 @@ def _ignore(nbytes: int) -> None:
 
 
 def _bytes_on_disk(files: Files, number: int) -> int:
-    """Return the bytes that a segment takes on disk; 0 where it is gone."""
+    """Return the disk usage of a segment in bytes; 0 if it is gone."""
     total = 0
     for folder, _, names in os.walk(files.path(layout.segment_folder(number))):
         for name in names:
@@ -128,7 +127,7 @@ def _bytes_on_disk(files: Files, number: int) -> int:
 
 
 class Beside(NamedTuple):
-    """What was found beside segments: problems, the numbers of segments, counters, and what was evicted by hand."""
+    """The result of `check_outside_segments`: problems, numbers of segments, counters, and evictions by hand."""
 
     problems: list[Problem]
     numbers: list[int]
@@ -137,10 +136,10 @@ class Beside(NamedTuple):
 
 
 def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
-    """Check what a store has beside its segments; ``deep``: the saved states of samplers too."""
+    """Check the files of a store outside its segments; ``deep``: the saved states of samplers, too."""
     files = Files(root)
     good = check_root(files, plan)
-    # Before the counters: a segment that they do not count was made meanwhile, or is invalid.
+    # Listed before the counters are read: a segment beyond the counters was then made meanwhile, or is invalid.
     numbers = segment_numbers(files) if layout.SEGMENTS in good else []
     words = read_words(files) if layout.COUNTERS in good else None
     evicted = read_evictions(files, plan, words) if words and layout.EVICTIONS in good else {}
@@ -152,7 +151,7 @@ def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
 
 
 def segment_numbers(files: Files) -> list[int]:
-    """Return the numbers of the segments that are there, lowest first."""
+    """Return the numbers of the segments of a store, lowest first."""
     names = files.listing(layout.SEGMENTS) or {}
     read = {int(name) for name in names if _NUMBER.fullmatch(name)}
     numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
@@ -161,7 +160,7 @@ def segment_numbers(files: Files) -> list[int]:
 
 
 def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Tables]:
-    """Return the tables of the packs among segments, without those that are damaged; nothing is reported."""
+    """Return the tables of all undamaged packs among segments; report nothing."""
     found, quiet = {}, files.quiet()
     for number in numbers:
         where = layout.segment_folder(number)
@@ -175,10 +174,10 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
 
 
 def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]) -> bool:
-    """Whether what the counters leave out is a pack beside all of its segments, or the packs that these were in.
+    """Whether an uncounted pack was just made: its segments, or older packs with them, are all still there.
 
-    Its maker counts it next, or died before that: readers see these, and the next process that opens the store to write
-    counts it.
+    Its maker will count it, or died before that. Until the next process that writes counts it, readers use these
+    segments.
     """
     if number not in packs:
         return False
@@ -186,7 +185,7 @@ def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]
     return before.issuperset(packs[number].numbers)
 
 
-# --- steps that the store holds and does not count, until they are restored or dropped -------------------------------
+# --- quarantine: steps that do not count until they are restored or dropped ------------------------------------------
 
 _FOLDER = f"{layout.COUNTERS}/quarantine"
 _RECORD = ".record.json"
@@ -196,10 +195,10 @@ _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3
 
 
 def check_quarantine(files: Files, next_segment: int | None) -> None:
-    """Report each segment in quarantine that holds steps, and one whose number could be given again."""
+    """Report each segment in quarantine with steps, and each whose number a new segment could get."""
     if not os.path.lexists(files.path(_FOLDER)):
         return
-    scratch = files.quiet()  # damage in there is not reported
+    scratch = files.quiet()  # damage inside the quarantine is not reported
     if not files.is_folder(_FOLDER):
         return
     where = f"{_FOLDER}/{layout.SEGMENTS}"
@@ -214,10 +213,10 @@ def check_quarantine(files: Files, next_segment: int | None) -> None:
             and layout.METADATA not in inside
             and len(_PARTS & inside.keys()) < _ENOUGH_PARTS
         ):
-            continue  # files that were set aside from a segment
+            continue  # only files of a segment that were set aside, not the segment
         _report(files, scratch, f"{where}/{name}", number)
         if next_segment is not None and next_segment <= number < layout.MAX_SEGMENTS:
-            detail = f"the next segment is {next_segment}, and {where}/{name} is in quarantine"
+            detail = f"the next segment is {next_segment}, but {where}/{name} is in quarantine"
             files.report("counters", f"{layout.COUNTERS}/c.0", detail)
 
 
@@ -242,7 +241,7 @@ def _report(files: Files, scratch: Files, where: str, number: int) -> None:
 
 
 def _count_steps(files: Files, where: str) -> int | None:
-    """Count the steps that a segment's counters claim and its flags have room for; None: they cannot be counted."""
+    """Count the steps of a segment by its counters and its flags; None: they cannot be counted."""
     rows, steps, chunk, per_chunk = _claimed_rows(files, where), 0, 0, 0
     while rows is not None:
         name = f"{where}/{layout.DONE}/{layout.chunk_key(chunk, 0)}"
