@@ -144,7 +144,7 @@ def read_live(info: SegmentInfo) -> LiveRows:
     Raises FileNotFoundError if it was evicted, FormatError if a counter is damaged.
     """
     shown, committed = map_trusted(info)
-        # `observed` first: if it is one past a `committed` read later, the observation follows exactly these rows.
+    # `observed` first: if it is one past a `committed` read later, the observation follows exactly these rows.
     observed = shown.copy()
     committed = committed.copy()
     if (committed < 0).any() or (observed > committed + 1).any():
