@@ -45,8 +45,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             found[path_in_store] = values[start : at + 1]
             if part == "observations" and after:
                 found[path_in_store] = np.concatenate([values[start : at + 1], after[f"next_{name}"][at : at + 1]])
-        terminated = ends["terminals"][at]
-        yield found | {"terminated": terminated, "truncated": ends["timeouts"][at] & ~terminated}
+        yield found | {"terminated": ends["terminals"][at], "truncated": ends["timeouts"][at]}
         start = at + 1
 
 

@@ -58,7 +58,7 @@ def of_dreamer(file: dict[str, np.ndarray]) -> dict[str, Any]:
         if part in ("action", "reward"):
             found[name] = rows[1:]
         elif name.startswith("log_"):
-            found[f"extra/{name}"] = rows[1:]
+            found[f"extra/{name.removeprefix('log_')}"] = rows[1:]
         elif name not in ("is_first", "is_last", "discount"):
             found["obs" if name == "obs" else f"obs/{name}"] = rows
     return found

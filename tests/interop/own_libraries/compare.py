@@ -193,13 +193,13 @@ LIBRARIES = {
         "by_numpy.py",
         (("numpy==1.26.4",), ("numpy==2.4.6",)),
         sets=("dreamer",),
-        own=("vectors", "images"),
-        exports={kind: {"one_hot": False} for kind in ("vectors", "images")},
+        own=("vectors", "doubles"),
+        exports={"vectors": {"one_hot": False}},
     ),
     "parquet": Library(
         "parquet",
         "by_arrow.py",
-        (("pyarrow==16.0.0", "pandas==2.2.2", "polars==1.0.0", "numpy<2.3"), ("pyarrow==26.0.1", "pandas", "polars")),
+        (("pyarrow==16.0.0", "pandas==2.2.2", "polars", "numpy<2.3"), ("pyarrow==26.0.1", "pandas", "polars")),
         own=tuple(OWN),
     ),
     "lerobot 2.1": Library(
