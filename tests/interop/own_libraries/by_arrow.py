@@ -35,11 +35,8 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
         found = {path: array(rows[path], *leaf) for path, leaf in leaves.items() if path in rows.column_names}
         for path, value in row.items():
             if path in leaves and value is not None and not (isinstance(value, list) and None in np.ravel(value)):
-                made = (
-                    np.frombuffer(value, leaves[path][1])
-                    if isinstance(value, bytes)
-                    else np.array(value, leaves[path][1])
-                )
+                shape, dtype = leaves[path]
+                made = np.frombuffer(value, dtype) if isinstance(value, bytes) else np.array(value, dtype)
                 one = made.reshape(shape)
                 found[path] = np.concatenate([found[path], one[None]]) if path in found else one
         yield found | {name: np.bool_(row[name]) for name in ("terminated", "truncated")}
