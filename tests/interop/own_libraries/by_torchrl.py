@@ -66,7 +66,8 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
         for name in obs:
             path = "obs" if len(obs) == 1 else f"obs/{name}"
             found[path] = np.concatenate([rows.pop(name), rows.pop(f"next/{name}")[-1:]])
-        found |= {"action": rows.pop("action"), "reward": rows.pop("next/reward").reshape(-1)}
+        found |= {name: rows.pop(name) for name in list(rows) if name.partition("/")[0] == "action"}
+        found["reward"] = rows.pop("next/reward").reshape(-1)
         found |= {name: np.bool_(rows.pop(f"next/{name}")[-1].any()) for name in ("terminated", "truncated")}
         rest = {
             name.removeprefix("next/"): values for name, values in rows.items() if name not in ("next/done", *FLAGS)

@@ -65,7 +65,7 @@ class Library:
     lacks_texts : bool
         Whether an export has numbers in place of texts.
     adds : tuple of str
-        How the names of values begin that an export has in addition.
+        How the names of values begin that the library adds where a store has none.
     built : collection
         Packages of the environment that have no wheels.
     without : collection
@@ -209,6 +209,7 @@ LIBRARIES = {
         torch=True,
         without=_NOT_OF_DATA_SETS,
         imports={"lerobot_v21_g1 lerobot_v21_g1": {"skip": ["observation.images.cam_high"]}},
+        adds=("task",),
         shared=("lerobot_v21_g1",),
         reads_exports=False,
     ),
@@ -302,7 +303,8 @@ def compare_set(name: str, kind: str, made: Path, folder: Path, do: Callable[...
     module.import_dataset(made, folder / "store", **library.imports.get(kind, {}))
     with dr.open(folder / "store") as store:
         assert store.verify(deep=True) == []
-        values_in = count_equal(values_of(store), load(folder / "made.npz"))
+        stored = values_of(store)
+        values_in = count_equal(stored, without(load(folder / "made.npz"), stored, library.adds))
         if not library.reads_exports:
             return Count(kind, values_in, None)
         return Count(
@@ -321,11 +323,15 @@ def export(name: str, kind: str, store: dr.Store, target: Path, do: Callable[...
     held = values_of(store, {each.name for each in exported.not_held}, texts=not library.lacks_texts)
     for own, theirs in library.own_names.items() if kind in OWN else ():
         held = [{re.sub(f"^{own}", theirs, path): value for path, value in each.items()} for each in held]
-    read = load(target.with_name("exported.npz"))
-    for one, other in zip(held, read, strict=True):
-        for path in [each for each in other if each not in one and each.startswith(library.adds)]:
-            del other[path]
-    return count_equal(held, read)
+    return count_equal(held, without(load(target.with_name("exported.npz")), held, library.adds))
+
+
+def without(read: Episodes, held: Episodes, adds: tuple[str, ...]) -> Episodes:
+    """Return what a library has read, without additional values that a store does not have."""
+    kept = []
+    for one, other in zip(read, held, strict=True):
+        kept.append({path: value for path, value in one.items() if path in other or not path.startswith(adds)})
+    return kept
 
 
 def compare_own(name: str, kind: str, folder: Path, do: Callable[..., None]) -> Count:
