@@ -18,7 +18,7 @@ from diskreplay.reading.chunk_table import WIDE_ROW
 from diskreplay.reading.decompression import blocks_read
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.sampling.batch import Batch, torch_values
-from diskreplay.sampling.sampler_states import Told
+from diskreplay.sampling.sampler_states import DrawInfo
 from diskreplay.sampling.transforms import Arrays, Pipeline
 from diskreplay.schema.schema import Schema
 from diskreplay.views.base import (
@@ -325,7 +325,7 @@ class Destination:
 class Gatherer:
     """Makes batches of one view of a store's steps. One thread at a time gathers, and one makes batches.
 
-    `drawn` are the fields that say how a batch was drawn, and the places of their arrays in a block; `pipeline` is what
+    `draw_fields` are the fields about a draw, and the places of their arrays in a block; `pipeline` is what
     is done to batches. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of what is
     large; `close` ends them.
     """
@@ -354,7 +354,7 @@ class Gatherer:
         # Nearly always: a batch's arrays become tensors when they are asked for.
         self._gives_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
-        self.drawn = {
+        self.draw_fields = {
             path[0]: at for at, path in enumerate(leaves) if path[0] in OF_DRAWS and path[0] not in schema.extra
         }
         self.disk = Readahead(self.reader, schema)
@@ -368,14 +368,20 @@ class Gatherer:
         snapshot: Snapshot,
         ids: NDArray[np.int64],
         entropy: int | None = None,
-        told: Told | None = None,
+        draw_info: DrawInfo | None = None,
         pages: Pages | None = None,
     ) -> Gathered:
         """Gather these ids; all weights are 1.
 
-        `entropy` seeds what the view draws itself; `told` has the fields that `drawn` names; `pages` is what the disk
-        was asked for, None if it was not.
-        InvalidIndex where an id is not one of the view's, SegmentGone where a segment was evicted since the snapshot.
+        `entropy` seeds the view's own draws. `draw_info` has the fields of `draw_fields`. `pages` are the pages
+        requested from disk, or None.
+
+        Raises
+        ------
+        InvalidIndex
+            An id is not one of the view's.
+        SegmentGone
+            A segment was evicted since the snapshot.
         """
         if self._threads is not None and self._threads.jobs:  # after an interrupt
             self._threads.settle()
@@ -389,9 +395,9 @@ class Gatherer:
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
         self._is_seeded = False
-        if told is not None:
-            for name, at in self.drawn.items():
-                slot.block.arrays[at][:] = told[name]
+        if draw_info is not None:
+            for name, at in self.draw_fields.items():
+                slot.block.arrays[at][:] = draw_info[name]
         sent = None if self.device_copy is None else self.device_copy.send(slot)
         self.seconds_gathering += perf_counter() - started
         if self.disk.wide:

@@ -22,7 +22,7 @@ from diskreplay.ids import Ints
 from diskreplay.reading.episodes import Episode
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.sampling.gatherer import ItemErrors
-from diskreplay.sampling.sampler_states import PlannerState, SavedPlan, Told
+from diskreplay.sampling.sampler_states import DrawInfo, PlannerState, SavedPlan
 from diskreplay.store.store import Store
 from diskreplay.views.base import View
 
@@ -36,22 +36,22 @@ ATTEMPTS = 100
 class Plan:
     """A batch that is drawn and not yet delivered. It keeps its snapshot, and with it what is mapped, alive.
 
-    `asked` is the size that it was drawn for; `entropy` seeds what the view or a transform draws, None where they draw
-    nothing; `told` are the fields of the batch that say how it was drawn; `prepared` is what transforms knew of the
-    store at the draw; `gathered` is the batch, or what will be it, where that was begun: see `Prefetcher`.
+    `asked` is the size that it was drawn for. `entropy` seeds the draws of the view and the transforms, None if they
+    draw nothing. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that transforms need,
+    as of the draw. `gathered` is the batch, or the job that makes it: see `Prefetcher`.
     """
 
     snapshot: Snapshot
     draw: Draw
     asked: int
     entropy: int | None = None
-    told: Told | None = None
+    draw_info: DrawInfo | None = None
     prepared: Any = None
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it was drawn as."""
-        state = {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **(self.told or {})}
+        state = {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **(self.draw_info or {})}
         return state if self.prepared is None else {**state, "prepared": self.prepared}
 
 
@@ -143,19 +143,19 @@ class Target:
         """Return the sum of their priorities."""
         return math.nan if self.population.snapshot is None else self.active.priority_sum(self.population)
 
-    def tell(self, names: Sequence[str], ids: Ints) -> Told:
+    def draw_info_of(self, names: Sequence[str], ids: Ints) -> DrawInfo:
         """Return the fields of these names that say how these ids are drawn."""
-        told = Told()
+        draw_info = DrawInfo()
         if "probability" in names:
-            told["probability"] = self.active.share_chances(self.population, ids)
+            draw_info["probability"] = self.active.share_chances(self.population, ids)
         if "population" in names:
-            told["population"] = np.full(len(ids), self.drawable())
+            draw_info["population"] = np.full(len(ids), self.drawable())
         if "priority_sum" in names:
-            told["priority_sum"] = np.full(len(ids), self.active.priority_sum(self.population))
-        return told
+            draw_info["priority_sum"] = np.full(len(ids), self.active.priority_sum(self.population))
+        return draw_info
 
 
-def check_told(names: Sequence[str], distribution: Distribution) -> None:
+def check_draw_fields(names: Sequence[str], distribution: Distribution) -> None:
     """Refuse fields that a distribution does not tell of its draws."""
     if "probability" in names and not distribution.tells_chances:
         raise ValueError(f"fields names 'probability', and {distribution} does not tell the chances of its ids")
@@ -164,8 +164,8 @@ def check_told(names: Sequence[str], distribution: Distribution) -> None:
 class Planner:
     """Draws batches from a store. Not thread-safe: one sampler, under its lock.
 
-    `target` is what is drawn from; `queue` holds the plans that are drawn ahead. `tells` names the fields of batches
-    that say how they were drawn.
+    `target` says what is drawn, and `queue` holds the plans drawn ahead. `draw_fields` names the batches' fields about
+    their draw, such as "probability".
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Planner:
         max_times_sampled: int | None = None,
         max_size: int | None = None,
         remover: str = "oldest",
-        tells: Sequence[str] = (),
+        draw_fields: Sequence[str] = (),
         random: bool = False,
     ) -> None:
         self._store = store
@@ -188,10 +188,10 @@ class Planner:
         self._where: Callable[[Snapshot, int], bool] | None = None
         if where is not None:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
-        self._share, self.tells, self._transforms_random = share, tells, random
+        self._share, self.draw_fields, self._transforms_random = share, draw_fields, random
         self.queue: deque[Plan] = deque()
         # Not delivered, by the size asked for, which is another than of those drawn ahead.
-        self._apart: dict[int, Plan] = {}
+        self._other_sizes: dict[int, Plan] = {}
         self._returned = _NONE  # what was drawn, not delivered and does not come again by itself
         self._priorities: Prioritized | None = None
         limits = Limits(
@@ -210,7 +210,7 @@ class Planner:
         before, cursors = self.target, self._cursors
         self._check_target(view, distribution, before.limits)
         claimed = self._claim(distribution)
-        plans = [*self.queue, *self._apart.values()]
+        plans = [*self.queue, *self._other_sizes.values()]
         goes_on = distribution is before.distribution and view.kind == before.view.kind
         returned = self._once(plan.draw for plan in plans) if goes_on else _NONE
         if view is before.view:
@@ -220,7 +220,7 @@ class Planner:
             target = self._target_of(view, claimed, cursors, before.limits)
         state = {"target": target, "_cursors": cursors, "_returned": returned}
         # One operation, in the middle of which no interrupt comes.
-        vars(self).update({**state, "queue": deque[Plan](), "_apart": dict[int, Plan]()})
+        vars(self).update({**state, "queue": deque[Plan](), "_other_sizes": dict[int, Plan]()})
         before.active.rewind()
         for plan in plans:
             before.active.forget(before.population, plan.draw)
@@ -232,7 +232,7 @@ class Planner:
 
     def _check_target(self, view: View, distribution: Distribution, limits: Limits) -> None:
         """Refuse a view or distribution that the sampler's arguments do not fit."""
-        check_told(self.tells, distribution)
+        check_draw_fields(self.draw_fields, distribution)
         limits.check(view, distribution)
 
     def _every_cursor(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class Planner:
                 break
         return self.queue[0]
 
-    def _draw_kept(self, size: int, refresh: bool, apart: bool = False, instead: Plan | None = None) -> Plan:
+    def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
         """Draw a batch, and keep its plan behind the others, `apart`, or `instead` of one whose segments are gone.
 
         The end of all draws is kept only if there are no others. An interrupt before the plan is kept leaves the
@@ -293,15 +293,15 @@ class Planner:
             plan = self.draw(size, refresh, None if instead is None else instead.draw)
             if instead is not None:
                 self._replace(instead, plan)
-            elif apart:
-                self._apart[size] = plan
+            elif is_other_size:
+                self._other_sizes[size] = plan
             elif len(plan.draw.ids) or not self.queue:
                 self.queue.append(plan)
             return plan
         except Exception:
             raise  # nothing was drawn
         except BaseException:
-            if active.gives_once and not any(kept is plan for kept in (*self.queue, *self._apart.values())):
+            if active.gives_once and not any(kept is plan for kept in (*self.queue, *self._other_sizes.values())):
                 if not self.rewind():
                     active.go_back(place)
                 self._returned = returned
@@ -339,15 +339,16 @@ class Planner:
             return self.draw(size, True, lost)
         self._returned = returned
         entropy = int(self.rng.integers(1 << 62)) if target.random else None
-        return Plan(snapshot, draw, size, entropy, target.tell(self.tells, draw.ids) if self.tells else None)
+        draw_info = target.draw_info_of(self.draw_fields, draw.ids) if self.draw_fields else None
+        return Plan(snapshot, draw, size, entropy, draw_info)
 
-    def tell_now(self, names: Sequence[str], ids: Ints, snapshot: Snapshot) -> Told:
+    def current_draw_info(self, names: Sequence[str], ids: Ints, snapshot: Snapshot) -> DrawInfo:
         """Return the fields that say how these ids are drawn from a snapshot, 0 of those that cannot be."""
         self.target.population.refresh(snapshot)
-        told = self.target.tell(names, ids)
-        if "probability" in told:
-            told["probability"] *= self._share.contains(ids)
-        return told
+        draw_info = self.target.draw_info_of(names, ids)
+        if "probability" in draw_info:
+            draw_info["probability"] *= self._share.contains(ids)
+        return draw_info
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
         """Return how many batches of this size `next` has until the end, None where there is none."""
@@ -358,11 +359,11 @@ class Planner:
         returned = int(np.count_nonzero(population.contains(self._returned)))
         return len(self.queue) + -(-(returned + active.count_left(population)) // size)
 
-    def draw_apart(self, size: int, refresh: bool) -> Plan:
+    def draw_other_size(self, size: int, refresh: bool) -> Plan:
         """Draw one batch of another size than those that are drawn ahead, or return the one that was not delivered."""
-        if size not in self._apart:
-            self._draw_kept(size, refresh, apart=True)
-        return self._apart[size]
+        if size not in self._other_sizes:
+            self._draw_kept(size, refresh, is_other_size=True)
+        return self._other_sizes[size]
 
     def draw_again(self, plan: Plan) -> Plan:
         """Draw a batch in place of one of which segments are gone."""
@@ -392,12 +393,12 @@ class Planner:
                 self.queue.popleft()
             else:
                 self.queue[0] = other
-        for size, apart in self._apart.items():
-            if apart is plan:
+        for size, kept in self._other_sizes.items():
+            if kept is plan:
                 if other is None:
-                    del self._apart[size]
+                    del self._other_sizes[size]
                 else:
-                    self._apart[size] = other
+                    self._other_sizes[size] = other
                 break
 
     def rewind(self) -> bool:
@@ -405,7 +406,7 @@ class Planner:
         if not self.target.active.rewind():
             return False
         self.queue.clear()
-        self._apart.clear()
+        self._other_sizes.clear()
         return True
 
     def count(self, refresh: bool) -> int:
@@ -448,7 +449,7 @@ class Planner:
             "indices": None if indices is None else indices.state_dict(),
             "returned": self._returned,
             "plans": [plan.state_dict() for plan in self.queue],
-            "refused": [plan.state_dict() for plan in self._apart.values()],
+            "refused": [plan.state_dict() for plan in self._other_sizes.values()],
         }
 
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
@@ -477,7 +478,7 @@ class Planner:
         new._returned = saved.returned
         new.queue = new._accepted(saved.plans, snapshot)
         refused = [plan for saved_plan in saved.refused for plan in new._accepted([saved_plan], snapshot)]
-        new._apart = {plan.asked: plan for plan in refused}
+        new._other_sizes = {plan.asked: plan for plan in refused}
         return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
@@ -487,9 +488,10 @@ class Planner:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):
                 self._returned = self._once(other.draw for other in plans[len(queue) :])
                 break
-            # What was not asked for when it was drawn is told as of now.
-            told = target.tell(self.tells, plan.draw.ids) | plan.told if self.tells else None
-            queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, told, plan.prepared))
+            draw_info = None
+            if self.draw_fields:  # as of now, if the saved plan lacks a field
+                draw_info = target.draw_info_of(self.draw_fields, plan.draw.ids) | plan.draw_info
+            queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, draw_info, plan.prepared))
         return queue
 
     def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from diskreplay.errors import SegmentGone
 from diskreplay.sampling.batch import Batch
 from diskreplay.sampling.gatherer import Destination, Gathered, Gatherer
-from diskreplay.sampling.planner import ATTEMPTS, Plan, Planner, check_told
+from diskreplay.sampling.planner import ATTEMPTS, Plan, Planner, check_draw_fields
 from diskreplay.sampling.transforms import Pipeline, Transform
 from diskreplay.schema.schema import Schema
 from diskreplay.store.store import Store
 from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
-# Bytes. A smaller batch is made faster than another thread can be told to make it: it is made when it is asked for.
-# To make eight small ones at once saved a seventh of their time, and every eighth call paid for all.
+# Bytes. A smaller batch is made in the call that delivers it, which is faster than to start another thread on it.
+# Making eight small batches at once saved a seventh of their time, and every eighth call paid for all.
 LEAST_FOR_A_THREAD = 256 << 10
 
 
@@ -68,7 +68,7 @@ class Prefetcher:
 def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | None) -> Gathered | Batch:
     pages = None if asked is None else asked.result()
     with gathering:
-        gathered = gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.told, pages)
+        gathered = gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.draw_info, pages)
         # What computes on a CUDA device does so on the stream of the call that delivers.
         if plan.prepared is None or gatherer.device_copy is not None:
             return gathered
@@ -110,15 +110,15 @@ class Makers:
         gatherer = self.gatherer
         if fields is not None:
             gatherer = Gatherer(self.view, store.schema, fields, self._destination)
-        reader, drawn = gatherer.reader, list(gatherer.drawn)
-        check_told(drawn, planner.target.distribution)
+        reader, drawn = gatherer.reader, list(gatherer.draw_fields)
+        check_draw_fields(drawn, planner.target.distribution)
         for _ in range(ATTEMPTS):
             try:
                 snapshot = store.snapshot
                 if not reader.fill_checks or len(snapshot.evictions):
                     reader.check(snapshot, ids)
-                told = planner.tell_now(drawn, ids, snapshot) if drawn else None
-                return gatherer.to_batch(gatherer.gather(snapshot, ids, told=told))
+                draw_info = planner.current_draw_info(drawn, ids, snapshot) if drawn else None
+                return gatherer.to_batch(gatherer.gather(snapshot, ids, draw_info=draw_info))
             except SegmentGone:
                 store.refresh()  # which makes an evicted id an InvalidIndex
         raise SegmentGone("segments were evicted faster than they could be read")

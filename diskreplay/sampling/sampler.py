@@ -287,7 +287,7 @@ class Sampler(IterableDataset[Batch]):
                 view,
                 distribution,
                 seed=seed,
-                tells=list(self._makers.gatherer.drawn),
+                draw_fields=list(self._makers.gatherer.draw_fields),
                 random=any(one.random for one in self._transforms),
                 **drawing,
             )
@@ -430,9 +430,9 @@ class Sampler(IterableDataset[Batch]):
                 payments.pay(size * item_steps)
             if size == self._sizes[0]:
                 return self._deliver(planner.next(self._sizes, self._refresh), beta, started)
-            return self._deliver(planner.draw_apart(size, self._refresh), beta, started, apart=True)
+            return self._deliver(planner.draw_other_size(size, self._refresh), beta, started, is_other_size=True)
 
-    def _deliver(self, plan: Plan, beta: float | None, started: float, apart: bool = False) -> Batch:
+    def _deliver(self, plan: Plan, beta: float | None, started: float, is_other_size: bool = False) -> Batch:
         """Pay for the batch of a plan and gather it, another one if its segments have gone."""
         planner, makers, payments = self._planner, self._makers, self._payments
         active = planner.target.active
@@ -456,11 +456,11 @@ class Sampler(IterableDataset[Batch]):
                     is_refused = False
                 planned = perf_counter()
                 weights = active.weigh(plan.draw, beta, self._statistics.batches) if active.weighted else None
-                if makers.prefetcher is not None and not apart:
+                if makers.prefetcher is not None and not is_other_size:
                     makers.prefetcher.begin(planner.queue, plan)
                 gathered = plan.gathered
                 if gathered is None:
-                    gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.told)
+                    gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.draw_info)
                 elif makers.prefetcher is not None:
                     gathered = makers.prefetcher.wait(gathered)
                     plan.gathered = None  # what is made of it now may change it: an interrupt has it gathered again

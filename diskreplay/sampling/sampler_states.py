@@ -17,7 +17,7 @@ from diskreplay.views.requested import OF_DRAWS
 
 VERSION = 1
 
-Told = dict[str, NDArray[Any]]
+DrawInfo = dict[str, NDArray[Any]]
 """Fields of a batch that say how it was drawn, (batch,) each; see `views.requested.OF_DRAWS`."""
 
 
@@ -31,7 +31,7 @@ class SavedPlan(NamedTuple):
     draw: Draw
     asked: int
     entropy: int | None
-    told: Told
+    draw_info: DrawInfo
     prepared: list[dict[str, NDArray[np.float64]]] | None
 
 
@@ -126,15 +126,15 @@ def _plan(plan: Mapping[str, Any]) -> SavedPlan:
     chances = None if plan["chances"] is None else np.array(plan["chances"], np.float64)
     if ids.ndim != 1 or not (chances is None or chances.shape == ids.shape):
         raise ValueError("a planned batch has ids and chances of two shapes")
-    told = {name: np.array(plan[name], dtype) for name, dtype in OF_DRAWS.items() if name in plan}
-    if any(values.shape != ids.shape for values in told.values()):
+    draw_info = {name: np.array(plan[name], dtype) for name, dtype in OF_DRAWS.items() if name in plan}
+    if any(values.shape != ids.shape for values in draw_info.values()):
         raise ValueError("a planned batch tells of other ids than it has")
     draw = Draw(ids, chances, int(plan["size"]), float(plan["least"]))
     entropy, prepared = plan["entropy"], plan.get("prepared")
     if prepared is not None:
         prepared = [{str(name): np.array(found, np.float64) for name, found in one.items()} for one in prepared]
     entropy = None if entropy is None else int(entropy)
-    return SavedPlan(draw, int(plan.get("asked", len(ids))), entropy, told, prepared)
+    return SavedPlan(draw, int(plan.get("asked", len(ids))), entropy, draw_info, prepared)
 
 
 def as_tensors(tree: Any) -> Any:
