@@ -1,4 +1,4 @@
-"""From a snapshot, a view and a distribution to batches of torch tensors. The core's only user of torch."""
+"""Sampling: batches of torch tensors from a snapshot, a view and a distribution. The core uses torch only here."""
 
 from diskreplay.errors import MissingExtra
 

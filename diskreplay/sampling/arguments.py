@@ -1,4 +1,4 @@
-"""Arguments of samplers, in their plain form or refused."""
+"""Checks of samplers' arguments."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from diskreplay.views.base import INT64, View
 def drawing_arguments(
     where: Any, rank: Any, world_size: Any, max_times_sampled: Any, max_size: Any, remover: Any
 ) -> dict[str, Any]:
-    """Return the arguments that say which ids a sampler draws, by their names of `Planner`, or raise ValueError."""
+    """Return the checked arguments that select a sampler's ids, by `Planner`'s names. Raises ValueError."""
     world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
@@ -29,7 +29,7 @@ def drawing_arguments(
     if max_size is not None:
         max_size = int_argument("max_size", max_size)
     elif remover != "oldest":
-        raise ValueError(f"remover={remover!r} means nothing without max_size: give both, or leave it out")
+        raise ValueError(f"remover={remover!r} needs max_size: give both, or leave it out")
     if where is not None and not callable(where):
         raise ValueError(f"where must be a function of an episode, not {where!r}")
     limits = {"max_times_sampled": max_times_sampled, "max_size": max_size, "remover": remover}
@@ -37,7 +37,7 @@ def drawing_arguments(
 
 
 def device_argument(device: Any) -> torch.device:
-    """Return a device that torch can use here, the CPU for None, or raise ValueError."""
+    """Return a device, the CPU for None. Raises ValueError if torch cannot use it here."""
     try:
         found = torch.device("cpu" if device is None else device)
         if found.type != "cpu":
@@ -50,40 +50,40 @@ def device_argument(device: Any) -> torch.device:
 
 
 def store_argument(store: Any) -> Store:
-    """Return a store, or raise ValueError."""
+    """Return the store. Raises ValueError if it is not one."""
     if not isinstance(store, Store):
         raise ValueError(f"store must be a Store or its path, not {store!r}")
     return store
 
 
 def view_argument(view: Any) -> View:
-    """Return a view, or raise ValueError."""
+    """Return the view. Raises ValueError if it is not one."""
     if isinstance(view, type) or not isinstance(view, View):
         raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
     return view
 
 
 def distribution_argument(distribution: Any) -> Distribution:
-    """Return a distribution, `Uniform()` for None, or raise ValueError."""
+    """Return the distribution, `Uniform()` for None. Raises ValueError if it is not one."""
     if distribution is None:
         return Uniform()
     if not isinstance(distribution, Distribution):
-        raise ValueError(f"distribution must be one such as Uniform(), not {distribution!r}")
+        raise ValueError(f"distribution must be a distribution such as Uniform(), not {distribution!r}")
     return distribution
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor's numbers, most often without a copy."""
-    # Nearly always in one call: what is behind a call into torch is seldom in the processor's caches.
+    """Return a tensor's numbers, usually without a copy."""
+    # Usually a single call: code of torch is seldom in the processor's caches.
     try:
         return tensor.numpy()
-    except (RuntimeError, TypeError):  # it has a gradient, is elsewhere, or of a dtype that numpy has not
+    except (RuntimeError, TypeError):  # it has a gradient, is on a device, or has a dtype that numpy lacks
         found = tensor.detach().cpu()
         return (found.double() if found.is_floating_point() else found).numpy(force=True)
 
 
 def ids_argument(ids: Any) -> NDArray[np.int64]:
-    """Return ids with one axis, in one piece of memory, or raise InvalidIndex."""
+    """Return contiguous ids with one axis. Raises InvalidIndex if they are not such ids."""
     given = np.asarray(_array(ids) if isinstance(ids, torch.Tensor) else ids, order="C")
     if given.dtype == INT64 and given.ndim == 1:
         return given
@@ -95,9 +95,9 @@ def ids_argument(ids: Any) -> NDArray[np.int64]:
 
 
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
-    """Return errors as float64 in one piece of memory, (count,) or (count, length); ValueError for another shape.
+    """Return errors as contiguous float64, (count,) or (count, length).
 
-    They are given as numpy has them, or as a tensor with or without a gradient.
+    They are given as an array, or as a tensor with or without a gradient. Raises ValueError for another shape.
     """
     given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
     errors = np.asarray(given, np.float64, order="C")
@@ -109,14 +109,14 @@ def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
 
 
 def kind_argument(kind: Any) -> tuple[Any, ...]:
-    """Return what ids are ids of, or raise ValueError."""
+    """Return the kind of ids. Raises ValueError if it is not a tuple."""
     if not isinstance(kind, tuple):
-        raise ValueError(f'kind must be that of a batch or view, such as ("transitions",), not {kind!r}')
+        raise ValueError(f'kind must be the kind of a batch or view, such as ("transitions",), not {kind!r}')
     return kind
 
 
 def check_meaning(distribution: Distribution, view: View, batch_size: int | None, beta: float | None) -> None:
-    """Refuse arguments of `Sampler.sample` that mean nothing to the distribution or the view."""
+    """Raise ValueError for arguments of `Sampler.sample` that the distribution or the view does not use."""
     if beta is not None and not distribution.weighted:
         raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
     if batch_size is not None and not distribution.sized:

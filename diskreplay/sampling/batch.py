@@ -19,7 +19,7 @@ from diskreplay.schema.schema import TupleRecord
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-Tree = Any  # a tensor, an array that has yet to become one, or a dict or TupleRecord of trees
+Tree = Any  # a tensor, an array that becomes a tensor when it is read, or a dict or TupleRecord of trees
 Kind = tuple[Any, ...]
 Bools = NDArray[np.bool_]
 
@@ -27,20 +27,21 @@ Bools = NDArray[np.bool_]
 class Batch(Mapping[str, Tree]):
     """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
 
-    It is a mapping of names to tensors, so that `dict(batch)`, `batch.items()`, TensorDict and the collation of a
-    DataLoader work, and a pytree of torch. `len` is the number of fields, `batch_size` that of items.
+    It is a mapping of names to tensors, so `dict(batch)`, `batch.items()`, TensorDict and the collation of a DataLoader
+    work. It is also a pytree of torch. `len` is the number of fields, `batch_size` the number of items.
 
-    Dict spaces give nested dicts, and Tuple spaces tuples that also answer to the keys "0", "1", ...: `batch.action[0]`
-    and `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`. A batch is valid as
-    long as it, any tensor of it, or any view of one, is alive: its memory is not used again before. Immutable in its
-    names; the tensors are yours to change.
+    Dict spaces give nested dicts. Tuple spaces give tuples that also have the keys "0", "1", ...: `batch.action[0]` and
+    `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`.
+
+    The memory of a batch is not reused while the batch, any of its tensors, or any view of them is alive. Its names are
+    immutable; you may change its tensors.
 
     Parameters
     ----------
     fields : dict
         Tensors, or arrays on the CPU, by name; `index` is one of them.
     kind : tuple or None
-        What the ids in `index` are ids of; see `kind`. None: nothing says.
+        The kind of the ids in `index`, see `kind`. None: unknown.
     """
 
     __slots__ = ("__weakref__", "_fields", "_kind")
@@ -48,17 +49,17 @@ class Batch(Mapping[str, Tree]):
     _kind: Kind | None
 
     def __init__(self, fields: dict[str, Tree], kind: Kind | None = None) -> None:
-        # Kept as it is, arrays and all: an array becomes a tensor when somebody asks for it. Most training loops leave
-        # some fields alone, and each costs nearly a microsecond to make and to drop.
+        # Arrays become tensors when they are first read: a tensor costs nearly a microsecond to make and to drop, and
+        # most training loops do not read all fields.
         _set_fields(self, fields)
         _set_kind(self, kind)
 
     @property
     def kind(self) -> Kind | None:
-        """What the ids in `index` are ids of, the `kind` of the view: ("transitions",), ("sequences", 80, 40, True).
+        """The kind of the ids in `index`, which is the view's: ("transitions",), ("sequences", 80, 40, True).
 
-        `index` carries it, so that `Sampler.update_priorities` leaves alone what is of another kind than the sampler's
-        view. What is computed of `index` (`index[rows]`, `index.numpy()`, a copy from a device) does not carry it.
+        `index` carries it, so that `Sampler.update_priorities` skips ids of another kind than its view's. Results
+        computed from `index` (`index[rows]`, `index.numpy()`, a copy from a device) do not carry it.
         """
         return self._kind
 
@@ -88,7 +89,7 @@ class Batch(Mapping[str, Tree]):
         return value
 
     def _leaf(self, path: str) -> Tree:
-        """Return what a path names, "obs/image"; KeyError where there is no such."""
+        """Return the leaf at a path such as "obs/image". Raises KeyError if it does not exist."""
         first, *below = path.split("/")
         if not below:
             raise KeyError(path)
@@ -109,13 +110,13 @@ class Batch(Mapping[str, Tree]):
         """Return the number of fields."""
         return len(self._fields)
 
-    # Equal to itself alone: a comparison of tensors is a tensor.
+    # A batch equals only itself: comparing tensors gives a tensor.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     @property
     def batch_size(self) -> int:
-        """The number of items, the length of the leading axis."""
+        """The number of items: the length of the leading axis."""
         return len(self._fields["index"])
 
     def __dir__(self) -> list[str]:
@@ -136,17 +137,17 @@ class Batch(Mapping[str, Tree]):
         return {name: self[name] for name in self._fields}
 
     def select(self, indices: Any) -> "Batch":
-        """Return a batch of some of the items, copies of them.
+        """Return a batch with copies of some of the items.
 
         Parameters
         ----------
         indices : array_like of int or bool, or Tensor
-            Which items, in this order, (n,); or a mask of all items, (batch_size,).
+            The items in the order of the result, (n,); or a mask of all items, (batch_size,).
 
         Raises
         ------
         IndexError
-            There is no such item, or it is no list of them.
+            An item does not exist, or `indices` does not have one axis.
         """
         chosen = torch.as_tensor(indices, device=self["index"].device)
         if chosen.ndim != 1:
@@ -155,9 +156,12 @@ class Batch(Mapping[str, Tree]):
         return Batch(map_tree(operator.itemgetter(chosen), self._tensors()), self._kind)
 
     def pin_memory(self) -> "Batch":
-        """Return the batch in pinned memory, from where a copy to a CUDA device is fastest.
+        """Return the batch in pinned memory, so that copies to a CUDA device are fastest.
 
-        Raises ValueError where torch cannot pin memory, such as without a device.
+        Raises
+        ------
+        ValueError
+            torch cannot pin memory here, for example without a CUDA device.
         """
         try:
             return Batch(map_tree(torch.Tensor.pin_memory, self._tensors()), self._kind)
@@ -166,30 +170,36 @@ class Batch(Mapping[str, Tree]):
             raise ValueError(f"torch cannot pin memory here, leave pin_memory() out: {why}") from error
 
     def replaced(self, fields: Mapping[str, Tree]) -> "Batch":
-        """Return the batch with these fields in place of those of the same names, and beside the others."""
+        """Return the batch with these fields added; they replace fields of the same names."""
         return Batch({**self._fields, **fields}, self._kind)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """Return the batch on a device; tensors that are there already are shared.
+        """Return the batch on a device. Tensors that are already on it are shared.
 
-        Raises ValueError where torch cannot use the device.
+        Raises
+        ------
+        ValueError
+            torch cannot use the device.
         """
         device = device_argument(device)
         moved = map_tree(lambda tensor: tensor.to(device, non_blocking=non_blocking), self._tensors())
         return Batch(moved, self._kind)
 
     def numpy(self) -> dict[str, Any]:
-        """Return the fields as numpy arrays, nested as they are; on the CPU they share memory with the tensors."""
+        """Return the fields as numpy arrays, nested like the batch. On the CPU they share memory with the tensors."""
         arrays: dict[str, Any] = map_tree(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
         return arrays
 
     def to_tensordict(self) -> "TensorDict":
-        """Return the batch as a TensorDict with TorchRL's keys, sharing memory.
+        """Return the batch as a TensorDict with TorchRL's keys. It shares memory with the batch.
 
-        `obs` is "observation" (of a Dict space, its keys are at the root), `next_obs` the same below "next", `reward`,
-        `terminated` and `truncated` are below "next" with "done", either of the last two, and (..., 1); `n_steps` is
-        "steps_to_next_obs", `is_first` "is_init", `weight` "priority_weight"; other names stay. The batch size is that
-        of `reward`: (B,), of sequences (B, L), over which what an item has once is spread.
+        `obs` is "observation"; the keys of a Dict space are at the root. `next_obs` is the same below "next". `reward`,
+        `terminated` and `truncated` keep their names below "next", where "done" is either of the last two. `n_steps` is
+        "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other names stay. Rewards,
+        flags and `n_steps` are (..., 1).
+
+        The batch size is the shape of `reward`: (B,), or (B, L) for sequences. There, a value that an item has once is
+        expanded over its L steps.
 
         Raises
         ------
@@ -199,23 +209,24 @@ class Batch(Mapping[str, Tree]):
         return to_tensordict(self)
 
     def minibatches(self, size: int, epochs: int = 1, seed: int | None = None) -> Iterator["Batch"]:
-        """Return an iterator over the items in random order, `size` at a time; an epoch's last batch may be smaller.
+        """Return an iterator over the items in random order, `size` at a time.
 
-        The items of a rollout are its steps, (num_steps, num_envs) of them. Minibatches are copies.
+        The items of a rollout are its num_steps times num_envs steps. Minibatches are copies. The last one of an epoch
+        may be smaller.
 
         Parameters
         ----------
         size : int
-            Items of a minibatch, its leading axis.
+            Items of a minibatch: the length of its leading axis.
         epochs : int
-            How often each item is given, in another order each time.
+            The number of passes over all items, each in another order.
         seed : int or None
-            Makes the orders a function of the seed (give each rollout another); None is different each time.
+            Makes the orders a function of the seed, so give each rollout another one. None: random orders.
 
         Raises
         ------
         ValueError
-            `size` or `epochs` is no int of at least 1.
+            `size` or `epochs` is not an int of at least 1.
         """
         size, epochs = int_argument("size", size), int_argument("epochs", epochs)
         return self._shuffled(size, epochs, np.random.Generator(np.random.PCG64(seed)))
@@ -231,33 +242,33 @@ class Batch(Mapping[str, Tree]):
     ) -> Iterator["Batch"]:
         """Return an iterator over a rollout's sequences in random order, `size` at a time, for recurrent networks.
 
-        A sequence is the steps of one episode in one column, in order: it begins at the column's first step and behind
-        every step that ended an episode. Each step is in one sequence. Minibatches are copies, and an epoch's last one
-        may be smaller.
+        A sequence has the consecutive steps of one episode in one column. It begins at the column's first step, or
+        after a step that ended an episode. Each step is in exactly one sequence. Minibatches are copies. The last one
+        of an epoch may be smaller.
 
         Parameters
         ----------
         size : int
-            Sequences of a minibatch, its leading axis B.
+            Sequences of a minibatch: the length B of its leading axis.
         epochs, seed
-            As of `minibatches`.
+            See `minibatches`.
         length : int or None
-            A sequence is cut after so many steps, and L is `length` (truncated backpropagation through time). None:
-            sequences are whole, and L is the longest of the minibatch.
+            Sequences are cut after `length` steps, and L is `length` (truncated backpropagation through time). None:
+            sequences are whole, and L is the length of the longest one in the minibatch.
         start_only : sequence of str
-            Fields of which a minibatch holds the sequences' first steps only, (B, ...): the recurrent state with which
-            the collector acted there is a sequence's initial state.
+            Fields that a minibatch has for the first step of each sequence only, (B, ...). An example is the
+            collector's recurrent state, which is the initial state of the sequence.
 
         Returns
         -------
         iterator of Batch
-            The fields of the rollout as (B, L, ...), zeros and False behind a sequence's end, and `mask`, (B, L) bool:
-            which steps are real. `index`, (B,), has the ids of the first steps.
+            The fields of the rollout as (B, L, ...), with zeros and False after the end of a sequence. `mask`, (B, L)
+            bool, is True at real steps. `index`, (B,), has the ids of the first steps.
 
         Raises
         ------
         ValueError
-            The batch is no rollout with `terminated` and `truncated`, or an argument is invalid.
+            The batch is not a rollout with `terminated` and `truncated`, or an argument is invalid.
         """
         if self["index"].ndim != 2 or not {"terminated", "truncated"} <= self.keys():
             raise ValueError(
@@ -280,32 +291,32 @@ _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
-# torch neither fills nor pickles unsigned integers of more than a byte; their zeros have the bytes of these.
+# torch neither fills nor pickles unsigned integers wider than a byte. These dtypes have the same zeros.
 _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def _to_pickle(tensor: torch.Tensor) -> Tree:
-    """Return what a tensor is pickled as: itself, or an array, which is a tensor again in the copy."""
+    """Return the tensor, or an array if torch cannot pickle its dtype; the copy has a tensor again."""
     return tensor.numpy() if tensor.dtype in _SAME_BYTES and tensor.device.type == "cpu" else tensor
 
 
 def kind_of(index: Any) -> Kind | None:
-    """Return what a batch's `index` carries, see `Batch.kind`; None of anything else."""
+    """Return the kind that a batch's `index` carries, see `Batch.kind`; None for other values."""
     return index.__dict__.get("kind") if isinstance(index, torch.Tensor) else None
 
 
 class Windows(NamedTuple):
-    """Sequences, padded to one length: `rows`, (B, L), are their steps in the flat rollout where `mask` is true."""
+    """Sequences padded to one length: `rows`, (B, L), has their steps in the flat rollout where `mask` is True."""
 
     rows: Ints
     mask: Bools
 
 
 def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
-    """Return where the sequences of columns of steps begin, (n,), and how many steps they have, (n,).
+    """Return the places of the sequences' first steps, (n,), and the sequences' numbers of steps, (n,).
 
-    `ends`, (steps, columns), tells which steps nothing follows; no sequence goes on behind one of them, or has more
-    than `length` steps. Places count column by column: column * steps + step.
+    `ends`, (steps, columns), is True at the last step of an episode: a sequence ends there. No sequence has more than
+    `length` steps. Places count column by column: column * steps + step.
     """
     first = np.ones(ends.shape, np.bool_)
     first[1:] = ends[:-1]
@@ -320,9 +331,9 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
 def shuffled_sequences(
     ends: Bools, size: int, epochs: int, rng: np.random.Generator, length: int | None
 ) -> Iterator[Windows]:
-    """Yield the sequences of columns of steps in random order, `size` at a time, in another order each epoch.
+    """Yield the sequences of all columns in random order, `size` at a time, in another order each epoch.
 
-    They are padded to `length`, or where that is None, to the longest of each minibatch.
+    They are padded to `length` or, if it is None, to the longest one of the minibatch. For `ends` see `find_sequences`.
     """
     steps, columns = ends.shape
     places, counts = find_sequences(ends, length)
@@ -347,7 +358,7 @@ def sequences_of(
 ) -> Iterator[Batch]:
     """Return minibatches of the sequences of a rollout, (steps, columns, ...): see `Batch.sequences`.
 
-    `ends`, (steps, columns), tells which steps nothing follows.
+    `ends`, (steps, columns), is True at the last step of an episode.
     """
     size, epochs = int_argument("size", size), int_argument("epochs", epochs)
     length = int_or_none("length", length, "whole episodes")
@@ -377,7 +388,7 @@ def _has_arrays(tree: Tree) -> bool:
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Return a tree of what a function returns for each leaf, or for the leaves of several trees of one form."""
+    """Return a tree with the function's result for each leaf; with several trees, for their leaves at one place."""
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
     if isinstance(trees[0], TupleRecord):
@@ -386,7 +397,7 @@ def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
 
 
 def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
-    """Return a tree of what a function returns for path and value of each leaf; `path` is that of the tree."""
+    """Return a tree with the function's result for path and value of each leaf; `path` is the root's."""
     if isinstance(tree, (dict, TupleRecord)):
         below = [(name, map_paths(function, inner, f"{path}/{name}")) for name, inner in tree.items()]
         return dict(below) if isinstance(tree, dict) else TupleRecord(inner for _, inner in below)
@@ -394,12 +405,12 @@ def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tre
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums on a device: float64, which Apple's devices lack."""
+    """Return the dtype of sums on a device: float64, or float32 on Apple's devices, which lack it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def torch_values(value_fn: Callable[[Tree], Any], device: torch.device) -> Callable[[Any], NDArray[Any]]:
-    """Return the function over arrays that calls one over tensors on a device, without gradients."""
+    """Return a function of arrays that calls `value_fn` with tensors on a device, without gradients."""
 
     def evaluate(observations: Tree) -> NDArray[Any]:
         with torch.no_grad():
@@ -437,7 +448,7 @@ def _of_parts(values: Iterable[Tree], context: tuple[list[str], Kind | None]) ->
     return Batch(dict(zip(names, values, strict=True)), kind)
 
 
-# Of our names: where TorchRL has them. What is not here keeps its name at the root.
+# TorchRL's keys of our names. Other names stay, at the root.
 KEYS: Mapping[str, str | tuple[str, str]] = {
     "reward": ("next", "reward"),
     "terminated": ("next", "terminated"),
@@ -446,12 +457,12 @@ KEYS: Mapping[str, str | tuple[str, str]] = {
     "is_first": "is_init",
     "weight": "priority_weight",
 }
-# Numbers that TorchRL gives an axis of their own.
+# Fields with a trailing axis of length 1 in TorchRL.
 COLUMNS = frozenset({"reward", "terminated", "truncated", "n_steps", "is_first"})
 
 
 def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
-    """Return the fields of a batch, trees of tensors, as a TensorDict; see `Batch.to_tensordict`."""
+    """Return the fields of a batch as a TensorDict; see `Batch.to_tensordict`."""
     with MissingExtra.raised_for("a TensorDict", "torchrl"):
         from tensordict import TensorDict
 
@@ -472,22 +483,22 @@ def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
 
 
 def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return what an item has once, (B, ...), at each of its steps, (B, L, ...)."""
+    """Return a value of each item, (B, ...), expanded over its steps, (B, L, ...)."""
     if value.shape[: len(shape)] == shape:
         return value
     return value[:, None].expand(*shape, *value.shape[1:])
 
 
 def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a tree, each over all steps, by their keys from the root on.
+    """Return the tensors of a tree, expanded over all steps, by their keys from the root.
 
-    So an extra field "next" joins what is there.
+    Full keys let an extra field "next" join TorchRL's "next".
     """
     if isinstance(tree, torch.Tensor):
         return {above: _over_steps(tree, shape)}
     return {key: leaf for name, part in tree.items() for key, leaf in _leaves(part, (*above, name), shape).items()}
 
 
-# torch has no public module of pytrees; where an older name of this function is used, torch advises this one.
+# torch has no public module of pytrees, but its warnings recommend this function.
 pytree.register_pytree_node(Batch, _parts, _of_parts)
 pytree.register_pytree_node(TupleRecord, lambda node: (list(node), None), lambda items, _: TupleRecord(items))

@@ -1,4 +1,4 @@
-"""From ids to a batch: read from disk at once, gathered into free memory, sent to the device, shown as tensors."""
+"""From ids to a batch: rows are read from disk together, gathered into free memory, and sent to the device."""
 
 import sys
 import threading
@@ -37,13 +37,13 @@ from diskreplay.views.base import (
 from diskreplay.views.requested import OF_DRAWS
 
 Memory = NDArray[np.uint8]
-Fields = dict[Any, Any]  # arrays by name, or by path where that has several parts
+Fields = dict[Any, Any]  # arrays by name, or by path if it has several parts
 
 POISON = 0xFF  # NaN in every float dtype, -1 in every signed one
 
 
 def ordinary_memory(nbytes: int) -> Memory:
-    """Return fresh memory that starts at a cache line."""
+    """Return new memory that starts at a cache line."""
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]
@@ -52,13 +52,13 @@ def ordinary_memory(nbytes: int) -> Memory:
 class Slot:
     """One piece of memory and the block laid out in it.
 
-    ``fields`` are the arrays of the block by name, or by path where that has several parts.
+    ``fields`` has the arrays of the block by name, or by path if it has several parts.
     """
 
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
-        self.event: torch.cuda.Event | None = None  # after which the device has what it was sent
+        self.event: torch.cuda.Event | None = None  # the device has the whole block after it
         self.block = Block(leaves, size, self.memory)
         names = [leaf.path if len(leaf.path) > 1 else leaf.path[0] for leaf in leaves]
         self.fields: Fields = dict(zip(names, self.block.arrays, strict=True))
@@ -66,7 +66,7 @@ class Slot:
 
     @property
     def free(self) -> bool:
-        """Whether no tensor of the last batch is left, and nothing is being copied out of the memory."""
+        """Whether no tensor of the last batch is alive, and no copy from the memory is running."""
         if sum(map(sys.getrefcount, self.block.arrays)) != self._references_when_free:
             return False
         if self.event is not None and self.event.query():
@@ -75,16 +75,15 @@ class Slot:
 
 
 class BufferPool:
-    """Slots, as many as hold batches that are alive at once. Any thread may take one.
+    """Slots for batches: one for each batch that is alive, and some spare ones. Any thread may take a slot.
 
-    A slot's arrays are made once, and each batch's tensors are made of them. A tensor made of an array holds a
-    reference to it, and so, through the tensor's storage, does every view of the tensor and every array made of one.
-    When the arrays are referenced as often as they were before, nobody can see the memory any more. A lease object as
-    the owner of each batch's memory would tell the same, at the cost of new arrays for each batch: 20 of the 140
-    microseconds of a small one.
+    A slot's arrays are made once, and each batch's tensors are made of them. A tensor holds a reference to its array.
+    So does every view of the tensor, through the tensor's storage, and every array made of a view. Once the arrays'
+    reference counts are back at their first values, nothing refers to the memory. A lease object that owns each batch's
+    memory would show the same, but needs new arrays for each batch: 20 of the 140 microseconds of a small one.
 
-    `allocate` returns uint8 memory of a size in bytes; pinned memory has the same form. Free slots are kept for `spare`
-    batches. `debug` overwrites the memory of dead batches, so that a pointer that outlived its tensor reads NaN.
+    `allocate` returns uint8 memory of a size in bytes, ordinary or pinned. At most `spare` free slots are kept. `debug`
+    overwrites the memory of dead batches, so that a pointer that outlived its tensor reads NaN.
     """
 
     def __init__(
@@ -97,17 +96,17 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Count the slots, lent and free."""
+        """Return the number of slots, lent and free."""
         return len(self._slots)
 
     def acquire(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
-        """Return a free slot laid out for a batch of `size` items, and its fields; their contents are arbitrary.
+        """Return a free slot laid out for a batch of `size` items, and its fields, with arbitrary contents.
 
-        Nobody else gets the slot while those arrays, or tensors made of them, are referenced.
+        The slot is not lent again while these arrays, or tensors made of them, are referenced.
         """
         with self._lock:
             slots = self._slots
-            # Most often one of a few is free, the one that was taken longest ago, and none has to go. It is put last.
+            # The usual case: one of a few slots is free, the one taken longest ago, and moves to the end.
             if len(slots) <= self._spare + 1 and not self._debug:
                 for number, slot in enumerate(slots):
                     block = slot.block
@@ -118,7 +117,7 @@ class BufferPool:
             return slot, slot.fields.copy()
 
     def _free_slot(self, leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a free slot, a new one if need be, and drop those that are too many."""
+        """Return a free slot, a new one if need be, and drop free slots beyond `spare`."""
         free = [slot for slot in self._slots if slot.free]
         if self._debug:
             _poison(free)
@@ -131,11 +130,11 @@ class BufferPool:
         return chosen
 
     def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a new slot, in the memory of a free one where it is large enough."""
+        """Return a new slot, in the memory of a free one if that is large enough."""
         _, nbytes = offsets(leaves, size)
         for place, slot in enumerate(self._slots):
             if nbytes <= len(slot.memory) <= 2 * nbytes and slot in free:
-                # Another slot in its place at once: an interrupt must not leave one that is half laid out.
+                # Replaced at once: an interrupt must not leave a slot half laid out.
                 self._slots[place] = laid_out = Slot(slot.memory, leaves, size)
                 free.remove(slot)
                 return laid_out
@@ -144,7 +143,7 @@ class BufferPool:
         return slot
 
     def clear(self) -> None:
-        """Release all memory; batches that are alive keep theirs."""
+        """Release all memory; living batches keep theirs."""
         with self._lock:
             for slot in self._slots:
                 if slot.event is not None:
@@ -160,23 +159,23 @@ def _poison(slots: list[Slot]) -> None:
 
 
 def pinned_memory(nbytes: int) -> Memory:
-    """Return fresh memory that a device reads by itself, while the processor goes on."""
+    """Return new pinned memory, which a device reads by itself while the processor continues."""
     memory: Memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
 
 
 class Sent(NamedTuple):
-    """A batch that is being copied: its memory on the device, complete after `event`."""
+    """A batch that is being copied: its memory on the device, which is complete after `event`."""
 
     buffer: torch.Tensor
     event: torch.cuda.Event
 
 
 class DeviceCopy:
-    """Copies slots to a device. Any thread may send; who computes with a batch receives it.
+    """Copies slots to a device. Any thread may send; the thread that uses a batch receives it.
 
-    The copies run beside the trainer's kernels, and the trainer's stream waits for the copy of a batch, not the
-    trainer.
+    Copies run concurrently with the trainer's kernels. Only the trainer's stream waits for the copy of a batch; the
+    trainer itself does not.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -184,7 +183,7 @@ class DeviceCopy:
         self._stream = torch.cuda.Stream(device)
 
     def send(self, slot: Slot) -> Sent:
-        """Begin to copy a slot's block as a whole; the slot is not free before it is there."""
+        """Start to copy a slot's whole block; the slot is not free before the copy ends."""
         nbytes = slot.block.nbytes
         with torch.cuda.stream(self._stream):
             buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -201,7 +200,7 @@ class DeviceCopy:
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
-        # The memory came from the other stream: it must not be given away there while this one reads it.
+        # The memory is the other stream's, which must not reuse it while this stream reads it.
         sent.buffer.record_stream(current)
         block = slot.block
         tensors = []
@@ -216,9 +215,9 @@ class DeviceCopy:
 
 
 class HostCopy:
-    """Copies tensors of a device to the processor, in a thread and next to the trainer's kernels.
+    """Copies tensors from a device to the processor, concurrently with the trainer's kernels.
 
-    One thread notes tensors; any thread copies them.
+    One thread calls `later`; any thread may make the copy.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -226,9 +225,9 @@ class HostCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
-        """Return a call that returns values as `fetched` does, behind the operations so far of the current stream.
+        """Return a function that fetches the values, as `fetched` does, after the current stream's present operations.
 
-        The tensors must not change before it returns. Without a CUDA device it returns the values.
+        The tensors must not change before that function returns. Without a CUDA device it returns the values.
         """
         stream = self._stream
         if stream is None:
@@ -244,16 +243,16 @@ class HostCopy:
         return copy
 
 
-# After so many batches that needed nothing from disk, nothing is asked of it until one does: it would be a waste.
+# After so many batches without a read from disk, rows are not requested ahead until a batch reads from disk again.
 WARM_BATCHES = 32
 
 
 class Readahead:
-    """Has the wide rows of batches read from disk, as long as some of them are not in memory.
+    """Requests the wide rows of batches from disk ahead of their use, as long as some are not in memory.
 
-    ``wide``: whether there are wide rows at all; if not, nothing here needs to be called.
+    ``wide`` is whether the schema has wide rows; without any, no method needs to be called.
 
-    Concurrency: `ask` may be called by another thread than the rest.
+    Concurrency: `ask` may run in another thread than the other methods.
     """
 
     def __init__(self, reader: Reader, schema: Schema) -> None:
@@ -264,13 +263,16 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """Whether one of the last batches needed something from disk, or there have been few yet."""
+        """Whether one of the latest batches has read from disk, or there were too few yet."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
-        """Have the disk read what these ids need, if it is cold; return where that comes to lie.
+        """Request the pages of these ids from disk, if `cold`; return the pages.
 
-        SegmentGone where a segment has been evicted since the snapshot.
+        Raises
+        ------
+        SegmentGone
+            A segment has been evicted since the snapshot.
         """
         if not self.cold:
             return NO_PAGES
@@ -281,7 +283,7 @@ class Readahead:
         return pages
 
     def begin(self, snapshot: Snapshot, ids: NDArray[np.int64], pages: Pages | None) -> int:
-        """Return, when what was asked for, or is asked for now, is in memory, what `end` is to be told."""
+        """Request the pages, if they were not yet, and wait until they are in memory. Return the argument of `end`."""
         before = blocks_read()
         pages = self.ask(snapshot, ids) if pages is None else pages
         if len(pages.starts):
@@ -291,12 +293,12 @@ class Readahead:
         return before
 
     def end(self, before: int) -> None:
-        """Say that a batch is complete that was begun here."""
+        """Note that a batch is complete; `begin` returned `before`."""
         if not self._count(before):
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Tell whether this thread has read from disk since it had read so many blocks."""
+        """Return whether this thread has read from disk since `blocks_read` was `before`."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
@@ -306,14 +308,14 @@ class Readahead:
 NOTHING = Pipeline()
 
 
-# A batch in memory (see `BufferPool.acquire`), and on its way to a CUDA device where that is wanted.
+# A batch in memory (see `BufferPool.acquire`), and its copy to a CUDA device, if any.
 Gathered = tuple[Slot, Fields, Sent | None]
 
 
 class Destination:
-    """Where batches go: a device, and the memory they are gathered in on the way there; see `BufferPool`.
+    """The device of batches, and the pool of memory to gather them in; see `BufferPool`.
 
-    CUDA devices have a `device_copy`; to others but the CPU a batch is copied when it becomes a `Batch`.
+    CUDA devices have a `device_copy`. For other devices except the CPU, a batch is copied when it becomes a `Batch`.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
@@ -325,9 +327,9 @@ class Destination:
 class Gatherer:
     """Makes batches of one view of a store's steps. One thread at a time gathers, and one makes batches.
 
-    `draw_fields` are the fields about a draw, and the places of their arrays in a block; `pipeline` is what
-    is done to batches. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of what is
-    large; `close` ends them.
+    `draw_fields` has the fields about a batch's draw, with the places of their arrays in a block. `pipeline` has the
+    transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays; `close` ends
+    them.
     """
 
     def __init__(
@@ -351,7 +353,7 @@ class Gatherer:
         self._paths = self.reader.paths
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
         self._tuples = tuple_fields([path[0] for path in self._paths], schema)
-        # Nearly always: a batch's arrays become tensors when they are asked for.
+        # The usual case: a batch's arrays become tensors when they are read.
         self._gives_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
         self.draw_fields = {
@@ -390,7 +392,7 @@ class Gatherer:
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        if entropy is not None or self._is_seeded:  # the latter if an interrupt came before `fill`
+        if entropy is not None or self._is_seeded:  # still seeded after an interrupt before `fill`
             self._is_seeded = True
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
@@ -405,12 +407,12 @@ class Gatherer:
         return slot, fields, sent
 
     def close(self) -> None:
-        """End the threads that help."""
+        """End the copying threads."""
         if self._threads is not None:
             self._threads.close()
 
     def to_batch(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
-        """Return the batch, with these weights if they are not all 1."""
+        """Return the batch with these weights; None: all are 1."""
         slot, fields, sent = gathered
         if self._gives_arrays:
             if weights is not None:
@@ -431,7 +433,7 @@ class Gatherer:
             values = [torch.from_numpy(array).to(self._device) for array in arrays]
             self.seconds_copying += perf_counter() - started
         elif not self.reader.shows_leaves:
-            # Tensors and not arrays: only they keep the block's memory lent while a view of them is alive.
+            # Tensors, not arrays: only they keep the block's memory lent while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
         values = self.reader.present(values)
         if self._names:
@@ -439,7 +441,7 @@ class Gatherer:
         return Batch(nested(self._paths, values, self._tuples), self._kind)
 
     def transformed(self, gathered: Gathered, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Return what the pipeline makes of a batch whose weights are all 1."""
+        """Return the batch, with weights of 1, after all transforms."""
         batch = self.to_batch(gathered)
         started = perf_counter()
         batch = self.pipeline.apply(batch, prepared, entropy)
@@ -447,23 +449,27 @@ class Gatherer:
         return batch
 
 
-# Windows that are looked at together.
+# Windows to read at once.
 _AT_ONCE = 256
 
 
 class ItemErrors:
-    """What the errors of steps make of the items of one view. Not thread-safe: one sampler, under its lock."""
+    """Combines the errors of steps into errors of one view's items. Not thread-safe: one sampler, under its lock."""
 
     def __init__(self, view: View, schema: Schema) -> None:
         self._view, self._schema = view, schema
         self._readers: dict[tuple[str, ...], Gatherer] = {}
-        self._has_windows = True  # until a view says that it has none
+        self._has_windows = True  # until the view turns out to have none
 
     def loss_mask(self, snapshot: Snapshot, ids: Ints, length: int) -> NDArray[np.bool_]:
-        """Return which steps of sequences count for the loss, (n, length), False behind the end of a sequence.
+        """Return the loss mask of sequences, (n, length) bool, False after the end of a sequence.
 
-        ValueError if the view has no sequences, or they have more steps. SegmentGone if a segment was evicted since the
-        snapshot.
+        Raises
+        ------
+        ValueError
+            The view has no sequences, or they have more than `length` steps.
+        SegmentGone
+            A segment was evicted since the snapshot.
         """
         mask = np.zeros((len(ids), length), np.bool_)
         if not len(ids):
@@ -473,15 +479,15 @@ class ItemErrors:
             raise ValueError(f"td_error must have one axis, (batch,) or (batch, 1): {self._view} has no sequences")
         steps = found[0].shape[1]
         if steps > length:
-            raise ValueError(f"td_error has {length} steps a sequence, and these have {steps}")
+            raise ValueError(f"td_error has {length} steps a sequence, and these sequences have {steps}")
         mask[:, :steps] = found[0]
         return mask
 
     def initial(self, snapshot: Snapshot, ids: Ints, eta: float) -> Floats:
-        """Return the |td| with which items begin, (n,): the initial priorities of their steps.
+        """Return the initial |td| of items, (n,), from the initial priorities of their steps.
 
-        Of a window that is eta · max + (1 - eta) · mean over its steps that count for the loss and have one. NaN where
-        no step has one, or the segment was evicted since the snapshot.
+        For a window it is eta · max + (1 - eta) · mean, over the steps in the loss mask with an initial priority. It is
+        NaN if no step has one, or the segment was evicted since the snapshot.
         """
         blocks = []
         for at in range(0, len(ids), _AT_ONCE):
@@ -498,7 +504,7 @@ class ItemErrors:
         return np.concatenate(blocks)
 
     def _gathered(self, snapshot: Snapshot, ids: Ints, *fields: str) -> list[NDArray[Any]] | None:
-        """Return these fields of windows; None where the view has none."""
+        """Return these fields of windows; None if the view has no windows."""
         if self._has_windows and fields not in self._readers:
             try:
                 destination = Destination(torch.device("cpu"), 0)

@@ -1,4 +1,4 @@
-"""One batch from several samplers: demonstrations and own experience, for example."""
+"""Batches from several samplers, such as demonstrations and own experience."""
 
 import json
 from collections import deque
@@ -20,33 +20,33 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# Which sampler an index belongs to stands in the bits above an id's: more than 8 million segments would reach them.
+# The number of the sampler is in the bits above an id's, which only more than 8 million segments would reach.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 
 
 class MixedSampler(IterableDataset[Batch]):
-    """Draws from several samplers at once, a fixed share of each batch from each.
+    """Draws each batch from several samplers, with a fixed share for each.
 
-    A batch holds the items of the first sampler, then those of the second, and so on. Its `index` tells the samplers
-    apart, so it means something to this mixed sampler only. Weights are those that each sampler gives its own items.
+    A batch has the items of the first sampler, then the items of the second, and so on. Its `index` contains the number
+    of the sampler, so only this mixed sampler can use it. Each sampler gives its own items their weights.
 
-    The samplers may have different stores, views or distributions: half of a batch of 1-step transitions and half of
-    5-step ones, or sequences of two lengths. Shorter sequences are padded to the longest of the batch, as their own are
-    padded. It ends with the first of its samplers that ends.
+    The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
+    transitions and half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded to the
+    longest one of the batch, with the padding of their view. A mixed sampler ends with the first sampler that ends.
 
     Samplers with `prefetch` make their parts of the next batches ahead.
 
     Parameters
     ----------
     samplers : sequence of (Sampler, float)
-        Samplers and their shares, which need not sum to one. Their batches must have the same fields. The mixed sampler
-        does not close them.
+        Samplers and their shares, which need not sum to one. All samplers' batches must have the same fields. The mixed
+        sampler does not close its samplers.
     batch_size : int
-        Items of a batch. Where shares of it are no whole numbers, the rest is dealt out at random, so that each sampler
-        gets its share on average.
+        Items of a batch. If shares of it are not whole numbers, the remaining items are assigned at random, so that
+        each sampler gets its share on average.
     seed : int or None
-        Makes that a function of the seed; None is different each time.
+        Makes this assignment a function of the seed. None: a random one.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class MixedSampler(IterableDataset[Batch]):
         self._shares = shares / shares.sum()
         self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
-        # How many items each sampler gives of the next batches, and what a call that failed was given of the first.
+        # Each sampler's number of items in the next batches, and the drawn parts of the first one if a call failed.
         self._planned: deque[list[int]] = deque()
         self._drawn: dict[int, Batch] = {}
         for sampler, share in zip(self._samplers, self._shares, strict=True):
@@ -71,12 +71,12 @@ class MixedSampler(IterableDataset[Batch]):
         return f"MixedSampler({list(zip(self._samplers, self._shares.tolist(), strict=True))})"
 
     def sample(self, batch_size: int | None = None, beta: float | None = None) -> Batch:
-        """Draw a batch; see `Sampler.sample`. `beta` counts for the samplers whose distribution has weights.
+        """Draw a batch; see `Sampler.sample`. `beta` applies to the samplers whose distribution has weights.
 
         Raises
         ------
         NotEnoughData
-            A sampler with a share has nothing to draw from.
+            A sampler has nothing to draw from.
         ValueError
             The samplers' batches differ in their fields.
         """
@@ -91,7 +91,7 @@ class MixedSampler(IterableDataset[Batch]):
         return batch
 
     def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
-        """Draw what the first of some batches lacks of each sampler, and return all of it."""
+        """Draw the missing parts of the first planned batch, and return its parts by sampler."""
         for source, sampler in enumerate(self._samplers):
             if planned[0][source] and source not in drawn:
                 sizes = [counts[source] for counts in planned if counts[source]]
@@ -100,11 +100,11 @@ class MixedSampler(IterableDataset[Batch]):
 
     @property
     def _kind(self) -> Kind:
-        """What the ids of its batches are ids of: those of each sampler's view."""
+        """The kind of its batches' ids: the kinds of all samplers' views."""
         return ("mixed", *(sampler.view.kind for sampler in self._samplers))
 
     def _counts(self, size: int) -> list[int]:
-        """Return how many items of a batch each sampler gives."""
+        """Return each sampler's number of items in a batch."""
         exact = self._shares * size
         counts = np.floor(exact + 1e-9).astype(np.int64)
         rest = size - int(counts.sum())
@@ -120,7 +120,7 @@ class MixedSampler(IterableDataset[Batch]):
         Raises
         ------
         InvalidIndex
-            An id is not one of a batch's `index`.
+            An id cannot be in the `index` of a batch of this sampler.
         """
         ids, sources = self._routed(ids)
         parts, places = {}, []
@@ -132,13 +132,13 @@ class MixedSampler(IterableDataset[Batch]):
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
         """Give each sampler the errors of its own items; see `Sampler.update_priorities`.
 
-        Items of samplers whose distribution has no priorities are left out. A batch's `kind` is ("mixed", ...), with
-        the kind of each sampler's view.
+        Items of samplers without priorities are ignored. A batch's `kind` is ("mixed", ...), with the kind of each
+        sampler's view.
 
         Returns
         -------
         int
-            How many ids were skipped: evicted meanwhile, unknown to their view, or of another kind.
+            The number of skipped ids: evicted meanwhile, unknown to their view, or of another kind.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)
@@ -158,26 +158,26 @@ class MixedSampler(IterableDataset[Batch]):
         return skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samplers' states and that of how shares are dealt out; see `Sampler.state_dict`.
+        """Return the samplers' states and the state of the assignment of items; see `Sampler.state_dict`.
 
-        After a call that failed, it also has the parts of the batch that some of the samplers had given, whole.
+        After a failed call it also has the parts of the batch that were drawn, with all their fields.
         """
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        # Tensors and not arrays, which have not all of their dtypes; `torch.load` reads them without any unpickling.
+        # Tensors, not arrays, which lack some dtypes; `torch.load` reads tensors without any other unpickling.
         parts = {str(source): part for source, part in self._drawn.items()}
         drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
         return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`.
+        """Continue from a state; see `Sampler.load_state_dict`.
 
         Raises
         ------
         ValueError
-            It is none of as many samplers or, if batches were drawn ahead, of another batch size, or one of the
-            samplers refuses its state; nothing is changed.
+            The state has another number of samplers, or batches drawn ahead with another batch size; or a sampler
+            refuses its state. Nothing is changed.
         """
         with state_of("a mixed sampler"):
             rng, states = np.random.PCG64(), list(state["samplers"])
@@ -186,13 +186,15 @@ class MixedSampler(IterableDataset[Batch]):
             drawn = {int(source): _nested(fields) for source, fields in (state.get("drawn") or {}).items()}
             asked = dict(enumerate(planned[0].tolist())) if len(planned) else {}
             if any(len(fields["index"]) != asked.get(source) for source, fields in drawn.items()):
-                raise ValueError("parts of a batch are not as large as it was planned")
+                raise ValueError("parts of a batch differ in size from its plan")
         if len(states) != len(self._samplers):
-            raise ValueError(f"this is the state of {len(states)} samplers, and these are {len(self._samplers)}")
+            raise ValueError(
+                f"this is the state of {len(states)} samplers, but the mixed sampler has {len(self._samplers)}"
+            )
         if (planned < 0).any() or (planned.sum(axis=1) != self._batch_size).any():
             raise ValueError(
-                f"this state holds batches drawn ahead of {planned.sum(axis=1).tolist()} items, and the batch_size is "
-                f"{self._batch_size}: give it the same"
+                f"this state has batches of {planned.sum(axis=1).tolist()} items drawn ahead, and the batch_size is "
+                f"{self._batch_size}: use the same batch_size"
             )
         parts = {
             source: Batch(fields, self._samplers[source].view.kind).to(self._samplers[source]._destination.device)
@@ -201,7 +203,7 @@ class MixedSampler(IterableDataset[Batch]):
         own = {"_rng": np.random.Generator(rng), "_planned": deque(planned.tolist()), "_drawn": parts}
 
         def load(number: int, changes: Sequence[Change]) -> None:
-            """Load the states of all samplers from this one on, whose locks are held until all have theirs."""
+            """Load the states of all samplers from this one on; their locks are held until all are loaded."""
             if number == len(states):
                 replace_attributes(changes)
             else:
@@ -210,12 +212,12 @@ class MixedSampler(IterableDataset[Batch]):
         load(0, [(self, own)])
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
-        """Return the ids in their own stores, and which sampler each belongs to."""
+        """Return the ids as their samplers know them, and the number of each id's sampler."""
         ids = ids_argument(index)
         sources = ids >> SOURCE_SHIFT
         unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
         if len(unknown):
-            raise InvalidIndex(f"id {ids[unknown[0]]} is of none of the {len(self._samplers)} samplers")
+            raise InvalidIndex(f"id {ids[unknown[0]]} belongs to no sampler: there are {len(self._samplers)}")
         return ids & ((1 << SOURCE_SHIFT) - 1), sources
 
     def __iter__(self) -> Self:
@@ -239,7 +241,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
 
 
 def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
-    """Return one batch of several, with indices that tell them apart; shorter sequences are padded with zeros."""
+    """Return one batch made of several, with the sampler's number in `index`; shorter sequences get zeros."""
     batches = list(parts.values())
     sizes, lengths = [batch.batch_size for batch in batches], [_length(batch) for batch in batches]
 
@@ -272,7 +274,7 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
 
 
 def _nested(plain: Any) -> Tree:
-    """Return the tree that was saved with lists in place of tuples."""
+    """Return a tree that was saved with lists in place of tuples."""
     if isinstance(plain, list):
         return TupleRecord(map(_nested, plain))
     if isinstance(plain, Mapping):
@@ -281,12 +283,12 @@ def _nested(plain: Any) -> Tree:
 
 
 def _length(batch: Batch) -> int:
-    """Return how many steps its sequences have, 0 where it holds none."""
+    """Return the length of a batch's sequences, 0 if it has none."""
     return int(batch["mask"].shape[1]) if "mask" in batch else 0
 
 
 def _form(batch: Batch) -> Any:
-    """Return what batches must have in common, beside the shapes of items: these may differ in the length."""
+    """Return the properties that all batches must share: of shapes, all axes but the first two."""
     return {
         name: map_tree(lambda tensor: (tensor.dtype, tensor.ndim, tensor.shape[2:], tensor.device), batch[name])
         for name in batch

@@ -1,4 +1,4 @@
-"""Normalising by running statistics of a store, as VecNormalize of stable-baselines3 does."""
+"""Normalisation by running statistics of a store, like VecNormalize of stable-baselines3."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,19 +26,19 @@ from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.successors import place
 
 RETURN = "return"
-"""The name of the moments of returns, beside those of leaves by path."""
-# Of rows that are read at once.
+"""The name of the moments of returns; moments of leaves have their paths as names."""
+# Bytes of rows to read at once.
 PIECE_BYTES = 8 << 20
-# A value this many times farther from the mean than the deviation of the others, or than 1, makes a deviation useless.
+# A value is far if its distance from the others' mean is this many times their deviation, or 1: it spoils a deviation.
 _FAR = 1e6
-# So many times smaller ones are no such values.
+# Values within this factor of the largest one are as far as it.
 _ALIKE = 1e3
-# Larger values are left out as infinities are: sums of squares of returns of them would be infinite.
+# Larger values are left out like infinities: the sums of squares of their returns would be infinite.
 _LARGEST = 1e140
 
 
 class Moments(NamedTuple):
-    """How many values there were, and their mean and (biased) variance, float64 of the shape of one."""
+    """The number of values, their mean and their (biased) variance, float64 of one value's shape."""
 
     count: float  # type: ignore[assignment]
     mean: Floats
@@ -46,30 +46,30 @@ class Moments(NamedTuple):
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> "Moments":
-        """Return those of no value: mean 0 and variance 1 leave what is normalised by them as it is."""
+        """Return the moments of no values: mean 0 and variance 1, which change nothing when used to normalise."""
         return cls(0.0, np.zeros(shape), np.ones(shape))
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> "Moments":
-        """Return those of values, (n, *shape)."""
+        """Return the moments of values, (n, *shape)."""
         exact = values.astype(np.float64)
         return cls(float(len(exact)), np.asarray(exact.mean(axis=0)), np.asarray(exact.var(axis=0)))
 
     def merged(self, other: "Moments") -> "Moments":
-        """Return those of both together (Chan, Golub & LeVeque 1983, equation 2.1)."""
+        """Return the moments of the values of both (Chan, Golub & LeVeque 1983, equation 2.1)."""
         if not other.count:
             return self
         total = self.count + other.count
         delta = other.mean - self.mean
         squares = self.var * self.count + other.var * other.count + delta**2 * (self.count * other.count / total)
-        # Of scalars numpy makes numbers that are no arrays.
+        # numpy's operations on scalars return numbers, not arrays.
         return Moments(total, np.asarray(self.mean + delta * (other.count / total)), np.asarray(squares / total))
 
 
 class _Runs(NamedTuple):
-    """New steps, lane by lane and each in order: runs of ids within episodes, and what is behind a run's last step.
+    """Runs of new steps within episodes: lane by lane, in order.
 
-    `place` is that of the lane among all, `before` the return that an episode's last counted step ended.
+    `place` is the lane's place among all lanes. `before` is the return at the last counted step of the same episode.
     """
 
     place: Ints
@@ -93,25 +93,25 @@ class _Runs(NamedTuple):
 class StoreMoments:
     """Moments of fields over a store's steps, and of their returns. Not thread-safe.
 
-    Each step counts once, when a snapshot that is followed first has it, and for good: also when it is evicted later.
-    The return of a step is the discounted sum of the rewards of its episode so far, R_t = r_t + gamma R_{t-1}.
+    Each step counts once, with the first followed snapshot that has it. It still counts after its eviction. The return
+    of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
 
     Parameters
     ----------
     fields : dict of str to Field
-        The leaves that are averaged.
+        The leaves with moments, by path.
     rewards : sequence of (str, dtype, float)
-        Paths, dtypes and weights of the fields that make up a reward; none: there are no returns.
+        Paths, dtypes and weights of the fields that a reward is the sum of; empty: no returns.
     gamma : float
-        Discount a step.
+        Discount per step.
 
     Attributes
     ----------
     moments : dict of str to Moments
-        By leaf, and `RETURN`. Replaced as a whole when steps come.
+        By leaf, and `RETURN`. New steps replace the whole dict.
     not_finite : int
-        Steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that leaf, or of
-        returns, leave them out; such a reward counts as 0 in the returns of later steps.
+        The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that
+        leaf, or of returns, leave them out. In the returns of later steps, such a reward counts as 0.
     """
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
@@ -121,24 +121,24 @@ class StoreMoments:
         self.moments = {leaf: Moments.none(field.shape) for leaf, field in fields.items()}
         if self._weights:
             self.moments[RETURN] = Moments.none(())
-        # By lane: the id of the newest step that was counted, -1 for none, and the return that it ended.
+        # By lane: the id of the newest counted step, or -1, and the return at it.
         self._newest, self._returns = np.zeros(0, np.int64), np.zeros(0)
         self.not_finite = 0
         self._warned: set[str] = set()
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        """Look for new steps everywhere at the next snapshot."""
+        """Search all episodes for new steps at the next snapshot."""
         self._snapshot: Snapshot | None = None
         self._plan: GatherPlan | None = None
-        self._read = 0  # episodes of the log that were looked at
+        self._read = 0  # episodes of the log that were searched
 
     def __getstate__(self) -> dict[str, Any]:
-        # A plan has addresses.
+        # A plan has addresses, so it cannot be pickled.
         return {**self.__dict__, "_snapshot": None, "_plan": None, "_read": 0}
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Count the steps that are new in a snapshot, unless segments are evicted meanwhile: then at the next one."""
+        """Count the new steps of a snapshot; if a segment is evicted meanwhile, the next call counts them."""
         if snapshot is self._snapshot or self._is_older(snapshot):
             return
         if self._snapshot is None or snapshot.generation != self._snapshot.generation:
@@ -161,13 +161,13 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Tell whether a snapshot is one from before that which was followed, where lanes had other places."""
+        """Return whether a snapshot is older than the followed one: its lanes have other places."""
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
 
     def _list_lanes(self, snapshot: Snapshot) -> None:
-        """Put what is known of lanes where these are in a snapshot of another generation."""
+        """Move the state of lanes to their places in a snapshot of another generation."""
         known = self._newest >= 0
         newest, returns = self._newest[known], self._returns[known]
         at = snapshot.visible.places(newest)
@@ -184,16 +184,16 @@ class StoreMoments:
         newest = self._newest[lane]
         counted = (newest - first) // stride + 1
         skipped = np.clip(np.maximum(counted, snapshot.hidden_steps(episodes)), 0, steps)
-        goes_on = (counted > 0) & (skipped == counted)
-        before = np.where(goes_on, self._returns[lane], 0.0)
+        is_continued = (counted > 0) & (skipped == counted)
+        before = np.where(is_continued, self._returns[lane], 0.0)
         runs = _Runs(lane, first + skipped * stride, stride, steps - skipped, before)
-        # By id: places depend on when a segment was found.
+        # By id: places depend on the order of the segments' discovery.
         order = np.argsort(lane_keys(first, snapshot.origin, snapshot.lanes), kind="stable")
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)
 
     def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
-        """Return the moments with those of these steps, the returns that these end, and how many are not finite."""
+        """Return the moments with these steps, the return at each step, and the number of non-finite steps."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:
@@ -225,14 +225,14 @@ class StoreMoments:
         return moments, returns, not_finite
 
     def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
-        """Return moments with more values, (n, *shape); warn if a few large ones alone make the deviation."""
+        """Return moments with more values, (n, *shape); warn if a few large values dominate the deviation."""
         if not len(values):
             return known
         if name not in self._warned and (far := _far_value(known, values)):
             self._warn(
                 name,
-                f"{name} has a value of {far[0]:g} where its standard deviation is {far[1]:g}: normalised by all of "
-                "them, the others become nearly equal",
+                f"{name} has a value of {far[0]:g}, and the standard deviation of the others is {far[1]:g}: after "
+                "normalisation by all of them, the others are nearly equal",
             )
         return known.merged(Moments.of(values))
 
@@ -242,7 +242,7 @@ class StoreMoments:
             warnings.warn(message, UserWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return moments, and which steps were counted: arrays and numbers."""
+        """Return the moments and the counted steps, as arrays and numbers."""
         known = self._newest >= 0
         return {
             "moments": {name: found._asdict() for name, found in self.moments.items()},
@@ -252,7 +252,7 @@ class StoreMoments:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; ValueError, and no change, where it is none, or that of other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, for no state or one of other fields."""
         with state_of("the moments of a store"):
             moments = {str(name): loaded(found) for name, found in state["moments"].items()}
             newest, returns = np.array(state["newest"], np.int64), np.array(state["returns"], np.float64)
@@ -265,16 +265,16 @@ class StoreMoments:
         self._start_afresh()
 
     def replace(self, moments: Mapping[str, Moments]) -> None:
-        """Go on from other moments; ValueError where they are of other fields, or other shapes."""
+        """Continue from other moments. Raises ValueError for moments of other fields or shapes."""
         expected = {name: found.mean.shape for name, found in self.moments.items()}
         given = {name: found.mean.shape for name, found in moments.items()}
         if given != expected:
-            raise ValueError(f"these are moments of {given}, and needed are those of {expected}")
+            raise ValueError(f"these are moments of {given}, not of {expected}")
         self.moments = {name: moments[name] for name in expected}
 
 
 def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell which values are finite, and no larger than `_LARGEST`."""
+    """Return whether each value is finite and at most `_LARGEST` in absolute value."""
     found = np.isfinite(values)
     if values.dtype.kind == "f" and values.dtype.itemsize > 4:
         found &= np.abs(values) <= _LARGEST
@@ -282,14 +282,14 @@ def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | None:
-    """Return the largest value of a column that is `_FAR` from most others, and the deviation of these.
+    """Return a column's largest value if it is `_FAR` from most others, and the deviation of the others.
 
-    Values of about its size are not among the others. None: no column has one.
+    Values within a factor of `_ALIKE` of it are not among the others. None: no column has such a value.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
     most, total = np.abs(flat).max(axis=0), known.count + len(flat)
-    # Of few columns: most values are small, and so this is cheap.
+    # Cheap, since few columns have values this large.
     for at in np.flatnonzero(most >= _FAR * (np.maximum(1.0, deviations) if known.count else 1.0)):
         column = flat[:, at].astype(np.float64)
         alike = np.abs(column) >= np.abs(column).max() / _ALIKE
@@ -303,7 +303,7 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
 
 
 def loaded(state: Mapping[str, Any]) -> Moments:
-    """Return moments from count, mean and var by name; ValueError where they are none."""
+    """Return moments from count, mean and var by name. Raises ValueError if they are invalid."""
     count, mean, var = float(state["count"]), np.array(state["mean"], np.float64), np.array(state["var"], np.float64)
     if not (np.isfinite(count) and count >= 0) or mean.shape != var.shape or (var < 0).any():
         raise ValueError(f"count is {count}, mean {mean.shape} and var {var.shape}, at least {var.min(initial=0)}")
@@ -311,7 +311,7 @@ def loaded(state: Mapping[str, Any]) -> Moments:
 
 
 class RunningMeanStd(Protocol):
-    """Statistics of stable-baselines3: numbers, or arrays of one value's shape."""
+    """Statistics as stable-baselines3 has them: numbers, or arrays of one value's shape."""
 
     count: float
     mean: Any
@@ -319,7 +319,7 @@ class RunningMeanStd(Protocol):
 
 
 class VecNormalizeLike(Protocol):
-    """What is read of a VecNormalize; `obs_rms` is by key for observations that are dicts."""
+    """The attributes of a VecNormalize that are read; `obs_rms` is by key if observations are dicts."""
 
     norm_obs: bool
     norm_reward: bool
@@ -332,47 +332,50 @@ class VecNormalizeLike(Protocol):
 
 
 class Normalize(OneOwner, Transform):
-    """Normalise observations, and rewards if asked, by running statistics of the store, as VecNormalize does.
+    """Normalise observations, and optionally rewards, by running statistics of the store, like VecNormalize.
 
-    Observations become (x - mean) / sqrt(var + epsilon), over all steps of the store; rewards r / sqrt(var + epsilon),
-    where var is that of the returns R_t = r_t + gamma R_{t-1} from the beginning of each episode to each step (Engstrom
-    et al. 2020, section 3). Both are computed in float64 and clipped; floats keep their dtype, others become float32.
+    Observations become (x - mean) / sqrt(var + epsilon), with the mean and variance of all steps of the store. Rewards
+    become r / sqrt(var + epsilon), with the variance of the returns R_t = r_t + gamma R_{t-1} from the beginning of
+    each episode (Engstrom et al. 2020, section 3). Both are computed in float64 and clipped. Floats keep their dtype,
+    other dtypes become float32.
 
-    The statistics follow the store as it grows: each step counts once and for good, when the sampler first sees it,
-    whether it is drawn or not. What is new is merged in when a batch is drawn, before it is made; the first batch reads
-    all that is there. They are part of the sampler's saved state. A batch is normalised by those of its draw, and what
-    is in the store stays as it is. Padding, and observations that are not there, are zeros before they are normalised.
+    The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, whether it is
+    drawn or not, and it still counts after its eviction. New steps are merged when a batch is drawn; the first batch
+    reads the whole store. A batch is normalised by the statistics as of its draw. The statistics are part of the
+    sampler's saved state. Stored values never change. Padding and missing observations are zeros before normalisation.
 
     A step with NaN, an infinity or a number beyond 1e140 is left out of the statistics of that leaf, or of returns.
-    The first one is a warning; `Sampler.stats` counts such steps in `steps_not_finite`. A few values that are a million
-    times larger than the others make a deviation useless: this is a warning, too.
+    The first such step causes a warning, and `Sampler.stats` counts all of them in `steps_not_finite`. A few values
+    that are a million times larger than the others make a deviation useless, which causes a warning, too.
 
-    It belongs to one sampler; ``copy.deepcopy`` makes one for another with the same statistics.
+    It belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 
     Parameters
     ----------
     obs : bool or sequence of str
-        Whether observations are normalised: all leaves of floats, or those named, such as "state" or "arm/joints"
-        ("obs" for a lone array).
+        Whether to normalise observations. True: all leaves of floats. Names select leaves, such as "state" or
+        "arm/joints" ("obs" for a lone array).
     reward : bool or dict
-        Whether `reward` is; a dict has weights by name as that of `Transitions`, for batches that sum several fields.
-        n-step returns are divided, and clipped, as they are. Not for `Rollouts`: advantages are of what is stored.
+        Whether to normalise `reward`. If a view sums several fields, pass the dict of weights that it has, as for
+        `Transitions`. n-step returns are divided and clipped as a whole. Not for `Rollouts`, whose advantages are
+        computed from stored rewards.
     clip_obs, clip_reward : float or None
-        The largest absolute values of the results; None: any.
+        The largest absolute values of the results; None: no limit.
     gamma : float
-        Discount a step of the returns.
+        Discount per step of the returns.
     epsilon : float
-        Is added to each variance.
+        Added to each variance.
 
     Attributes
     ----------
     frozen : bool
-        Whether the statistics stay as they are; may be set. Steps that come meanwhile count when it is false again.
+        Whether the statistics stay as they are; may be set. When it is False again, steps that came meanwhile count.
 
     Raises
     ------
     ValueError
-        An argument is invalid; by the sampler also where `obs` names what the store has not, or it has no floats.
+        An argument is invalid. The sampler also raises it if `obs` names a leaf that the store lacks, or the store has
+        no observations of floats.
     """
 
     keeps_state = True
@@ -403,10 +406,10 @@ class Normalize(OneOwner, Transform):
 
     @classmethod
     def from_vecnormalize(cls, source: VecNormalizeLike) -> "Normalize":
-        """Normalise by the statistics of a VecNormalize, and of anything with its attributes; they are frozen.
+        """Return a frozen Normalize with the statistics of a VecNormalize, or of an object with its attributes.
 
-        They count what its environments did. If these steps are in the store too, they would count twice when `frozen`
-        is set to false.
+        The statistics count the steps of its environments. If the store has these steps, too, they would count twice
+        once `frozen` is set to False.
 
         Raises
         ------
@@ -442,10 +445,10 @@ class Normalize(OneOwner, Transform):
     # --- the contract of transforms ----------------------------------------------------------------------------------
 
     def bind(self, schema: Schema, view: View) -> list[str]:
-        """Return the leaves that are normalised."""
+        """Return the paths of the leaves to normalise."""
         if self._reward and isinstance(view, Rollouts):
             raise ValueError(
-                "Normalize(reward=...) means nothing to Rollouts, whose advantages are made of the stored rewards: "
+                "Normalize(reward=...) does not apply to Rollouts, whose advantages come from the stored rewards: "
                 "normalise rewards before they are appended"
             )
         named = None if isinstance(self._obs, bool) else self._obs
@@ -462,7 +465,7 @@ class Normalize(OneOwner, Transform):
         return [*fields]
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
-        """Count what is new, and return mean and variance of each leaf and of returns, (2, *shape)."""
+        """Count new steps, and return the mean and variance of each leaf and of returns, (2, *shape)."""
         if not self.frozen and self._store is not None:
             before = self._store.moments
             self._store.follow(snapshot)
@@ -474,23 +477,23 @@ class Normalize(OneOwner, Transform):
         self._prepared = {name: np.stack([found.mean, found.var]) for name, found in moments.items()}
 
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the observations and the reward, normalised."""
+        """Return the normalised observations and reward."""
         found = changed_observations(batch, leaves, lambda path, leaf: self._normalized(leaf, prepared[path]))
         if self._reward and "reward" in batch:
             found["reward"] = self._scaled(batch["reward"], prepared)
         return found
 
     def stats(self) -> dict[str, float]:
-        """Return `steps_not_finite`: how many steps have NaN or an infinity, and are left out of the statistics."""
+        """Return `steps_not_finite`, the number of steps that the statistics leave out for NaN or an infinity."""
         return {"steps_not_finite": 0 if self._store is None else self._store.not_finite}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics, and which steps they count."""
+        """Return the statistics and the counted steps."""
         own = StoreMoments({}, [], self._gamma) if self._store is None else self._store
         return {"frozen": self.frozen, **own.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a state; ValueError, and no change, where it is that of other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, for a state of other fields."""
         with state_of("Normalize"):
             frozen = bool(state["frozen"])
             if self._store is not None:
@@ -498,32 +501,33 @@ class Normalize(OneOwner, Transform):
                 self._publish(self._store.moments)
             self.frozen = frozen
 
-    # --- for those who act -------------------------------------------------------------------------------------------
+    # --- for policies that act ---------------------------------------------------------------------------------------
 
     def normalize_obs(self, obs: Tree) -> Tree:
-        """Normalise observations by the statistics of now, for a policy that acts.
+        """Normalise observations by the current statistics, for a policy that acts.
 
         Parameters
         ----------
-        obs : array or Tensor, or nested as the store's observations
-            With any leading axes.
+        obs : array or Tensor, or nested like the store's observations
+            Observations with any leading axes.
 
         Returns
         -------
-        Arrays or tensors, as they came.
+        array or Tensor, or nested like `obs`
+            Arrays for arrays, tensors for tensors.
         """
         return self._each(obs, self._normalized)
 
     def unnormalize_obs(self, obs: Tree) -> Tree:
-        """Undo `normalize_obs`, but for what was clipped."""
+        """Undo `normalize_obs`, except for clipping."""
         return self._each(obs, self._restored)
 
     def normalize_reward(self, reward: Tree) -> Tree:
-        """Normalise rewards, arrays or tensors of any shape, by the statistics of now."""
+        """Normalise rewards, an array or tensor of any shape, by the current statistics."""
         return _as_came(reward, lambda tensor: self._scaled(tensor, self._prepared))
 
     def unnormalize_reward(self, reward: Tree) -> Tree:
-        """Undo `normalize_reward`, but for what was clipped."""
+        """Undo `normalize_reward`, except for clipping."""
         if not self._reward:
             return reward
         var = self._prepared[RETURN][1]
@@ -570,14 +574,14 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _result(exact: torch.Tensor, came: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Return what was computed, clipped, in the dtype that came if that is of floats."""
+    """Return the clipped result in the dtype of `came` if that is floating point, else in float32."""
     if clip is not None:
         exact = exact.clamp_(-clip, clip)
     return exact.to(came.dtype if came.is_floating_point() else torch.float32)
 
 
 def _as_came(value: Any, change: Any) -> Any:
-    """Return a tensor that was changed, or the array of one for an array."""
+    """Return the changed tensor; for an array, return an array."""
     if isinstance(value, torch.Tensor):
         return change(value)
     return change(torch.from_numpy(np.array(value))).numpy()

@@ -1,4 +1,4 @@
-"""Which ids make the next batches: drawn in the order of the batches, some of them ahead."""
+"""Plans of the next batches: their ids are drawn in the order of the batches, some of them ahead."""
 
 import json
 import math
@@ -28,13 +28,13 @@ from diskreplay.views.base import View
 
 _NONE: Ints = np.zeros(0, np.int64)
 
-# Each failed attempt means that a segment was evicted in the few microseconds since a refresh.
+# An attempt fails if a segment is evicted in the few microseconds after a refresh.
 ATTEMPTS = 100
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """A batch that is drawn and not yet delivered. It keeps its snapshot, and with it what is mapped, alive.
+    """A batch that is drawn and not yet delivered. It keeps its snapshot, with all mapped chunks, alive.
 
     `asked` is the size that it was drawn for. `entropy` seeds the draws of the view and the transforms, None if they
     draw nothing. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that transforms need,
@@ -50,40 +50,37 @@ class Plan:
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it was drawn as."""
+        """Return the saved form of the draw."""
         state = {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **(self.draw_info or {})}
         return state if self.prepared is None else {**state, "prepared": self.prepared}
 
 
 class Limits(NamedTuple):
-    """Limits of the ids that a sampler draws: `times` of how often, `indices` of how many ids; None: no limit.
-
-    They are the arguments `max_times_sampled` and `max_size` of a sampler.
-    """
+    """A sampler's limits: `times` for its `max_times_sampled`, `indices` for its `max_size`; None: no limit."""
 
     times: TimesSampled | None
     indices: Indices | None
 
     def check(self, view: View, distribution: Distribution) -> None:
-        """Raise ValueError if a view or a distribution cannot be limited so."""
+        """Raise ValueError if the limits do not apply to this view and distribution."""
         own = view.own_distribution(EpisodeFilter())
         given = [name for name, limit in zip(("max_times_sampled", "max_size"), self, strict=True) if limit is not None]
         if given and (own or distribution).gives_once:
             raise ValueError(
-                f"{given[0]} means nothing to {distribution if own is None else view}, which gives each id a "
-                "number of times of its own: leave it out"
+                f"{given[0]} does not apply to {distribution if own is None else view}, which sets the number of times "
+                "for each id itself: leave it out"
             )
         if self.indices is not None and self.indices.remover == "lowest_priority" and not distribution.weighted:
             raise ValueError(f'remover="lowest_priority" needs priorities, and {distribution} has none')
         if self.indices is not None and not distribution.tells_chances:
-            raise ValueError(f"max_size needs the chances of ids, and {distribution} does not tell them")
+            raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Return what draws as a distribution does, but only ids of a kind that its index holds."""
+        """Return the distribution, restricted to the ids in the index of this kind if `max_size` limits them."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
-        """Return these limits with what was saved of how often ids were sampled, and of indices."""
+        """Return these limits with the saved counts and indices."""
         return Limits(
             None if self.times is None else TimesSampled.loaded(self.times.most, saved.times),
             None if self.indices is None else self.indices.loaded(saved.indices),
@@ -94,9 +91,9 @@ class Limits(NamedTuple):
 class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
-    `distribution` is the argument of the sampler; a view may have its `own`, which draws instead. `bounded` draws
-    within the limit of how many ids, and `active` within all limits. `errors` makes the priorities of items, and
-    `random` tells whether batches depend on more than their ids.
+    `distribution` is the sampler's argument; a view may have its `own` distribution, which draws instead. `bounded`
+    draws within `max_size`, and `active` within all limits. `errors` computes the errors of items. `random` is whether
+    batches depend on random numbers, apart from their ids.
     """
 
     view: View
@@ -119,7 +116,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """What tells views apart whose samplers cannot take over each other's states."""
+        """A text that is equal for views whose samplers can load each other's states."""
         return json.dumps(self.view.kind) + (self.own.key if self.own is not None else "")
 
     def ids(self) -> Ints:
@@ -128,11 +125,11 @@ class Target:
         return np.concatenate([_NONE, *self.population.ids()]) if left is None else left
 
     def count(self) -> int:
-        """Return how many ids can be drawn."""
+        """Return the number of ids that can be drawn."""
         return self._count_of(self.active)
 
     def drawable(self) -> int:
-        """Return N, how many ids there were to be drawn when it was last looked."""
+        """Return N, the number of ids within `max_size`, as of the last refresh."""
         return 0 if self.population.snapshot is None else self._count_of(self.bounded)
 
     def _count_of(self, distribution: Distribution) -> int:
@@ -140,11 +137,11 @@ class Target:
         return self.population.share_size() if left is None else len(left)
 
     def priority_sum(self) -> float:
-        """Return the sum of their priorities."""
+        """Return the sum of the ids' priorities, NaN before the first refresh."""
         return math.nan if self.population.snapshot is None else self.active.priority_sum(self.population)
 
     def draw_info_of(self, names: Sequence[str], ids: Ints) -> DrawInfo:
-        """Return the fields of these names that say how these ids are drawn."""
+        """Return the named fields about the draw of these ids."""
         draw_info = DrawInfo()
         if "probability" in names:
             draw_info["probability"] = self.active.share_chances(self.population, ids)
@@ -156,16 +153,16 @@ class Target:
 
 
 def check_draw_fields(names: Sequence[str], distribution: Distribution) -> None:
-    """Refuse fields that a distribution does not tell of its draws."""
+    """Raise ValueError for fields about draws that a distribution does not give."""
     if "probability" in names and not distribution.tells_chances:
-        raise ValueError(f"fields names 'probability', and {distribution} does not tell the chances of its ids")
+        raise ValueError(f"fields names 'probability', and {distribution} does not give the probabilities of its ids")
 
 
 class Planner:
     """Draws batches from a store. Not thread-safe: one sampler, under its lock.
 
-    `target` says what is drawn, and `queue` holds the plans drawn ahead. `draw_fields` names the batches' fields about
-    their draw, such as "probability".
+    `target` has the view, its ids and the distribution. `queue` has the plans drawn ahead. `draw_fields` names the
+    fields about a batch's draw, such as "probability".
     """
 
     def __init__(
@@ -190,58 +187,58 @@ class Planner:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
         self._share, self.draw_fields, self._transforms_random = share, draw_fields, random
         self.queue: deque[Plan] = deque()
-        # Not delivered, by the size asked for, which is another than of those drawn ahead.
+        # Undelivered plans of other sizes than the queue's, by size.
         self._other_sizes: dict[int, Plan] = {}
-        self._returned = _NONE  # what was drawn, not delivered and does not come again by itself
+        self._returned = _NONE  # undelivered ids to draw again, if the distribution gives each id once
         self._priorities: Prioritized | None = None
         limits = Limits(
             None if max_times_sampled is None else TimesSampled(max_times_sampled),
             None if max_size is None else Indices(max_size, remover, int(self.rng.integers(1 << 62))),
         )
         self._check_target(view, distribution, limits)
-        self._cursors: dict[str, Any] = {}  # states of own distributions of views that were set before, by their keys
+        self._cursors: dict[str, Any] = {}  # states of earlier views' own distributions, by key
         self.target = self._target_of(view, self._claim(distribution), {}, limits)
 
     def set_target(self, view: View, distribution: Distribution) -> None:
-        """Draw from now on with this view and distribution; what was drawn ahead is dropped.
+        """Use this view and distribution from now on, and drop the batches drawn ahead.
 
-        An interrupt leaves all as it was, or all changed; it may be repeated.
+        An interrupt leaves everything as it was, or everything changed. The call may be repeated.
         """
         before, cursors = self.target, self._cursors
         self._check_target(view, distribution, before.limits)
         claimed = self._claim(distribution)
         plans = [*self.queue, *self._other_sizes.values()]
-        goes_on = distribution is before.distribution and view.kind == before.view.kind
-        returned = self._once(plan.draw for plan in plans) if goes_on else _NONE
+        is_same_kind = distribution is before.distribution and view.kind == before.view.kind
+        returned = self._once(plan.draw for plan in plans) if is_same_kind else _NONE
         if view is before.view:
             target = replace(before, distribution=claimed)
         else:
             cursors = self._every_cursor()
             target = self._target_of(view, claimed, cursors, before.limits)
         state = {"target": target, "_cursors": cursors, "_returned": returned}
-        # One operation, in the middle of which no interrupt comes.
+        # A single operation, which no interrupt can divide.
         vars(self).update({**state, "queue": deque[Plan](), "_other_sizes": dict[int, Plan]()})
         before.active.rewind()
         for plan in plans:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return what has to be drawn again of these and of what was returned before, where it comes but once."""
+        """Return the ids of these draws and the returned ids, to draw again; empty if ids are given more than once."""
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
     def _check_target(self, view: View, distribution: Distribution, limits: Limits) -> None:
-        """Refuse a view or distribution that the sampler's arguments do not fit."""
+        """Raise ValueError for a view or distribution that the sampler's arguments do not fit."""
         check_draw_fields(self.draw_fields, distribution)
         limits.check(view, distribution)
 
     def _every_cursor(self) -> dict[str, Any]:
-        """Return the states of views' own distributions, by their keys."""
+        """Return the states of views' own distributions, by key."""
         own = self.target.own
         return self._cursors if own is None else {**self._cursors, own.key: own.state_dict()}
 
     def _target_of(self, view: View, distribution: Distribution, cursors: Mapping[str, Any], limits: Limits) -> Target:
-        """Return a new target; `cursors` has the states of views' own distributions, by their keys."""
+        """Return a new target; `cursors` has the states of views' own distributions, by key."""
         episode_filter = EpisodeFilter(self._where)
         own, errors = view.own_distribution(episode_filter), ItemErrors(view, self._store.schema)
         if own is not None and own.key in cursors:
@@ -250,7 +247,7 @@ class Planner:
         return Target(view, distribution, own, population, errors, view.random or self._transforms_random, limits)
 
     def _claim(self, distribution: Distribution) -> Distribution:
-        """Claim a distribution; a new `Prioritized` goes on with the priorities of the one before."""
+        """Claim a distribution; a new `Prioritized` takes over the priorities of the previous one."""
         known = [leaf for leaf in self._store.schema.leaves if leaf.startswith("episode/")]
         if unknown := set(distribution.episode_fields).difference(known):
             names = ", ".join(known) or "none"
@@ -264,9 +261,9 @@ class Planner:
         return distribution
 
     def next(self, sizes: Sequence[int], refresh: bool) -> Plan:
-        """Return the plan of a batch of the first of these sizes, after drawing those of the others ahead.
+        """Draw batches of these sizes ahead, and return the plan of the first one.
 
-        It stays the first in the queue until it is `delivered`, or dropped.
+        It stays the first in the queue until it is `delivered` or dropped.
         """
         if self.queue and self.queue[0].asked != sizes[0]:
             self.set_target(self.target.view, self.target.distribution)
@@ -276,16 +273,16 @@ class Planner:
             except NotEnoughData:
                 if not self.queue:
                     raise
-                break  # there may be enough when its turn comes
+                break  # the store may have enough when its turn comes
             if self.queue[-1] is not plan:
                 break
         return self.queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
-        """Draw a batch, and keep its plan behind the others, `apart`, or `instead` of one whose segments are gone.
+        """Draw a batch and keep its plan: in the queue, in `_other_sizes`, or `instead` of a plan with lost segments.
 
-        The end of all draws is kept only if there are no others. An interrupt before the plan is kept leaves the
-        distribution as it was.
+        The empty plan at the end of all draws is kept only if the queue is empty. An interrupt before the plan is kept
+        leaves the distribution as it was.
         """
         active, plan, returned = self.target.active, None, self._returned
         place = active.place() if active.gives_once else None
@@ -308,7 +305,7 @@ class Planner:
             raise
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
-        """Draw one batch from the store's snapshot; in place of one that has `lost` ids, if that is given."""
+        """Draw one batch from the store's snapshot, in place of the draw `lost`, if given."""
         snapshot = self._store.newest_snapshot() if refresh else self._store.snapshot
         target = self.target
         population, active = target.population, target.active
@@ -343,7 +340,7 @@ class Planner:
         return Plan(snapshot, draw, size, entropy, draw_info)
 
     def current_draw_info(self, names: Sequence[str], ids: Ints, snapshot: Snapshot) -> DrawInfo:
-        """Return the fields that say how these ids are drawn from a snapshot, 0 of those that cannot be."""
+        """Return the named fields about a draw of these ids now; ids that cannot be drawn have probability 0."""
         self.target.population.refresh(snapshot)
         draw_info = self.target.draw_info_of(names, ids)
         if "probability" in draw_info:
@@ -351,7 +348,7 @@ class Planner:
         return draw_info
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
-        """Return how many batches of this size `next` has until the end, None where there is none."""
+        """Return the number of batches of this size until the end; None: draws never end."""
         active, population = self.target.active, self.target.population
         if not active.ends:
             return None
@@ -360,18 +357,18 @@ class Planner:
         return len(self.queue) + -(-(returned + active.count_left(population)) // size)
 
     def draw_other_size(self, size: int, refresh: bool) -> Plan:
-        """Draw one batch of another size than those that are drawn ahead, or return the one that was not delivered."""
+        """Draw one batch of another size than the queue's, or return the undelivered one."""
         if size not in self._other_sizes:
             self._draw_kept(size, refresh, is_other_size=True)
         return self._other_sizes[size]
 
     def draw_again(self, plan: Plan) -> Plan:
-        """Draw a batch in place of one of which segments are gone."""
+        """Draw a batch in place of one with segments that are gone."""
         self.rewind()
         return self._draw_kept(plan.asked, True, instead=plan)
 
     def delivered(self, plan: Plan) -> None:
-        """Take note that a batch is delivered; after an interrupt, it is once more, or is the next one again."""
+        """Note that a batch is delivered. After an interrupt this may be repeated, or the batch comes once more."""
         active = self.target.active
         if active.gives_once:
             active.delivered(plan.draw)
@@ -381,13 +378,13 @@ class Planner:
             self._replace(plan, None)
 
     def drop(self, plan: Plan) -> None:
-        """Give up a batch that was drawn."""
+        """Drop a batch that was drawn."""
         if not self.rewind():
             self._replace(plan, None)
             self.target.active.forget(self.target.population, plan.draw)
 
     def _replace(self, plan: Plan, other: Plan | None) -> None:
-        """Have another plan, or none, in place of one that was not delivered, by one operation."""
+        """Replace an undelivered plan by another one, or remove it, in a single operation."""
         if self.queue and self.queue[0] is plan:
             if other is None:
                 self.queue.popleft()
@@ -402,7 +399,7 @@ class Planner:
                 break
 
     def rewind(self) -> bool:
-        """Have all that was not delivered drawn again, where draws depend on each other; tell whether they do."""
+        """Drop all undelivered plans, to be drawn again, if draws depend on each other; return whether they do."""
         if not self.target.active.rewind():
             return False
         self.queue.clear()
@@ -410,12 +407,12 @@ class Planner:
         return True
 
     def count(self, refresh: bool) -> int:
-        """Return how many ids can be drawn."""
+        """Return the number of ids that can be drawn."""
         self._follow_store(refresh)
         return self.target.count()
 
     def ids(self, refresh: bool) -> Ints:
-        """Return the ids that can be drawn, in the order in which their steps were published."""
+        """Return the ids that can be drawn, in the order of their steps' publication."""
         for _ in range(ATTEMPTS):
             snapshot = self._follow_store(refresh)
             ids = self.target.ids()
@@ -426,13 +423,13 @@ class Planner:
         raise SegmentGone(f"segments were evicted faster than their times could be read, {ATTEMPTS} times")
 
     def _follow_store(self, refresh: bool) -> Snapshot:
-        """Bring the population up to the store's snapshot, a new one if that is wanted."""
+        """Refresh the population with the store's snapshot, after taking a new one if `refresh`."""
         if refresh:
             self._store.refresh()
         return self._refresh_population()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the batches after the last delivered one depend on, beside the store."""
+        """Return the state after the last delivered batch; with the store, it determines the next batches."""
         target = self.target
         distribution, (times, indices) = target.distribution, target.limits
         kept = None if self._priorities is distribution else self._priorities
@@ -453,15 +450,18 @@ class Planner:
         }
 
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
-        """Return one that goes on from a state. This one is as before, but for the distribution, which is both's.
+        """Return a planner that continues from a state. Both share the distribution; all else of this one is unchanged.
 
-        ValueError where it is no state, or that of another distribution or kind of id.
+        Raises
+        ------
+        ValueError
+            It is not a state, or belongs to another distribution or kind of id.
         """
         saved, view, distribution = PlannerState.read(state), self.target.view, self.target.distribution
         if (saved.distribution, saved.kind) != (type(distribution).__name__, self.target.kind):
             raise ValueError(
-                f"this is the state of {saved.distribution} over {saved.view}, and the sampler's are "
-                f"{distribution} over {view}: give it the former first"
+                f"this is the state of {saved.distribution} over {saved.view}, and the sampler has "
+                f"{distribution} over {view}: set that distribution and view first"
             )
         if refresh:
             self._store.refresh()
@@ -482,7 +482,7 @@ class Planner:
         return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
-        """Return batches drawn ahead, up to the first that has lost an id since; what is left of others is returned."""
+        """Return saved plans up to the first one with a lost id; `_returned` gets the other plans' ids if need be."""
         queue, target = deque[Plan](), self.target
         for plan in plans:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):
@@ -495,9 +495,9 @@ class Planner:
         return queue
 
     def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:
-        """Set priorities from errors, (n,), or (n, length) of sequences; return how many ids were skipped.
+        """Set priorities from errors, (n,), or (n, length) for sequences; return the number of skipped ids.
 
-        All of them, where they are of another `kind` than the population's; None is the population's.
+        All ids are skipped if `kind` is not the population's; None: it is.
         """
         priorities, population = self.target.distribution, self.target.population
         if not priorities.weighted and self._priorities is not None:
@@ -514,7 +514,7 @@ class Planner:
     def _of_sequences(
         self, ids: Ints, errors: NDArray[np.float64], eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
-        """Return the ids that can be drawn, one error each, and how many cannot."""
+        """Return the ids that can be drawn, one error for each, and the number of other ids."""
         population = self.target.population
         for _ in range(ATTEMPTS):
             known = population.contains(ids)
@@ -530,7 +530,7 @@ class Planner:
         return ids[known], sequence_error(errors[known], mask, eta), int((~known).sum())
 
     def _refresh_population(self) -> Snapshot:
-        """Bring the population up to the store's snapshot."""
+        """Refresh the population with the store's snapshot."""
         for _ in range(ATTEMPTS):
             snapshot = self._store.snapshot
             try:

@@ -1,4 +1,4 @@
-"""The makers of a sampler's batches. Threads make large ones ahead, while the trainer computes."""
+"""The makers of a sampler's batches. Threads make large batches ahead, while the trainer computes."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -25,12 +25,12 @@ LEAST_FOR_A_THREAD = 256 << 10
 
 
 class Prefetcher:
-    """Makes batches of plans in threads. One thread at a time calls it: a sampler's, under its lock.
+    """Makes the batches of plans in threads. One thread at a time calls it: a sampler's, under its lock.
 
-    They are made in the order of their plans, and no more of them are in memory than there are plans. There are two
-    threads, which start with the first plan: one has the disk read what a plan needs as soon as there is the plan, the
-    other waits for that and copies, with the gatherer's own threads. Where the system has no room for these, the caller
-    makes a batch when it waits for it. The gatherer is not thread-safe: it makes one batch at a time, under a lock.
+    Batches are made in the order of their plans, at most one for each plan. Two threads start with the first plan. One
+    requests each plan's pages from disk at once. The other waits for the pages and copies the rows, with the gatherer's
+    own threads. If the system cannot start threads, the caller makes a batch when it waits for it. The gatherer is not
+    thread-safe: it makes one batch at a time, under a lock.
     """
 
     def __init__(self, gatherer: Gatherer) -> None:
@@ -41,7 +41,7 @@ class Prefetcher:
         self.seconds_waiting = 0.0
 
     def begin(self, plans: Iterable[Plan], first: Plan) -> None:
-        """Begin to make the batches of these plans, but for the `first` one, where that was not begun."""
+        """Start to make the batches of these plans, except of `first` and of plans that were started."""
         for plan in plans:
             if plan.gathered is None and plan is not first:
                 disk = self.gatherer.disk
@@ -49,18 +49,18 @@ class Prefetcher:
                 if disk.cold:
                     asked = self._asking.begin(Job(partial(disk.ask, plan.snapshot, plan.draw.ids)))
                 make = partial(_make, self._gathering, self.gatherer, plan, asked)
-                # Last: what an interrupt keeps from being noted here is made, and made again.
+                # Last: a job that an interrupt keeps from being noted here runs, and is started again.
                 plan.gathered = self._making.begin(Job(make))
 
     def wait(self, gathered: Job[Gathered | Batch]) -> Gathered | Batch:
-        """Return the batch of a plan that was begun, a `Batch` if transforms are done, or raise what the thread did."""
+        """Return the result of a started plan, a `Batch` after transforms, or raise the thread's exception."""
         started = perf_counter()
         found = gathered.result()
         self.seconds_waiting += perf_counter() - started
         return found
 
     def close(self) -> None:
-        """End the threads; what they have not begun is dropped."""
+        """End the threads, and drop the jobs that they have not started."""
         for threads in (self._making, self._asking, self.gatherer):
             threads.close()
 
@@ -69,17 +69,17 @@ def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | N
     pages = None if asked is None else asked.result()
     with gathering:
         gathered = gatherer.gather(plan.snapshot, plan.draw.ids, plan.entropy, plan.draw_info, pages)
-        # What computes on a CUDA device does so on the stream of the call that delivers.
+        # Transforms on a CUDA device run on the stream of the call that delivers the batch.
         if plan.prepared is None or gatherer.device_copy is not None:
             return gathered
         return gatherer.transformed(gathered, plan.prepared, plan.entropy)
 
 
 class Makers:
-    """The makers of the batches of one view: `gatherer` makes them when they are asked for, `prefetcher` ahead.
+    """The makers of the batches of one view: `gatherer` makes a batch in the call that delivers it, `prefetcher` ahead.
 
-    `prefetcher` is None if the view or the size of its batches says that it is not worth it. `planned` batches are
-    drawn at once; for `item_steps` see `View`, for the arguments `Sampler`.
+    `prefetcher` is None if the view does not allow it, or its batches are too small. `planned` is the number of batches
+    that are drawn at once. For `item_steps` see `View`, for the arguments see `Sampler`.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Makers:
         self.view, self.item_steps, self._destination = view, view.item_steps, destination
         self.planned = 1
         if prefetch and view.prefetchable and _is_large(self.gatherer, size):
-            # Beside the trainer, which has use for a processor.
+            # One processor is left to the trainer.
             ahead = Gatherer(*arguments, threads=copy_threads(reserved=1), pipeline=self._pipeline)
             self.prefetcher, self.planned = Prefetcher(ahead), 1 + prefetch
 
     def batch_of(
         self, ids: NDArray[np.int64], store: Store, planner: Planner, fields: Sequence[str] | None = None
     ) -> Batch:
-        """Return the batch of exactly these ids, as they are stored, once more if a segment was evicted meanwhile."""
+        """Return the batch of exactly these ids, untransformed; try again if a segment is evicted meanwhile."""
         gatherer = self.gatherer
         if fields is not None:
             gatherer = Gatherer(self.view, store.schema, fields, self._destination)
@@ -120,17 +120,17 @@ class Makers:
                 draw_info = planner.current_draw_info(drawn, ids, snapshot) if drawn else None
                 return gatherer.to_batch(gatherer.gather(snapshot, ids, draw_info=draw_info))
             except SegmentGone:
-                store.refresh()  # which makes an evicted id an InvalidIndex
+                store.refresh()  # then an evicted id raises InvalidIndex
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Have transforms note what plans depend on, in the order of the draws."""
+        """Store the transforms' present statistics in the plans, in the order of the draws."""
         for plan in plans:
             if plan.prepared is None:
                 plan.prepared = self._pipeline.prepare(plan.snapshot)
 
     def transformed(self, plan: Plan, gathered: Gathered | Batch, weights: NDArray[np.float32] | None) -> Batch:
-        """Return what transforms make of the batch of a plan, unless a thread did, with these weights."""
+        """Return the transformed batch of a plan, with these weights; a thread may have transformed it already."""
         batch = gathered
         if not isinstance(batch, Batch):
             batch = self.gatherer.transformed(batch, plan.prepared, plan.entropy)
@@ -140,7 +140,7 @@ class Makers:
         return batch.replaced({"weight": ones * torch.as_tensor(weights, device=ones.device)})
 
     def seconds(self) -> dict[str, float]:
-        """Return where the time went; see `Sampler.stats`."""
+        """Return the seconds spent on each part; see `Sampler.stats`."""
         gatherers, waiting = [self.gatherer], 0.0
         if self.prefetcher is not None:
             gatherers.append(self.prefetcher.gatherer)
@@ -161,7 +161,7 @@ class Makers:
 
 
 def _is_large(gatherer: Gatherer, size: int) -> bool:
-    """Whether it is worth it to have a thread make batches of so many items."""
+    """Return whether batches of ``size`` items are large enough for a thread."""
     reader = gatherer.reader
     if reader.depends_on_ids or gatherer.device_copy is not None:
         return True

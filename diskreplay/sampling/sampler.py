@@ -1,4 +1,4 @@
-"""The sampler: a store, a view and a distribution multiplied into batches."""
+"""The sampler: makes batches of a store with a view and a distribution."""
 
 import logging
 import os
@@ -55,16 +55,23 @@ from diskreplay.views.base import View
 from diskreplay.workers import fork_listeners
 from diskreplay.writing.limiter import AttachedLimiter, RateLimiter
 
-# One line says what is active: when a sampler is made, and when its view or distribution is set.
+# Logs one line when a sampler is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
 
 
 class Statistics:
     """Counts of one sampler, which adds to them under its lock.
 
-    ``batches`` and ``steps`` were delivered, by the run that is resumed too; ``planning`` and ``elsewhere`` are seconds
-    in which batches were planned, and between the calls. The first batch was asked for at ``first``, the last one was
-    delivered at ``last``: readings of one clock in seconds, 0 before. ``ids`` are of the last batch.
+    Attributes
+    ----------
+    batches, steps : int
+        Delivered batches and steps, including those of the resumed run.
+    planning, elsewhere : float
+        Seconds spent on planning batches, and between the calls.
+    first, last : float
+        Readings of a clock in seconds, 0 before: the request of the first batch, and the delivery of the last one.
+    ids : ndarray of int64 or None
+        The ids of the last batch.
     """
 
     def __init__(self) -> None:
@@ -75,7 +82,7 @@ class Statistics:
         self._kept: Counter[str] = Counter()
 
     def add(self, ids: NDArray[np.int64], steps: int, started: float, planned: float) -> None:
-        """Count a batch that is delivered now: its call began at `started`, and it was planned at `planned`."""
+        """Count a batch that is delivered now. Its call began at `started`, and its plan was complete at `planned`."""
         if not self.first:
             self.first = self.last = started
         self.batches += 1
@@ -86,20 +93,20 @@ class Statistics:
         self.last = perf_counter()
 
     def resumed(self, batches: int, steps: int) -> "Statistics":
-        """Return statistics that count on from the counts of another run."""
+        """Return statistics that start from the counts of another run."""
         new = copy(self)
         new.batches, new.steps, new._steps_before, new.first, new.last = batches, steps, steps, 0.0, 0.0
         new.ids = None
         return new
 
     def last_ids(self) -> NDArray[np.int64]:
-        """Return the ids of the last batch; NotEnoughData before there is one."""
+        """Return the ids of the last batch. Raises NotEnoughData before the first one."""
         if self.ids is None:
             raise NotEnoughData("no batch was delivered yet: draw one first, or give ids")
         return self.ids
 
     def keep(self, seconds: Mapping[str, float]) -> None:
-        """Add to what `report` is given later."""
+        """Add seconds to all later results of `report`."""
         self._kept.update(seconds)
 
     def state_dict(self) -> dict[str, int]:
@@ -107,7 +114,7 @@ class Statistics:
         return {"batches": self.batches, "steps": self.steps}
 
     def report(self, stored_steps: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return all of it, and the `seconds` of where batches are made; see `Sampler.stats`."""
+        """Return all counts and the makers' `seconds`; see `Sampler.stats`."""
         elapsed = self.last - self.first
         return {
             "batches": self.batches,
@@ -121,9 +128,9 @@ class Statistics:
 
 
 class Payments:
-    """What a sampler pays its `limiter`, if it has one: the steps that it draws, `steps` or more for a batch.
+    """Reports the steps that a sampler draws to its `limiter`, if any: at least `steps` for a batch.
 
-    ``paid`` steps were paid for by a call that failed: they count for the next batch. ValueError if a batch would wait
+    A failed call has paid for ``paid`` steps, which count for the next batch. Raises ValueError if a batch would wait
     for ever.
     """
 
@@ -135,105 +142,108 @@ class Payments:
             self.limiter = limiter.attach(store)
 
     def pay(self, steps: int) -> None:
-        """Wait until the limiter lets so many steps be drawn."""
+        """Wait until the limiter allows `steps` steps to be drawn."""
         if self.limiter is not None and steps > self.paid:
             self.limiter.draw(steps - self.paid)
             self.paid = steps
 
     def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
-        """Pay for a batch that is drawn. One that is refused is the next one of its size, unless it never may be."""
+        """Pay for a drawn batch. A refused batch is the next one of its size, unless it would wait for ever."""
         limiter, due = self.limiter, steps - self.paid
         try:
             self.pay(steps)
         except Exception as error:
-            # Those very types: what a damaged store raises is a ValueError, too.
+            # These exact types: a damaged store raises subclasses of ValueError.
             is_refusal = type(error) in (RateLimited, ValueError) and planner.target.active.sized
             if is_refusal and limiter is not None and not limiter.limiter.fits(due):
                 planner.drop(plan)
                 raise type(error)(
-                    f"{error}. The batch that was drawn, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, "
-                    "might wait for ever and is dropped: the next call draws another one"
+                    f"{error}. The drawn batch, {len(plan.draw.ids)} items from id {plan.draw.ids[0]} on, might wait "
+                    "for ever and is dropped: the next call draws another one"
                 ) from error
             planner.rewind()
             raise
 
 
 class Sampler(IterableDataset[Batch]):
-    """Draws ids of a store with a distribution and gathers what a view says they mean.
+    """Draws ids from a store with a distribution, and gathers their batches as a view defines them.
 
-    `for batch in sampler` calls `sample` until a `Sweep` ends, and for ever with other distributions. Where it ends,
-    `len(sampler)` is the number of batches until then. `torch.utils.data.DataLoader(sampler, batch_size=None)` gives
+    `for batch in sampler` calls `sample` until a `Sweep` ends, and for ever with other distributions. With a `Sweep`,
+    `len(sampler)` is the number of batches that are left. `torch.utils.data.DataLoader(sampler, batch_size=None)` gives
     the same batches, in the process that made the sampler (``num_workers=0``).
 
     Any thread may call any method; calls of one sampler run one after the other. Several samplers may share a store. A
-    sampler belongs to the process that made it: in a forked child it is a ReplayError, as both would draw the same.
+    sampler belongs to the process that made it. Its use in a forked child raises ReplayError, since both processes
+    would draw the same batches.
 
     Parameters
     ----------
     store : Store or path
-        Where the steps are. The sampler does not close a store that it was given; of a path it opens the store with
-        mode "r", and closes it with itself.
+        The store of the steps, or its path. A sampler does not close a store that it is given. It opens a path with
+        mode "r", and closes that store with itself.
     view : View
-        What an id means, `Transitions(...)` for example.
+        The meaning of an id, for example `Transitions(...)`.
     distribution : Distribution
-        Which ids are drawn; None is `Uniform()`.
+        Draws the ids; None is `Uniform()`.
     batch_size : int
         Items of a batch.
     device : torch.device or str or None
-        Where batches are delivered; None is the CPU.
+        The device of the delivered batches; None is the CPU.
     prefetch : int
-        Batches made ahead by threads, which read from disk together, while the trainer computes. Batch i is drawn in
-        the call that delivers batch i - prefetch: it holds what the store held then, and knows no priorities updated
-        since. Batches of less than 256 KiB on the CPU, and rollouts, are made when they are asked for.
+        The number of batches that threads make ahead while the trainer computes, with common reads from disk. Batch i
+        is drawn in the call that delivers batch i - prefetch, from the snapshot and the priorities of that moment.
+        Rollouts, and batches of less than 256 KiB on the CPU, are not made ahead.
     seed : int or None
-        Makes the draws a function of the seed and the calls; None is different each time.
+        Makes the draws a function of the seed and the calls. None: random draws.
     fields : sequence of str or None
-        What a batch holds, beside index and weight: "obs" with all below it, "obs/image" alone. None is all but the
-        following, and so is "..." beside some of these. Of each step: "time" (float64, seconds since the epoch at which
-        it was published), "step" (its number in its episode), "return_to_go" (the sum of rewards from it on),
-        "discounted_return_to_go" and "priority" (the initial one, NaN where none was given). Of each item: "age" (steps
-        of the store that are newer), "episode/NAME" (a value of its episode; "episode_known" tells where it was given),
-        "probability" (P(i) of the draw), "population" (N) and "priority_sum" (Σ p). See "Fields on request" in
-        docs/concepts.md.
+        The fields of a batch, in addition to index and weight. "obs" includes all leaves below it, "obs/image" is one
+        leaf. None: the default fields. "..." stands for them when you add some of the following.
+
+        Fields of each step: "time" (float64, its publication in seconds since the epoch), "step" (its number in its
+        episode), "return_to_go" (the sum of rewards from it on), "discounted_return_to_go", and "priority" (the initial
+        priority, NaN if it has none).
+
+        Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of its episode;
+        "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N) and "priority_sum"
+        (Σ p). See "Fields on request" in docs/concepts.md.
     where : callable or None
-        A predicate over episodes; steps of others are not drawn. It is asked once of an ended episode, and of an open
-        one at every refresh that changed something. Episodes are whole, so the answer for an ended one must depend on
-        it alone: one that depends on its `hidden_steps` or on the time makes a resumed sampler draw other batches.
+        A predicate over episodes, which selects the episodes whose steps are drawn. It is called once for an ended
+        episode, and for an open one at every refresh that changes the store. Its result for an ended episode must
+        depend on the episode alone. If it depends on `hidden_steps` or on the time, a resumed sampler draws other
+        batches.
     rank, world_size : int
-        This trainer's share of the ids, by a hash of each: shares are even, do not overlap and are complete, and an id
-        stays in its share. Of `Rollouts`, lanes are shared.
+        This trainer's share of the ids, by a hash of each id. Shares are even and complete, and do not overlap. An id
+        never changes its share. With `Rollouts`, lanes are shared.
     limiter : RateLimiter or None
         Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. It counts in the
-        store, so that must be open with mode "a".
+        store, which must be open with mode "a".
     refresh : bool
-        Whether each batch looks for new steps first. If not, call `store.refresh()`.
+        Whether each call of `sample` refreshes the store first. If not, call `store.refresh()`.
     debug : bool
-        Overwrite the memory of batches that are gone, so that a pointer kept without its tensor shows.
+        Overwrite the memory of dead batches, so that the use of a pointer without its tensor shows.
     max_times_sampled : int or None
-        How often each id of a kind may be in batches of this sampler, as in Reverb; None: as often as it is drawn.
-        Those that are left keep their probabilities in proportion to each other. Not for `Rollouts`, nor where a
-        `Sweep` draws: these give each id a number of times of their own.
+        The largest number of times that an id of a kind is in batches of this sampler, as in Reverb; None: no limit.
+        The other ids keep the ratios of their probabilities. Not for `Rollouts` or a `Sweep`, which give each id a
+        number of times of their own.
     max_size : int or None
-        How many ids of a kind this sampler draws from at the most, of all ranks; None: all that there are. Ids that are
-        removed for new ones are not drawn any more; the store keeps their steps. Not for `Rollouts`, nor where a
-        `Sweep` draws.
+        The largest number of ids of a kind that this sampler draws from, over all ranks; None: no limit. For a new id,
+        an old one is removed: it is never drawn again, but the store keeps its steps. Not for `Rollouts` or a `Sweep`.
     remover : {"oldest", "lowest_priority", "random"}
-        Which id is removed for a new one, as in Reverb (Fifo, MinHeap, Uniform): the oldest by when steps were
-        published; the one with the lowest priority, of equal ones the oldest; or one at random, so that every id that
-        came has the same probability to be left: a reservoir (Vitter 1985, algorithm R). The latter two may remove the
-        new one.
+        The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" is by the time of publication.
+        "lowest_priority" removes the oldest of equal ones. "random" is a reservoir: every id that ever came remains
+        with the same probability (Vitter 1985, algorithm R). The latter two may remove the new id itself.
     transform : callable or sequence of callables, or None
-        What is done to each batch before it is delivered, one after the other: `Normalize`, `RandomShift`, `ToFloat`,
-        or functions of a batch that return a batch, or a dict of the fields that are new. They see all fields of the
-        batch on its device, with weights of 1: those of the draw are multiplied in last. They run in the thread that
-        makes the batch; on a CUDA device in the call that delivers it, on its stream. `gather` does without.
+        Changes each batch before its delivery, in this order: `Normalize`, `RandomShift`, `ToFloat`, or functions of a
+        batch that return a batch or a dict of new fields. Transforms get all fields of the batch on its device, with
+        weights of 1; the weights of the draw are multiplied in last. They run in the thread that makes the batch, or
+        for a CUDA device in the call that delivers it, on its stream. `gather` does not transform.
 
     Raises
     ------
     ValueError
-        An argument is invalid, or the view or `fields` names something that the store has not.
+        An argument is invalid, or the view or `fields` names a field that the store lacks.
     StoreNotFound
-        There is no store at the path.
+        The path has no store.
     """
 
     def __init__(
@@ -259,7 +269,7 @@ class Sampler(IterableDataset[Batch]):
         transform: TransformLike | Sequence[TransformLike] | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
-        self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; those behind the first are made ahead
+        self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; all but the first are made ahead
         self._prefetch = int_argument("prefetch", prefetch, 0)
         drawing = drawing_arguments(where, rank, world_size, max_times_sampled, max_size, remover)
         self._view, distribution = view_argument(view), distribution_argument(distribution)
@@ -268,11 +278,11 @@ class Sampler(IterableDataset[Batch]):
         self._statistics = Statistics()
         self._closed = False
         self._change: Makers | None = None
-        self._before: Rollback | None = None  # of a load that is not complete
+        self._before: Rollback | None = None  # set during a load
         self._destination = Destination(device_argument(device), 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
-        # An empty store is false.
+        # Not `or`: an empty store is false.
         self._store = store_argument(store) if self._own_store is None else self._own_store
         try:
             self._store.follow_compiled(of_sampler(distribution.weighted))
@@ -298,7 +308,7 @@ class Sampler(IterableDataset[Batch]):
         _logger.info("%s", self)
 
     def _makers_of(self, view: View) -> Makers:
-        """Return what makes the batches of a view."""
+        """Return the makers of a view's batches."""
         arguments = self._fields, self._destination, self._transforms, self._prefetch, self._sizes[0]
         return Makers(view, self._store.schema, *arguments)
 
@@ -307,14 +317,14 @@ class Sampler(IterableDataset[Batch]):
         self._sizes = self._sizes[:1] * makers.planned
 
     def _expect(self, size: int) -> None:
-        """Make ready for batches of another size than the sampler's own, where batches are made ahead."""
+        """Make batches of this size ahead, instead of the sampler's own size."""
         if self._prefetch:
             with self._lock:
                 self._sizes = (size,)
                 self.view = self._view
 
     def _sample_first(self, sizes: Sequence[int], beta: float | None) -> Batch:
-        """Draw a batch of the first of these sizes; where batches are made ahead, those are next."""
+        """Draw a batch of the first of these sizes; batches of the other sizes are made ahead."""
         with self._lock:
             self._sizes = tuple(sizes[: self._makers.planned])
             return self.sample(sizes[0], beta)
@@ -324,12 +334,12 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def store(self) -> Store:
-        """The store that it draws from: the one given, or the one opened at a path."""
+        """The store that it draws from: the given store, or the one that it opened at a path."""
         return self._store
 
     @property
     def view(self) -> View:
-        """What an id means. Setting it changes what the next batch holds; batches drawn ahead are drawn again."""
+        """The meaning of an id. Setting it applies to the next batch; batches drawn ahead are drawn again."""
         return self._view if self._change is None else self._change.view
 
     @view.setter
@@ -340,9 +350,9 @@ class Sampler(IterableDataset[Batch]):
             self._complete_change()
 
     def _complete_change(self) -> None:
-        """Set the view that was given last, where an interrupt came before it was set.
+        """Complete a change of the view that an interrupt has cut short.
 
-        First take back a state that an interrupt kept from being loaded wholly.
+        First undo a load of a state that an interrupt has cut short.
         """
         self._go_back()
         if self._change is None:
@@ -361,10 +371,10 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def distribution(self) -> Distribution:
-        """Which ids are drawn. Setting it counts from the next batch on; batches drawn ahead are drawn again.
+        """The rule for drawing ids. Setting it applies to the next batch; batches drawn ahead are drawn again.
 
-        Priorities stay: those of a `Prioritized` that is set aside are kept up to date by `update_priorities`, and a
-        new one goes on with them.
+        Priorities are kept when another distribution replaces a `Prioritized`. `update_priorities` still updates them,
+        and a later `Prioritized` takes them over.
         """
         return self._planner.target.distribution
 
@@ -377,17 +387,17 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def sampleable(self) -> int:
-        """How many ids can be drawn now: those that the view offers of this rank's share and the episodes of `where`.
+        """The number of ids that can be drawn now: the view's ids in this rank's share and the episodes of `where`.
 
-        Without those that were sampled `max_times_sampled` times, or removed for `max_size`; of rollouts, the steps
-        that were not given yet. It looks for new steps first, as `sample` does.
+        It excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it is the
+        number of steps that were not given yet. It refreshes the store first, as `sample` does.
         """
         with self._lock:
             self._check_open()
             return self._planner.count(self._refresh)
 
     def ids(self) -> NDArray[np.int64]:
-        """Return the ids that `sampleable` counts, oldest first by when they were published, (n,) int64."""
+        """Return the ids that `sampleable` counts, (n,) int64, in the order of their steps' publication."""
         with self._lock:
             self._check_open()
             return self._planner.ids(self._refresh)
@@ -398,24 +408,23 @@ class Sampler(IterableDataset[Batch]):
         Parameters
         ----------
         batch_size : int or None
-            Items of this batch; None is the sampler's. A batch of another size than the sampler's is drawn on the
-            spot, before those drawn ahead.
+            Items of this batch; None is the sampler's. A batch of another size is drawn in this call, and delivered
+            before the batches drawn ahead.
         beta : float or None
-            Exponent of the importance weights of this batch; None is the distribution's.
+            Exponent of this batch's importance weights; None is the distribution's.
 
         Raises
         ------
         NotEnoughData
-            No step is sampleable, or with `max_times_sampled` all of them together fewer times than the batch needs;
-            nothing is drawn.
+            No step is sampleable, or `max_times_sampled` allows fewer items than the batch needs. Nothing is drawn.
         RateLimited
-            The limiter's timeout passed; nothing was drawn, or what was is the next batch of this size. One of
-            `Episodes` with more steps than `error_buffer` has room for is dropped, and the message says so.
+            The limiter's timeout passed. Nothing was drawn, or the drawn batch is the next one of this size. A batch of
+            `Episodes` with more steps than fit `error_buffer` is dropped, and the message says so.
         StopIteration
-            A `Sweep` has given every id as often as it should; `for batch in sampler` ends there.
+            A `Sweep` has ended; so does `for batch in sampler`.
         ValueError
-            `batch_size` is no positive int; `beta` is given to a distribution without weights. Or the limiter has no
-            timeout, and no room in `error_buffer` for the batch of `Episodes` that was drawn: it is dropped.
+            `batch_size` is not a positive int, or `beta` is given to a distribution without weights. Or a batch of
+            `Episodes` has more steps than fit `error_buffer`, and the limiter has no timeout: the batch is dropped.
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
         with self._lock:
@@ -433,7 +442,7 @@ class Sampler(IterableDataset[Batch]):
             return self._deliver(planner.draw_other_size(size, self._refresh), beta, started, is_other_size=True)
 
     def _deliver(self, plan: Plan, beta: float | None, started: float, is_other_size: bool = False) -> Batch:
-        """Pay for the batch of a plan and gather it, another one if its segments have gone."""
+        """Pay for the batch of a plan and gather it; draw another one if its segments are gone."""
         planner, makers, payments = self._planner, self._makers, self._payments
         active = planner.target.active
         is_refused = False
@@ -463,7 +472,7 @@ class Sampler(IterableDataset[Batch]):
                     gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.draw_info)
                 elif makers.prefetcher is not None:
                     gathered = makers.prefetcher.wait(gathered)
-                    plan.gathered = None  # what is made of it now may change it: an interrupt has it gathered again
+                    plan.gathered = None  # gathered again after an interrupt, since the code below may change it
                 if not self._transforms:
                     batch = makers.gatherer.to_batch(gathered, weights)
                 else:
@@ -471,13 +480,13 @@ class Sampler(IterableDataset[Batch]):
             except SegmentGone:
                 continue
             except Exception:
-                # Not the next one again: a row that is damaged would be read by every call. Unless the next one would
-                # not be what it is with this one left out.
+                # Dropped, so that not every later call reads the same damaged row. A refused batch is kept: later draws
+                # may depend on it.
                 if not is_refused:
                     planner.drop(plan)
                 raise
             except BaseException:
-                # An interrupt: the batch was not given, and is the next one of its size.
+                # An interrupt: the batch was not delivered, and is the next one of its size.
                 plan.gathered = None
                 raise
             payments.paid = 0
@@ -488,14 +497,14 @@ class Sampler(IterableDataset[Batch]):
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def gather(self, ids: Any = None, fields: Sequence[str] | None = None) -> Batch:
-        """Gather the batch of exactly these ids, in their order, as they are stored; all weights are 1.
+        """Gather the batch of exactly these ids, in their order.
 
-        Nothing is transformed or relabelled.
+        Values are as stored, neither transformed nor relabelled, and all weights are 1.
 
         Parameters
         ----------
         ids : array_like of int or Tensor or None
-            Ids, one axis. None: the ids of the last delivered batch, as of the store's current snapshot.
+            Ids, (n,). None: the ids of the last delivered batch, as of the store's current snapshot.
         fields : sequence of str or None
             The fields of this batch, named as for `Sampler`. None: the fields of the sampler's batches.
 
@@ -504,7 +513,7 @@ class Sampler(IterableDataset[Batch]):
         InvalidIndex
             An id never existed, was evicted, or cannot be sampled with this view.
         NotEnoughData
-            `ids` is None, and no batch was delivered since the sampler was made, loaded, or had its view set.
+            `ids` is None, and no batch was delivered after the sampler was made, its state loaded, or its view set.
         """
         wanted = None if ids is None else ids_argument(ids)
         with self._lock:
@@ -516,29 +525,29 @@ class Sampler(IterableDataset[Batch]):
             return self._makers.batch_of(wanted, self._store, self._planner, fields)
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
-        """Set the priorities of ids from their temporal-difference errors; nothing is changed if it raises.
+        """Set the priorities of ids from their temporal-difference errors. If it raises, nothing is changed.
 
         Parameters
         ----------
         index : array_like of int or Tensor
             Ids, such as a batch's `index`.
         td_error : array_like of float or Tensor
-            One error of either sign for each, (B,) or (B, 1); of sequences also (B, L), of which the steps in the loss
-            mask count: eta · max |td| + (1 - eta) · mean |td|. A gradient is left alone. Where an id is named twice,
-            its last value counts.
+            One error of either sign for each id, (B,) or (B, 1). For sequences also (B, L): the priority is then
+            eta · max |td| + (1 - eta) · mean |td| over the steps in the loss mask. A gradient is ignored. The last
+            error of a repeated id counts.
         kind : tuple or None
-            What the ids are ids of, such as a batch's `kind`. None is what a batch's `index` carries; ids of which
-            nothing says it are taken for the view's.
+            The kind of the ids, such as a batch's `kind`. None: the kind that a batch's `index` carries, or else the
+            view's.
 
         Returns
         -------
         int
-            How many ids were skipped: they were evicted meanwhile, are unknown to the view, or of another kind.
+            The number of skipped ids: evicted meanwhile, unknown to the view, or of another kind.
 
         Raises
         ------
         ValueError
-            Another shape, a value that is not finite, or no `Prioritized` was ever the sampler's distribution.
+            `td_error` has another shape or a value that is not finite, or the sampler never had a `Prioritized`.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)
@@ -551,44 +560,49 @@ class Sampler(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch: tensors, numbers and texts, for `torch.save`.
 
-        It holds priorities (8 bytes an id, and some numbers an episode), the count that schedules go by, the state of
-        the random numbers, which steps of rollouts and of a `Sweep` were given, how often ids were sampled where
-        `max_times_sampled` limits that, the ids that are drawn from where `max_size` limits them (16 bytes an id), and
-        the ids of batches drawn ahead, or drawn and refused by a limiter. It does
-        not hold arguments of sampler, view or distribution.
+        The state has:
+
+        - the priorities, 8 bytes an id and some numbers an episode
+        - the number of batches, which schedules depend on, and the state of the random numbers
+        - the position in a `Sweep`, or in rollouts
+        - the counts for `max_times_sampled`, and the ids for `max_size` (16 bytes an id)
+        - the statistics of transforms
+        - the ids of batches that were drawn ahead, or refused by a limiter
+
+        It does not have the arguments of sampler, view and distribution.
         """
         with self._lock:
             self._check_open()
             return {**as_tensors(self._state()), "store": self._store.uuid}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: with the same arguments and steps in the store, with the same batches.
+        """Continue from a state. With the same arguments and steps in the store, the next batches are the same.
 
-        Ids that are gone are dropped, new ones begin with the largest priority given. Of batches drawn ahead, the first
-        with a lost id and all behind it are drawn again; the others tell `age`, and what is to come in episodes that
-        were open, as of now.
+        Ids that are gone are dropped, and new ones get the largest priority so far. The first batch drawn ahead that
+        has lost an id, and all batches after it, are drawn again. In the others, `age` and the future of open episodes
+        are as of now.
 
         Raises
         ------
         ValueError
-            It is no sampler's state, or that of a sampler of another store or with another distribution, kind of view
-            or, if batches were drawn ahead or refused, batch size; nothing is changed.
+            It is not a sampler's state, or belongs to another store, distribution or kind of view. Or it has batches
+            drawn ahead or refused, and the batch size differs. Nothing is changed.
         """
         self._load(state)
 
     def save(self, name: str) -> None:
-        """Save the state in the store, as a zarr group at `samplers/<name>`, in place of what was saved there before.
+        """Save the state in the store, as the zarr group `samplers/<name>`. It replaces an earlier state.
 
-        It is durable when this returns; a crash leaves the old state or the new one.
+        The state is durable when this returns. A crash leaves the old state or the new one.
 
         Raises
         ------
         ReadOnlyError
             The store was opened with mode "r".
         ValueError
-            `name` is more than letters, digits, dots, dashes and underscores.
+            `name` has other characters than letters, digits, dots, dashes and underscores.
         StorageFull
-            There is no room; what was saved before is untouched.
+            The disk is full. An earlier state is unchanged.
         """
         with self._lock:
             self._check_open()
@@ -596,16 +610,16 @@ class Sampler(IterableDataset[Batch]):
         self._store.save_sampler_state(name, state)
 
     def load(self, name: str) -> None:
-        """Go on from the state that was saved last under a name; see `load_state_dict`.
+        """Continue from the state that was saved last under a name; see `load_state_dict`.
 
         Raises
         ------
         StoreNotFound
-            The store has none of that name.
+            The store has no state of that name.
         FormatError
-            It is damaged.
+            The state is damaged.
         ValueError
-            It is the state of another sort of sampler.
+            The state is refused, for the reasons of `load_state_dict`.
         """
         with self._lock:
             self._check_open()
@@ -618,7 +632,7 @@ class Sampler(IterableDataset[Batch]):
         return {**own, "planner": self._planner.state_dict(), "transforms": transforms}
 
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
-        """Go on from a state where `replace` replaces the attributes that it is given, else from where it was."""
+        """Load a state. `replace` has to apply the changes; if it does not, all is undone."""
         with self._lock:
             self._check_open()
             state = as_arrays(state)
@@ -635,7 +649,7 @@ class Sampler(IterableDataset[Batch]):
                 self._go_back()
 
     def _go_back(self) -> None:
-        """Take back a state that was not loaded wholly; an interrupt leaves it to the next call."""
+        """Undo an incomplete load of a state; after an interrupt the next call does so."""
         if self._before is not None:
             self._before.go_back()
             self._before = None
@@ -650,31 +664,41 @@ class Sampler(IterableDataset[Batch]):
         return self.sample()
 
     def __len__(self) -> int:
-        """Return how many batches come until the end, if no step comes or goes; TypeError where there is no end.
+        """Return the number of batches until the end, if no step comes or goes.
 
-        In the middle of a pass it costs as much as drawing the rest of it.
+        In the middle of a pass, this takes the time of drawing the rest of the pass.
+
+        Raises
+        ------
+        TypeError
+            Draws never end.
         """
         with self._lock:
             self._check_open()
             left = self._planner.batches_left(self._batch_size, self._refresh)
         if left is None:
-            raise TypeError(f"{self} never ends, and so has no len(): one with dr.Sweep() has")
+            raise TypeError(f"{self} never ends, so it has no len(): a sampler with dr.Sweep() has one")
         return left
 
     def __bool__(self) -> bool:
-        """Return True, also where no batch is left."""
+        """Return True, even if no batch is left."""
         return True
 
     def stats(self) -> dict[str, float]:
-        """Return what the sampler has done so far.
+        """Return counts and times of the sampler, by name.
 
-        `batches` and `steps` of the environment delivered (a window of 20 is 20); `steps_per_second` since the first
-        batch was asked for; `replay_ratio`, steps delivered per step that is in the store now, or was when `close`
-        closed it. Where time went: `seconds_planning` (drawing ids, and waiting for a limiter), `seconds_waiting` for
-        batches that are made ahead, `seconds_elsewhere` between the calls: the trainer's own. In whichever thread:
-        `seconds_reading` (waiting for the disk), `seconds_gathering` (copying rows), `seconds_copying` to a device that
-        is no CUDA device, and `seconds_transforming`. `population` and `priority_sum` are what the fields of these
-        names are, as of now. `Normalize` adds `steps_not_finite`.
+        - `batches` and `steps`: delivered batches, and delivered steps of the environment (a window of 20 is 20 steps)
+        - `steps_per_second`: delivered steps a second, since the first batch was requested
+        - `replay_ratio`: delivered steps per step in the store, now or when `close` closed it
+        - `seconds_planning`: drawing ids, and waiting for a limiter
+        - `seconds_waiting`: waiting for batches that are made ahead
+        - `seconds_elsewhere`: between the calls, in the trainer
+        - `seconds_reading`, in any thread: waiting for the disk
+        - `seconds_gathering`, in any thread: copying rows
+        - `seconds_copying`, in any thread: copies to devices other than CUDA
+        - `seconds_transforming`, in any thread: transforms
+        - `population` and `priority_sum`: the present values of the fields of these names
+        - `steps_not_finite`, from `Normalize`: steps that its statistics leave out
         """
         with self._lock:
             steps = self._steps_when_closed
@@ -690,9 +714,9 @@ class Sampler(IterableDataset[Batch]):
             }
 
     def close(self) -> None:
-        """End the threads and release memory. Batches stay valid; the store stays open, unless a path named it."""
+        """End the threads and release memory. Batches stay valid. A store opened by its path is closed."""
         if isinstance(self._lock, _ForeignLock):
-            return  # a forked child has none of it
+            return  # a forked child has no threads to end
         with self._lock:
             self._closed = True
             self._planner.set_target(self._view, self._planner.target.distribution)
@@ -717,7 +741,7 @@ class Sampler(IterableDataset[Batch]):
 
 
 class _ForeignLock:
-    """In place of a sampler's lock in a forked child, where nobody would ever release one that another thread held."""
+    """Replaces a sampler's lock in a forked child, where a lock that another thread held is never released."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
@@ -732,5 +756,5 @@ class _ForeignLock:
         pass  # it was never taken
 
 
-# A forked child's samplers get a lock that refuses, and so a parent's lock costs nothing more.
+# A forked child's samplers get a lock that raises, so no call has to compare process ids.
 _alive = fork_listeners(lambda sampler: setattr(sampler, "_lock", _ForeignLock()))

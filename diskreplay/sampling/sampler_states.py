@@ -1,4 +1,4 @@
-"""What a sampler's state is made of: read and checked, and as tensors for `torch.save`."""
+"""Sampler states: reads and checks them, and converts them to tensors for `torch.save`."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from diskreplay.views.requested import OF_DRAWS
 VERSION = 1
 
 DrawInfo = dict[str, NDArray[Any]]
-"""Fields of a batch that say how it was drawn, (batch,) each; see `views.requested.OF_DRAWS`."""
+"""Fields about a batch's draw, (batch,) each; see `views.requested.OF_DRAWS`."""
 
 
 Change = tuple[object, Mapping[str, Any]]
-"""An object, and attributes that it is to have."""
+"""An object, and its new attributes."""
 
 
 class SavedPlan(NamedTuple):
@@ -36,11 +36,22 @@ class SavedPlan(NamedTuple):
 
 
 class PlannerState(NamedTuple):
-    """A planner's state, checked. `generator` is a new one in the saved state; `plans` are batches drawn ahead.
+    """A planner's checked state.
 
-    `returned` are ids to be drawn again; `refused` batches of other sizes that a limiter refused; `cursors` the states
-    of views' own distributions, by their keys; `times` how often ids were sampled, nothing where that was not counted;
-    `indices` the ids that are drawn from, nothing where all are.
+    Attributes
+    ----------
+    generator : PCG64
+        A new generator in the saved state.
+    cursors : dict
+        The states of views' own distributions, by key.
+    times : mapping
+        The counts for `max_times_sampled`; empty without this limit.
+    indices : mapping
+        The ids for `max_size`; empty without this limit.
+    returned : ndarray of int64
+        Ids to draw again.
+    plans, refused : list of SavedPlan
+        Batches drawn ahead, and batches of other sizes that a limiter refused.
     """
 
     generator: np.random.PCG64
@@ -59,7 +70,7 @@ class PlannerState(NamedTuple):
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
-        """Read what `Planner.state_dict` returned; ValueError where this is no such state."""
+        """Read a result of `Planner.state_dict`. Raises ValueError if it is not one."""
         with state_of("a sampler"):
             generator = np.random.PCG64()
             generator.state = parse_json(state["rng"])
@@ -67,7 +78,7 @@ class PlannerState(NamedTuple):
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
                 priorities.load_state_dict(kept["state"])
-            # Of views' own distributions: checked as far as they can be without the view.
+            # These states are checked further when their view is set.
             cursors = {
                 str(key): dict(zip(map(str, cursor), columns(cursor, cursor), strict=True))
                 for key, cursor in state["cursors"].items()
@@ -90,9 +101,12 @@ class PlannerState(NamedTuple):
 
 
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
-    """Return the counts in the state of a sampler with this batch size, of the store with this UUID.
+    """Return the counts in a sampler's state, after checking it against this batch size and store (a UUID).
 
-    ValueError where it is none, one of a newer release or of another store, or holds batches of another size.
+    Raises
+    ------
+    ValueError
+        It is not a state, or from a newer release or another store, or has batches of another size.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is no state of a sampler, but {type(state).__name__}")
@@ -108,27 +122,27 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
             raise ValueError(f"counts are {counts}")
     if counts["batch_size"] != batch_size and (state["planner"]["plans"] or state["planner"].get("refused")):
         raise ValueError(
-            f"this state holds batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
-            f"{batch_size}: give it the same"
+            f"this state has batches drawn ahead with batch_size={counts['batch_size']}, and the sampler's is "
+            f"{batch_size}: use the same batch_size"
         )
     return counts
 
 
 def replace_attributes(changes: Sequence[Change]) -> None:
-    """Give objects new attributes by one call of C, so that no signal's handler runs in between."""
+    """Replace attributes of objects in a single call of C, which no signal handler can interrupt."""
     owners, attributes = [vars(owner) for owner, _ in changes], [new for _, new in changes]
     deque(map(dict.update, owners, attributes), maxlen=0)
 
 
 def _plan(plan: Mapping[str, Any]) -> SavedPlan:
-    # Copies: the caller may go on changing what it loaded from.
+    # Copies: the caller may change its state later.
     ids = np.array(plan["ids"], np.int64)
     chances = None if plan["chances"] is None else np.array(plan["chances"], np.float64)
     if ids.ndim != 1 or not (chances is None or chances.shape == ids.shape):
-        raise ValueError("a planned batch has ids and chances of two shapes")
+        raise ValueError("a planned batch has ids and probabilities of two shapes")
     draw_info = {name: np.array(plan[name], dtype) for name, dtype in OF_DRAWS.items() if name in plan}
     if any(values.shape != ids.shape for values in draw_info.values()):
-        raise ValueError("a planned batch tells of other ids than it has")
+        raise ValueError("a planned batch has fields about its draw of another shape than its ids")
     draw = Draw(ids, chances, int(plan["size"]), float(plan["least"]))
     entropy, prepared = plan["entropy"], plan.get("prepared")
     if prepared is not None:
@@ -138,7 +152,7 @@ def _plan(plan: Mapping[str, Any]) -> SavedPlan:
 
 
 def as_tensors(tree: Any) -> Any:
-    """Return a tree with tensors in place of arrays: then `torch.load` needs no unpickling of anything else."""
+    """Return a tree with tensors in place of arrays, so that `torch.load` need not unpickle other types."""
     return mapped(tree, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
 
 
@@ -148,7 +162,7 @@ def as_arrays(tree: Any) -> Any:
 
 
 def mapped(tree: Any, kind: type, function: Any) -> Any:
-    """Return a tree of dicts and lists with what a function returns in place of each value of a kind."""
+    """Return a tree of dicts and lists with the function's result in place of each value of type ``kind``."""
     if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, Mapping):

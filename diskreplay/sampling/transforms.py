@@ -1,4 +1,4 @@
-"""Transforms of batches before a sampler delivers them: functions of batches, and transforms of frames."""
+"""Transforms of batches before their delivery: functions of batches, and transforms of frames."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,45 +24,45 @@ TransformLike = Union["Transform", Callable[[Batch], Result]]
 
 
 class Transform(ABC):
-    """What is done to each batch. Only `apply` must be defined; any thread may call it, several at once.
+    """Changes each batch. Only `apply` must be defined; several threads may call it at once.
 
-    What it does may depend on the leaves that `bind` chose, on random numbers, where it is `random`, and where it
-    `keeps_state` on what `prepare` said of the store when the batch was drawn. So a batch is the same whichever thread
-    makes it, and when.
+    Its result may depend on the leaves that `bind` returned. If it is `random`, it may depend on random numbers. If it
+    `keeps_state`, it may depend on the result of `prepare` at the batch's draw. So a batch does not depend on the
+    thread that makes it, nor on the time.
     """
 
     random: bool = False
     keeps_state: bool = False
 
     def bind(self, schema: Schema, view: View) -> Sequence[str]:
-        """Return the paths of the leaves that it changes in batches of this view; ValueError where it means nothing."""
+        """Return the paths of the leaves to change in this view's batches. Raises ValueError if it does not apply."""
         return ()
 
     @abstractmethod
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the batch, or only the fields that are new; `entropy` seeds what is `random`."""
+        """Return the new batch, or a dict of the new fields; `entropy` seeds the random numbers."""
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
-        """Return what a batch depends on that is drawn from this snapshot; called in the order of the draws."""
+        """Return the arrays that a batch drawn from this snapshot depends on; called in the order of the draws."""
         return {}
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Belong to this sampler, where that matters: see `OneOwner`."""
+        """Belong to this sampler, if the transform keeps a state: see `OneOwner`."""
 
     def stats(self) -> dict[str, float]:
         """Return numbers for `Sampler.stats`, by name."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later batches depend on, beside the store: arrays, numbers, texts."""
+        """Return the state that later batches depend on: arrays, numbers, texts."""
         return {}
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
-        """Go on from what `state_dict` returned; ValueError, and no change, where this is no such state."""
+        """Continue from a result of `state_dict`. Raises ValueError, and changes nothing, for anything else."""
 
 
 class _Function(Transform):
-    """A function of the user's."""
+    """A user's function."""
 
     def __init__(self, function: Callable[[Batch], Result]) -> None:
         self._function = function
@@ -82,7 +82,7 @@ def transform_argument(transform: TransformLike | Sequence[TransformLike] | None
     """Return the transforms of a sampler, or raise ValueError."""
     if transform is None:
         return ()
-    # Not any iterable: one that is callable is a transform, such as a torch.nn.Sequential.
+    # Only lists and tuples: other iterables may be transforms, such as a torch.nn.Sequential.
     return tuple(map(_one_argument, transform if isinstance(transform, (list, tuple)) else [transform]))
 
 
@@ -95,21 +95,21 @@ def _one_argument(transform: Any) -> Transform:
 
 
 class Pipeline:
-    """Transforms, each with the leaves that it changes, one after the other. Any thread may `apply`."""
+    """A chain of transforms, each with the leaves that it changes. Any thread may call `apply`."""
 
     def __init__(self, steps: Sequence[tuple[Transform, Sequence[str]]] = ()) -> None:
         self._steps = steps
 
     def prepare(self, snapshot: Snapshot) -> list[Arrays]:
-        """Return what transforms say of this snapshot that keep a state; called in the order of the draws."""
+        """Return `prepare` of each transform that keeps a state; called in the order of the draws."""
         return [transform.prepare(snapshot) for transform, _ in self._steps if transform.keeps_state]
 
     def apply(self, batch: Batch, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Return what all transforms, one after the other, make of a batch whose weights are all 1."""
-        said = iter(prepared)
+        """Return a batch, with weights of 1, after all transforms in order."""
+        states = iter(prepared)
         for place, (transform, leaves) in enumerate(self._steps):
             seed = () if entropy is None else (entropy, place)
-            found = transform.apply(batch, leaves, next(said) if transform.keeps_state else {}, seed)
+            found = transform.apply(batch, leaves, next(states) if transform.keeps_state else {}, seed)
             batch = found if isinstance(found, Batch) else batch.replaced(found)
         return batch
 
@@ -120,7 +120,7 @@ def transforms_state(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
 
 
 def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
-    """Give transforms their states; ValueError where these are not theirs, when some may have taken theirs."""
+    """Load the transforms' states. After a ValueError, some transforms may have loaded theirs."""
     keeping = [one for one in transforms if one.keeps_state]
     with state_of("a sampler"):
         names, states = [str(one["name"]) for one in states], [one["state"] for one in states]
@@ -128,31 +128,36 @@ def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
     if names != expected:
         raise ValueError(
             f"this is the state of a sampler with the transforms {names or 'none'} that keep a state, and this one has "
-            f"{expected or 'none'}: give it the same"
+            f"{expected or 'none'}: use the same transforms"
         )
     for one, state in zip(keeping, states, strict=True):
         one.load_state_dict(state)
 
 
 class Rollback:
-    """Restores a distribution and transforms as they were when this was made, if a load of a state fails."""
+    """Restores the distribution and transforms of the time of its construction, if a load of a state fails."""
 
     def __init__(self, distribution: Distribution, transforms: Sequence[Transform]) -> None:
         self._distribution, self._place = distribution, distribution.place()
         self._transforms, self._states = transforms, transforms_state(transforms)
 
     def go_back(self) -> None:
-        """Have them go back; it may be repeated."""
+        """Restore them. The call may be repeated."""
         self._distribution.go_back(self._place)
         load_transforms(self._transforms, self._states)
 
 
 def obs_leaves(
-    schema: Schema, argument: str, names: Sequence[str] | None, fits: Callable[[Field], bool], what: str
+    schema: Schema, argument: str, names: Sequence[str] | None, fits: Callable[[Field], bool], described: str
 ) -> dict[str, Field]:
-    """Return the observation leaves of these names, or where None those that fit, by path.
+    """Return the observation leaves of these names, or for None the leaves that fit, by path.
 
-    ValueError where there is none, or a name is not one of them. The name of a lone leaf is "obs".
+    The name of a lone leaf is "obs". ``described`` says in an error which leaves fit.
+
+    Raises
+    ------
+    ValueError
+        No leaf fits, or a name is not an observation leaf's.
     """
     every = {path: field for path, field in schema.leaves.items() if path.split("/")[0] == "obs"}
     by_name = {path.removeprefix("obs/"): path for path in every}
@@ -160,7 +165,7 @@ def obs_leaves(
     if names is None:
         found = {path: field for path, field in every.items() if fits(field)}
         if not found:
-            raise ValueError(f"{argument}: no observation leaf is {what}; name those that are meant, of {known}")
+            raise ValueError(f"{argument}: no observation leaf is {described}; name the leaves to use, of {known}")
         return found
     for name in names:
         if name not in by_name:
@@ -174,7 +179,7 @@ def changed_observations(
     change: Callable[[str, Tree], Tree],
     fields: Sequence[str] = ("obs", "next_obs"),
 ) -> dict[str, Tree]:
-    """Return the observations of a batch with what a function of path and tensor returns in place of some leaves."""
+    """Return the observations of a batch, with `change(path, tensor)` in place of the given leaves."""
 
     def changed(path: str, leaf: Tree) -> Tree:
         return change(path, leaf) if path in leaves else leaf
@@ -183,21 +188,21 @@ def changed_observations(
 
 
 class ToFloat(Transform):
-    """Turn frames into floats: observations of uint8, times `scale`.
+    """Convert frames to floats: uint8 observations times `scale`.
 
     Parameters
     ----------
     scale : float
-        What each value is multiplied by.
+        The factor of each value.
     fields : sequence of str or None
-        Observation leaves by name, such as "image" or "camera/left" ("obs" for a lone array); None: all of uint8.
+        Observation leaves by name, such as "image" or "camera/left" ("obs" for a lone array); None: all uint8 leaves.
     dtype : torch.dtype
-        Of the result.
+        The dtype of the result.
 
     Raises
     ------
     ValueError
-        An argument is invalid; by the sampler also where `fields` names what the store has not.
+        An argument is invalid. The sampler also raises it if `fields` names a leaf that the store lacks.
     """
 
     def __init__(
@@ -213,38 +218,38 @@ class ToFloat(Transform):
         return f"ToFloat(scale={self._scale:g})"
 
     def bind(self, schema: Schema, view: View) -> list[str]:
-        """Return the leaves that become floats."""
+        """Return the paths of the leaves to convert."""
         return [*obs_leaves(schema, "fields", self._fields, lambda field: field.dtype == np.uint8, "of uint8")]
 
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the observations with floats."""
+        """Return the observations as floats."""
         return changed_observations(batch, leaves, lambda _, frames: (frames * self._scale).to(self._dtype))
 
 
 class RandomShift(Transform):
-    """Shift frames by up to `pad` pixels in both directions, at random: DrQ (Kostrikov et al. 2021, section 3.1).
+    """Shift frames at random by up to `pad` pixels in both directions: DrQ (Kostrikov et al. 2021, section 3.1).
 
-    Each item is padded by `pad` pixels on every side, which repeat those of its border, and cropped to its size at a
-    random place. All frames of a stack, and all steps of a window, are shifted alike; several leaves each by their own
-    shift. Shifts are a function of the sampler's seed and the batch. Whatever dtype frames have, they keep it.
+    Each item is padded by `pad` pixels on every side, which repeat its border, and cropped to its size at a random
+    place. All frames of a stack, and all steps of a window, have the same shift. Each leaf has its own. Shifts are a
+    function of the sampler's seed and the batch. Frames keep their dtype.
 
     Parameters
     ----------
     pad : int
-        Pixels.
+        The largest shift in pixels.
     fields : sequence of str or None
-        Observation leaves by name, such as "image" or "camera/left" ("obs" for a lone array); None: all of uint8 with
-        two axes or more a step.
+        Observation leaves by name, such as "image" or "camera/left" ("obs" for a lone array); None: all uint8 leaves
+        with at least two axes a step.
     channels_last : bool
-        Whether frames are (height, width, channels); if not, height and width are the last two axes.
+        Whether frames are (height, width, channels). If not, height and width are the last two axes.
     shared : bool
-        Whether `next_obs` is shifted as `obs` is. If not, by shifts of its own, as in DrQ-v2 (Yarats et al. 2021).
+        Whether `next_obs` has the shifts of `obs`. If not, it has its own, as in DrQ-v2 (Yarats et al. 2021).
 
     Raises
     ------
     ValueError
-        An argument is invalid; by the sampler also where `fields` names what the store has not, or what is too small to
-        be a frame.
+        An argument is invalid. The sampler also raises it if `fields` names a leaf that the store lacks, or a leaf is
+        too small for the shifts.
     """
 
     random = True
@@ -260,22 +265,22 @@ class RandomShift(Transform):
         return f"RandomShift(pad={self._pad})"
 
     def bind(self, schema: Schema, view: View) -> list[str]:
-        """Return the leaves that are shifted."""
+        """Return the paths of the leaves to shift."""
         found = obs_leaves(schema, "fields", self._fields, _is_frame, "of uint8 with two axes or more")
         for path, field in found.items():
             sides = field.shape[-3:-1] if self._last else field.shape[-2:]
             if len(sides) < 2 or min(sides) <= 2 * self._pad:
                 raise ValueError(
                     f"{path}, {field.shape} with channels_last={self._last}, has no frames that could be shifted by "
-                    f"{self._pad} pixels; fields names those that are meant"
+                    f"{self._pad} pixels; name the leaves to shift in fields"
                 )
         return [*found]
 
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the observations with shifted frames."""
+        """Return the observations, shifted."""
         rng = np.random.Generator(np.random.PCG64(entropy))
         items = batch["index"].shape
-        # Drawn whether the batch has both or not: `fields` of a sampler changes no shift.
+        # Shifts of both fields are always drawn, so that the sampler's `fields` change no shift.
         shifts = torch.from_numpy(rng.integers(0, 2 * self._pad + 1, (2, len(leaves), 2, prod(items))))
         found: dict[str, Tree] = {}
         for which, name in enumerate(("obs", "next_obs")):
@@ -289,7 +294,7 @@ class RandomShift(Transform):
         return found
 
     def _shifted(self, frames: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return frames, whose leading axes are those of items, each item shifted by its own `down` and `right`."""
+        """Return frames, with one leading axis or more for items, each item shifted by its own `down` and `right`."""
         if self._last:
             frames = frames.movedim(-1, -3)
         height, width = frames.shape[-2:]
@@ -298,7 +303,7 @@ class RandomShift(Transform):
             size = padded.shape[axis]
             before, behind = padded.narrow(axis, 0, 1), padded.narrow(axis, size - 1, 1)
             padded = torch.cat([*[before] * self._pad, padded, *[behind] * self._pad], axis)
-        # Where each row of the result begins in the padded frames: rows are copied whole.
+        # The start of each row of the result in the padded frames: rows are copied whole.
         items, channels, lines, columns = padded.shape
         frame = torch.arange(items * channels, device=down.device).view(items, channels, 1) * (lines * columns)
         row = (torch.arange(height, device=down.device) + down[:, None])[:, None] * columns + right[:, None, None]

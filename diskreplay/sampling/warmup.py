@@ -1,4 +1,4 @@
-"""Compile beforehand what a sampler needs."""
+"""Compile a sampler's kernels ahead of its first batch."""
 
 import copy
 import os
@@ -17,7 +17,7 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# Steps of an episode, beside those of a sample: what begins, goes on and ends is all there.
+# Steps of the trial's episode in addition to an item's, so that items begin, lie inside and end in it.
 _MORE = 8
 
 
@@ -26,31 +26,31 @@ def warmup(
     view: View | None = None,
     distribution: Distribution | None = None,
 ) -> None:
-    """Compile what samplers need, so that a first batch does not wait for that.
+    """Compile the kernels of samplers, so that the first batch does not wait for the compiler.
 
-    Kernels are kept on disk: after the first time on a machine this takes a fraction of a second. Without arguments all
-    kernels are compiled, whatever will be sampled.
+    Compiled kernels are kept on disk: after the first time on a machine, this takes a fraction of a second. Without
+    arguments all kernels are compiled.
 
-    With a store and a view only what such a sampler needs is compiled, and whatever else its first batch does is done
-    too. A store of the same schema with one short episode is made in a temporary folder and sampled; the store itself
-    is only asked for its schema and whether it hides steps, and the distribution is copied. A `value_fn` is called,
-    with an observation of zeros.
+    With a store and a view, only the kernels of such a sampler are compiled, and the other one-time work of its first
+    batch is done, too. For this, a store of the same schema with one short episode is made in a temporary folder and
+    sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros. From the given store
+    only the schema and the limits are read.
 
     Parameters
     ----------
     store : Store or path or None
-        The store that is going to be sampled.
+        The store that will be sampled.
     view : View or None
-        What an id will mean.
+        The view of the sampler.
     distribution : Distribution or None
-        Which ids will be drawn; None is `Uniform`.
+        The distribution of the sampler; None is `Uniform`.
 
     Raises
     ------
     ValueError
-        The view or the distribution is invalid, or one of the store and the view is missing.
+        The view or the distribution is invalid, or only one of store and view is given.
     StoreNotFound
-        There is no store at the path.
+        The path has no store.
     """
     if store is None and view is None and distribution is None:
         compile_all(EVERY)
@@ -64,14 +64,14 @@ def warmup(
         return
     schema, view = store_argument(store).schema, view_argument(view)
     distribution = copy.deepcopy(distribution_argument(distribution))
-    store.follow_compiled(of_sampler(distribution.weighted))  # of one with limits by another kernel than the one below
+    store.follow_compiled(of_sampler(distribution.weighted))  # with limits, another kernel than the trial's
     with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
         sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):
             steps = (view.item_steps or 1) + _MORE
             for step in range(steps):
                 _append(trial, writer, step == steps - 1)
-            for _ in range(2):  # what is new, and what is at rest
+            for _ in range(2):  # with new steps, and with a store at rest
                 batch = sampler.sample()
             if distribution.weighted:
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))

@@ -212,7 +212,7 @@ def test_the_error_of_a_sequence_counts_what_the_mask_counts(grown: Any, eta: fl
     assert sampler.update_priorities(ids_of(sampler), np.where(masks, errors, np.inf if eta == 0.5 else np.nan)) == 0
     want = [eta * row.max() + (1 - eta) * row.mean() + 1.0 if len(row) else 1.0 for row in counted]
     np.testing.assert_allclose(priorities(sampler), want)
-    with pytest.raises(ValueError, match="^td_error has 3 steps a sequence, and these have 4$"):
+    with pytest.raises(ValueError, match="^td_error has 3 steps a sequence, and these sequences have 4$"):
         sampler.update_priorities(ids_of(sampler), errors[:, :3])
 
 

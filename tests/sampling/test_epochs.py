@@ -111,7 +111,7 @@ def test_passes_follow_a_store_that_grows_and_loses_its_oldest_steps(tmp_store: 
 def test_an_endless_sampler_has_no_len(store: Any) -> None:
     for distribution in (dr.Uniform(), dr.Prioritized(), dr.Sweep(passes=None)):
         with dr.Sampler(store, dr.Transitions(), distribution, batch_size=16) as sampler:
-            message = f"{sampler} never ends, and so has no len(): one with dr.Sweep() has"
+            message = f"{sampler} never ends, so it has no len(): a sampler with dr.Sweep() has one"
             with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
                 len(sampler)
             assert sampler

@@ -160,7 +160,7 @@ def test_a_batch_that_never_fits_is_named_and_dropped(store: Any, timeout: Any, 
             refused.append(str(found))
     assert len(refused) == 1
     assert refused[0].endswith(
-        f". The batch that was drawn, 1 items from id {long} on, might wait for ever and is dropped: the next call "
+        f". The drawn batch, 1 items from id {long} on, might wait for ever and is dropped: the next call "
         "draws another one"
     )
     assert sorted(given) == [e.ids[0] for e in store.episodes if e.ids[0] != long]

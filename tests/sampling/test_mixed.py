@@ -171,9 +171,7 @@ def test_a_saved_mixed_sampler_goes_on_with_what_was_drawn_ahead(store: Any, bef
     for _ in range(20):
         expected = bits(one.sample())
         assert all(bits(other.sample()) == expected for other, _ in others)
-    with pytest.raises(
-        ValueError, match="batches drawn ahead of .*16.* items, and the batch_size is 8: give it the same"
-    ):
+    with pytest.raises(ValueError, match="batches of .*16.* items drawn ahead, and the batch_size is 8: use the same"):
         made(store, (3, 2), 8)[0].load_state_dict(one.state_dict())
     for sampler in (*owned, *(sampler for _, samplers in others for sampler in samplers)):
         sampler.close()
@@ -245,13 +243,13 @@ def test_the_state_after_a_call_that_failed_has_the_parts_that_were_drawn(tmp_pa
                 assert type(batch.obs) is type(expected.obs)
                 assert bits(batch) == bits(expected)
         broken = made()
-        with pytest.raises(ValueError, match="parts of a batch are not as large as it was planned"):
+        with pytest.raises(ValueError, match="parts of a batch differ in size from its plan"):
             broken.load_state_dict({**states[0], "planned": torch.zeros((0, 2), dtype=torch.int64)})
         # The state of the second sampler is refused when the first one has taken its own.
         before = broken.sample(5), broken.state_dict()
         planner = {**states[0]["samplers"][1]["planner"], "distribution": "Sweep"}
         refused = [states[0]["samplers"][0], {**states[0]["samplers"][1], "planner": planner}]
-        with pytest.raises(ValueError, match="state of 2 samplers, and these are 1"):
+        with pytest.raises(ValueError, match="state of 2 samplers, but the mixed sampler has 1"):
             dr.MixedSampler([(dr.Sampler(full, dr.Transitions()), 1)]).load_state_dict(states[0])
         with pytest.raises(ValueError, match="no state of a mixed sampler"):
             broken.load_state_dict({})

@@ -179,16 +179,16 @@ def test_batches_that_are_refused_or_drawn_ahead_tell_what_was(store: dr.Store) 
 
 
 def test_a_distribution_that_does_not_tell_chances_is_refused(store: dr.Store) -> None:
-    with pytest.raises(ValueError, match="fields names 'probability', and Uniform.. does not tell"):
+    with pytest.raises(ValueError, match="fields names 'probability', and Uniform.. does not give"):
         sampler_of(store, dr.Transitions(), Untold())
     with sampler_of(store, dr.Transitions(), dr.Uniform()) as sampler:
-        with pytest.raises(ValueError, match="does not tell the chances of its ids"):
+        with pytest.raises(ValueError, match="does not give the probabilities of its ids"):
             sampler.distribution = Untold()
         assert type(sampler.distribution) is dr.Uniform
         assert np.isnan(sampler.sample().priority_sum.numpy()).all()
     with dr.Sampler(store, dr.Transitions(), Untold(), batch_size=4) as sampler:
         sampler.sample()
-        with pytest.raises(ValueError, match="fields names 'probability', and Uniform.. does not tell"):
+        with pytest.raises(ValueError, match="fields names 'probability', and Uniform.. does not give"):
             sampler.gather(fields=["probability"])
 
 

@@ -55,17 +55,18 @@ def store() -> Store:
             {"max_size": 5, "remover": "newest"},
             'remover must be "oldest", "lowest_priority" or "random", not \'newest\'',
         ),
-        ({"remover": "random"}, "remover='random' means nothing without max_size: give both, or leave it out"),
+        ({"remover": "random"}, "remover='random' needs max_size: give both, or leave it out"),
         (
             {"max_size": 5, "remover": "lowest_priority"},
             'remover="lowest_priority" needs priorities, and Uniform() has none',
         ),
         (
             {"max_size": 5, "distribution": dr.Sweep()},
-            "max_size means nothing to Sweep(passes=1), which gives each id a number of times of its own: leave it out",
+            "max_size does not apply to Sweep(passes=1), which sets the number of times for each id itself: "
+            "leave it out",
         ),
         ({"where": 3}, "where must be a function of an episode, not 3"),
-        ({"distribution": "uniform"}, "distribution must be one such as Uniform(), not 'uniform'"),
+        ({"distribution": "uniform"}, "distribution must be a distribution such as Uniform(), not 'uniform'"),
         ({"view": 5}, "view must be a view such as Transitions(), not 5"),
         # Most of a view, and most of a store: they would do without the rest until it is asked for.
         ({"view": Nearly("starts", "reader")}, "view must be a view such as Transitions(), not nearly"),

@@ -568,11 +568,11 @@ def test_a_state_of_another_sort_of_sampler_is_refused_and_changes_nothing(tmp_s
         one, other = (made(VIEWS["sequences"](), dr.Prioritized()) for _ in range(2))
         compare([one, other], 5)
         for sampler, message in [
-            (made(VIEWS["sequences"](), dr.Uniform()), r"state of Uniform over Sequences.* are Prioritized\("),
+            (made(VIEWS["sequences"](), dr.Uniform()), r"state of Uniform over Sequences.* has Prioritized\("),
             (made(VIEWS["transitions"](), dr.Prioritized()), r"state of Prioritized over Transitions.* over Sequences"),
-            (made(VIEWS["moved back"](), dr.Prioritized()), "give it the former first"),
-            (made(VIEWS["episodes"](), dr.Prioritized()), "give it the former first"),
-            (made(VIEWS["rollouts"](), None), "give it the former first"),
+            (made(VIEWS["moved back"](), dr.Prioritized()), "set that distribution and view first"),
+            (made(VIEWS["episodes"](), dr.Prioritized()), "set that distribution and view first"),
+            (made(VIEWS["rollouts"](), None), "set that distribution and view first"),
             (made(VIEWS["sequences"](), dr.Prioritized(), batch_size=8), "with batch_size=8, and the sampler's is 16"),
         ]:
             sampler.sample()
@@ -583,7 +583,7 @@ def test_a_state_of_another_sort_of_sampler_is_refused_and_changes_nothing(tmp_s
                 compare([one, other], 1)
         four = made(rollouts(4), None)
         for num_steps in (2, 8):
-            with pytest.raises(ValueError, match="give it the former first"):
+            with pytest.raises(ValueError, match="set that distribution and view first"):
                 made(rollouts(num_steps), None).load_state_dict(four.state_dict())
 
 

@@ -343,7 +343,7 @@ def test_gradients_reach_the_values_that_bootstrap_and_no_others() -> None:
         ({"values": None}, "values must be a tensor, not NoneType"),
         (
             {"next_values": torch.ones(2, 3)},
-            "values must be None where next_values is given, which takes its place",
+            "values must be None if next_values is given, which replaces it",
         ),
         (
             {"values": None, "next_values": torch.ones(2, 4)},

@@ -103,11 +103,11 @@ def test_counts_stay_when_view_and_distribution_are_set(tmp_store: Path) -> None
 )
 def test_what_has_a_number_of_times_of_its_own_takes_no_other(tmp_store: Path, view: str, distribution: Any) -> None:
     with collected(tmp_store, 10) as (store, _):
-        with pytest.raises(ValueError, match="^max_times_sampled means nothing to .*: leave it out$"):
+        with pytest.raises(ValueError, match="^max_times_sampled does not apply to .*: leave it out$"):
             dr.Sampler(store, VIEWS[view](), distribution, max_times_sampled=3)
         sampler = dr.Sampler(store, VIEWS["transitions"](), max_times_sampled=3, batch_size=4)
         before = sampler.view, sampler.distribution
-        with pytest.raises(ValueError, match="^max_times_sampled means nothing to .*: leave it out$"):
+        with pytest.raises(ValueError, match="^max_times_sampled does not apply to .*: leave it out$"):
             setattr(sampler, *(("view", VIEWS[view]()) if distribution is None else ("distribution", distribution)))
         assert (sampler.view, sampler.distribution) == before
         assert sampler.sample().batch_size == 4

@@ -210,9 +210,11 @@ def test_a_state_of_other_transforms_is_refused_and_changes_nothing(store: dr.St
         for sampler in (normal, plain, both):
             sampler.sample()
         message = r"^this is the state of a sampler with the transforms \['Normalize'\] that keep a state, and this "
-        with pytest.raises(ValueError, match=message + "one has none: give it the same$"):
+        with pytest.raises(ValueError, match=message + "one has none: use the same transforms$"):
             plain.load_state_dict(normal.state_dict())
-        with pytest.raises(ValueError, match=r"with the transforms none .* and this one has \['Normalize'\]: give it"):
+        with pytest.raises(
+            ValueError, match=r"with the transforms none .* and this one has \['Normalize'\]: use the same transforms"
+        ):
             normal.load_state_dict(plain.state_dict())
         before = bits(both.gather(both.ids()[:8])), repr(both.state_dict())
         with pytest.raises(ValueError, match=r"^this is no state of Normalize: these are moments of \{'obs/s"):
@@ -311,7 +313,7 @@ def test_a_view_that_a_transform_means_nothing_to_is_refused_and_changes_nothing
 ) -> None:
     with dr.Sampler(store, dr.Transitions(), seed=0, transform=dr.Normalize(reward=True)) as sampler:
         sampler.sample()
-        with pytest.raises(ValueError, match="means nothing to Rollouts"):
+        with pytest.raises(ValueError, match="does not apply to Rollouts"):
             sampler.view = dr.Rollouts(4, value_fn=lambda obs: obs["state"][:, 0])
         assert str(sampler.view) == str(dr.Transitions())
         sampler.sample()
