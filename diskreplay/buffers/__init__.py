@@ -1,4 +1,4 @@
-"""Buffers with the interfaces of well-known ones: replays are in a store, rollouts and pairs in tensors."""
+"""Buffers with the interfaces of well-known buffers. A replay is in a store; rollouts and pairs are in tensors."""
 
 from diskreplay.errors import MissingExtra
 

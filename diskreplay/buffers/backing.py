@@ -1,4 +1,4 @@
-"""The base of buffers: a store, at a path of the user's or in a temporary folder, and its writer."""
+"""The base of buffers: a store, at a user's path or in a temporary folder, and its writer."""
 
 import shutil
 import tempfile
@@ -35,15 +35,15 @@ class Backed(ABC):
     Parameters
     ----------
     path : path or None
-        Where the store is; None: in a temporary folder.
+        The path of the store; None: a temporary folder.
     device : torch.device or str or None
-        Where tensors are delivered; None is the CPU.
+        The device of tensors; None is the CPU.
     given : Given
         Shapes and dtypes of observations and actions.
     extra : dict of Field
-        The fields beside observation, action and reward.
+        The fields in addition to observation, action and reward.
     capacity, segment_steps : int
-        Of the store that is made; see `create`.
+        Arguments of `create` for a new store.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Backed(ABC):
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
         self._writer: Writer | VectorWriter | None = None
-        # Of a temporary store alone: it is removed, and its writer ended, at exit or with the buffer.
+        # Removes a temporary store, and ends its writer, at exit or with the buffer.
         self._remove: Closing | None = None
         self._kept: Kept = []
         self._store: Store | None = None
@@ -78,20 +78,25 @@ class Backed(ABC):
 
     @abstractmethod
     def _begin(self, store: Store) -> None:
-        """Take up a store, new or found at the path."""
+        """Use a store, which is new or was found at the path."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store})"
 
     @property
     def store(self) -> Store | None:
-        """The store that holds the steps, None before the first; it is closed with the buffer."""
+        """The store of the steps; None before the first step. It is closed with the buffer."""
         return self._store
 
     def _check(self, store: Store) -> None:
-        """Raise where a store is not what this buffer would have made.
+        """Raise an error if a store differs from the one that this buffer would make.
 
-        ValueError where it has another capacity, SchemaError where it has other fields.
+        Raises
+        ------
+        ValueError
+            It has another capacity.
+        SchemaError
+            It has other fields.
         """
         if store.capacity != self._capacity:
             raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {self._capacity}")
@@ -103,14 +108,14 @@ class Backed(ABC):
             )
 
     def _check_open(self) -> None:
-        """Raise Closed where the buffer is."""
+        """Raise Closed if the buffer is closed."""
         if self._closed:
             raise Closed(f"this {type(self).__name__} is closed; make another")
 
     def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
-        """Return the store's schema; before there is a store, that of a step, the first one.
+        """Return the store's schema; without a store, the schema of this first step.
 
-        It may lack the axis of a single environment: whether `reward` has one is a hint.
+        The step may lack the axis of a single environment, and `reward` is a hint whether it does.
         """
         if self._store is not None:
             return self._store.schema
@@ -126,12 +131,12 @@ class Backed(ABC):
     @overload
     def _writer_of(self, schema: Schema, num_envs: int) -> VectorWriter: ...
     def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Writer | VectorWriter:
-        """Return the writer of the store, which is made with this schema where there is none."""
+        """Return the writer of the store. Without a store, make one with this schema."""
         if self._store is None:
             self._store = self._make(schema)
             self._begin(self._store)
         if self._writer is None:
-            # A temporary folder has nothing to outlive.
+            # A temporary store does not outlive the process.
             durability: Durability = "none" if self._path is None else DEFAULT_DURABILITY_S
             if num_envs is None:
                 self._writer = self._store.writer(durability=durability)
@@ -157,13 +162,13 @@ class Backed(ABC):
         return store
 
     def _refreshed(self) -> Store | None:
-        """Return the store with its newest steps, None before the first."""
+        """Return the store after a refresh; None before the first step."""
         if self._store is not None:
             self._store.refresh()
         return self._store
 
     def close(self) -> None:
-        """Close the store, and remove it where it is temporary; batches stay valid. Closing twice is fine."""
+        """Close the store, and remove a temporary one. Batches stay valid. Closing twice is fine."""
         self._closed = True
         if self._remove is not None:
             self._remove()
@@ -180,5 +185,5 @@ class Backed(ABC):
 
 
 def seed_argument(seed: Any) -> int | None:
-    """Return a seed of at least 0, or None; anything else is a ValueError."""
+    """Return a seed of at least 0, or None. Raises ValueError for anything else."""
     return None if seed is None else int_argument("seed", seed, 0)

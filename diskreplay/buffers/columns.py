@@ -1,4 +1,4 @@
-"""Tensors with a row for each step, made once and filled field by field."""
+"""Columns: tensors with a row for each step, made once and filled field by field."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,10 +16,10 @@ from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # by the path of a field
 
-# Free memory that is kept: a training loop holds the batch of the last rollout while the next one is collected.
+# Spare memory: a training loop holds the batch of the last rollout while it collects the next one.
 SPARE = 1
 
-# dtypes that numpy has too: torch casts the former to most others, and the latter to few.
+# dtypes that numpy has, too. torch casts those in CAST to most others, and those in SELDOM_CAST to few.
 CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
@@ -28,7 +28,7 @@ SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class ColumnMemory:
-    """Memory of columns ``(*leading, *shape)`` on a device, used again when no tensor of it is alive.
+    """Memory of columns ``(*leading, *shape)`` on a device, reused when none of its tensors is alive.
 
     Not thread-safe.
     """
@@ -39,12 +39,12 @@ class ColumnMemory:
         self._pool = BufferPool(spare=SPARE)
 
     def columns(self) -> Columns:
-        """Return columns in memory that no other tensor references; their contents are arbitrary."""
-        # In a caller's inference mode they would be inference tensors, which no loss can be computed from.
+        """Return columns with arbitrary contents, in memory that no other tensor references."""
+        # In a caller's inference mode they would be inference tensors, which have no gradients.
         with torch.inference_mode(False):
             shapes = {path: (*self._leading, *field.shape) for path, field in self._fields.items()}
             if self._device.type != "cpu":
-                # The allocator of a device does the same as the pool, in the order of the device's operations.
+                # A device's allocator reuses memory like the pool, in the order of the device's operations.
                 made = {path: torch_dtype(field.dtype) for path, field in self._fields.items()}
                 return {path: torch.empty(shapes[path], dtype=made[path], device=self._device) for path in made}
             _, arrays = self._pool.acquire(self._leaves, prod(self._leading))
@@ -60,10 +60,10 @@ def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -
 
 
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
-    """Return values of a field, ``(*leading, *shape)``, of a dtype that a copy casts without loss.
+    """Return values of a field, ``(*leading, *shape)``, in a dtype that a copy casts without loss.
 
-    A tensor stays on its device if all values of its dtype fit. Axes of length 1 may be absent or added. Raises
-    SchemaError if the shape differs or a value does not fit.
+    A tensor stays on its device if all values of its dtype fit the field. Axes of length 1 may be missing or extra.
+    Raises SchemaError if the shape differs or a value does not fit.
     """
     shape = leading + field.shape
     if isinstance(value, torch.Tensor) and value.dtype in _fitting(field.dtype):
@@ -76,18 +76,18 @@ def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...])
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """Return an array as a tensor; a read-only one is copied, as torch has no such tensors."""
+    """Return an array as a tensor. A read-only array is copied, since torch has no read-only tensors."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return the dtype of torch with the values of one of numpy."""
+    """Return torch's dtype for a numpy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 @lru_cache
 def _fitting(dtype: np.dtype[Any]) -> frozenset[torch.dtype]:
-    """Return the dtypes of torch whose values all fit a field, by the rules of `Field.cast`."""
+    """Return the torch dtypes whose values all fit a field, by the rules of `Field.cast`."""
     own, wide = torch_dtype(dtype), dtype.kind == "f" and dtype.itemsize >= 4
     if own in SELDOM_CAST:
         return frozenset([own])

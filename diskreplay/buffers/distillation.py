@@ -1,4 +1,4 @@
-"""A buffer of what an expert saw and did."""
+"""A buffer of an expert's observations and actions."""
 
 import threading
 from typing import Any
@@ -22,11 +22,11 @@ from diskreplay.views.transitions import Transitions
 class DistillationBuffer(Backed):
     """The newest `capacity` pairs of observation and action, drawn at random.
 
-    They are in tensors on the device, which are made with the first pair. With a `path` they are in a store instead,
-    as steps without a reward, each add as an episode: only `obs` and `action` of the store mean anything.
+    The pairs are in tensors on the device, which are made with the first pair. With a `path` they are in a store
+    instead: each call of `add` is an episode of steps with reward 0, and only `obs` and `action` have a meaning.
 
-    dtypes and shapes are those of `ReplayBuffer`, shapes with this difference: without `obs_shape`, an add of
-    observations with two axes or more whose first is as long as the actions' first is taken for a batch.
+    dtypes and shapes follow the rules of `ReplayBuffer`, with one difference. Without `obs_shape`, observations with
+    two axes or more are a batch if their first axis has the length of the actions' first axis.
 
     Concurrency: one thread adds; any thread may do all else.
 
@@ -35,14 +35,14 @@ class DistillationBuffer(Backed):
     capacity, obs_shape, action_shape, device, obs_dtype, action_dtype, seed
         See `ReplayBuffer`.
     path : path or None
-        Where to keep the pairs: a store that is there is continued. None: there is no store.
+        The path of a store for the pairs; an existing store is continued. None: no store.
 
     Raises
     ------
     ValueError
         An argument is invalid, or the store at `path` has another capacity.
     SchemaError
-        A shape or dtype cannot be stored, or is not that of the store at `path`.
+        A shape or dtype cannot be stored, or differs from the store's at `path`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DistillationBuffer(Backed):
         capacity = int_argument("capacity", capacity)
         given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._seed = seed_argument(seed)
-        self._fields: Schema | None = None  # of the first pair
+        self._fields: Schema | None = None  # the first pair's
         self._columns: Columns = {}  # without a path
         self._added = 0
         self._lock = threading.Lock()
@@ -74,12 +74,12 @@ class DistillationBuffer(Backed):
         self._sampler = Sampler(store, view, Distinct(), device=self._device, seed=self._seed, fields=fields)
 
     def add(self, obs: Any, action: Any) -> None:
-        """Add one pair, or a batch of them: arrays with a leading axis of the same length.
+        """Add one pair, or a batch of pairs: arrays with a leading axis of the same length.
 
         Raises
         ------
         SchemaError
-            A value does not fit those that came first; nothing was added.
+            A value does not fit the first pair; nothing was added.
         """
         self._check_open()
         if self._path is not None:
@@ -98,7 +98,7 @@ class DistillationBuffer(Backed):
             self._writer_of(schema).append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
 
     def _put(self, schema: Schema, pairs: Columns, count: int) -> None:
-        """Copy pairs over the oldest ones."""
+        """Copy pairs over the oldest pairs."""
         if not self._columns:
             fields = {path: schema.leaves[path] for path in pairs}
             self._columns = ColumnMemory(fields, (self._capacity,), self._device).columns()
@@ -113,7 +113,7 @@ class DistillationBuffer(Backed):
         self._added += count
 
     def _count(self, obs: Any, action: Any) -> int | None:
-        """Return how many pairs these are, None for a pair without that axis."""
+        """Return the length of a batch of pairs; None: a single pair without a leading axis."""
         given, acted = shapes_of(obs)[0], shapes_of(action)[0]
         shape = self._given.obs_shape
         if self._fields is not None:
@@ -159,7 +159,7 @@ class DistillationBuffer(Backed):
         return 0 if store is None else len(store)
 
     def close(self) -> None:
-        """Close the store, or release the tensors; what `sample` returned stays valid. Closing twice is fine."""
+        """Close the store, or release the tensors. Results of `sample` stay valid. Closing twice is fine."""
         super().close()
         self._columns = {}
 

@@ -1,6 +1,6 @@
-"""Advantages of columns of steps, in a few operations of their device, and the values that they are bootstrapped with.
+"""Advantages of columns of steps, in a few operations of their device, and the values of final observations.
 
-If the next step does not have the observation that a step led to, that observation is kept here.
+A final observation is kept here, because the next step has the first observation of another episode.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.rollouts import evaluated
 
 NO_FINAL_VALUES = (
-    "step {} of environment {} was truncated, and nothing tells the value of its final observation: such steps are "
+    "step {} of environment {} was truncated, and the value of its final observation is unknown: such steps are "
     "bootstrapped with the values of their own observations. Give value_fn, which computes it, or final_values; "
-    "final_values=buffer.values says that this is meant"
+    "final_values=buffer.values keeps this and does not warn"
 )
 
 
@@ -37,26 +37,26 @@ def advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
 
-    `kernels.returns.gae` does the same for views of a store; this one also runs on a device.
+    `kernels.returns.gae` computes the same for views of a store. This function also runs on a device.
 
     Parameters
     ----------
     rewards, values : (num_steps, columns) float32
         The steps.
     last_values : (columns,)
-        V of the observation behind each column, which bootstraps its last step.
+        The value of the observation after each column, which bootstraps its last step.
     done : (num_steps, columns) bool
-        Whether nothing follows the step.
+        Whether the step is not bootstrapped: its episode ended there.
     gamma, gae_lambda : float
-        Discount a step, and the exponent's base of the estimate, 0 to 1.
+        Discount per step, and lambda, 0 to 1.
     left, final_values : (num_steps, columns) bool and float64, or None
-        Steps at which an episode ended otherwise. They are bootstrapped with `final_values`, and the chain of lambda
-        stops there. None: no such steps.
+        `left` is True at steps that are bootstrapped with `final_values`; the chain of lambda stops there. None: no
+        such steps.
 
     Returns
     -------
     tuple of Tensor
-        The advantages, and the returns, which are advantage + value: (num_steps, columns) float32.
+        The advantages, and the returns (advantage + value), (num_steps, columns) float32.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def advantages(
     known = rewards.new_empty((steps + 1, columns), dtype=wide_dtype(rewards.device))
     known[:-1].copy_(values)
     known[-1].copy_(last_values)
-    # No products with 0: a NaN behind an end stays in its episode.
+    # No products with 0: a NaN after an end stays in its episode.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
     if left is not None and final_values is not None:
@@ -82,7 +82,7 @@ def advantages(
 
 
 def last_values_argument(values: Any, num_envs: int, device: torch.device) -> torch.Tensor:
-    """Return the values of the observations behind a rollout, (num_envs,), on a device, or raise ValueError."""
+    """Return the values of the observations after a rollout, (num_envs,). Raises ValueError for another shape."""
     given = _numbers(values, device)
     if given.numel() != num_envs or given.ndim > 2:
         raise ValueError(f"last_values must be one value for each of {num_envs} environments, not {tuple(given.shape)}")
@@ -90,7 +90,7 @@ def last_values_argument(values: Any, num_envs: int, device: torch.device) -> to
 
 
 def final_values_argument(values: Any, left: torch.Tensor) -> torch.Tensor:
-    """Return the values of final observations as `left` is, (steps, num_envs), on its device, or raise ValueError."""
+    """Return the values of final observations, in shape and device like `left`. Raises ValueError for another shape."""
     given = _numbers(values, left.device)
     if given.numel() != left.numel() or given.shape[:2] != left.shape:
         raise ValueError(f"final_values must be {list(left.shape)}, one for each step, not {list(given.shape)}")
@@ -106,7 +106,7 @@ def _numbers(values: Any, device: torch.device) -> torch.Tensor:
 
 
 class Behind(NamedTuple):
-    """The observations that a step led to, of the environments in `lanes`, (n,)."""
+    """The observations after a step, of the environments in `lanes`, (n,)."""
 
     step: int
     lanes: torch.Tensor
@@ -116,9 +116,9 @@ class Behind(NamedTuple):
     def of_flagged(
         cls, step: int, flags: torch.Tensor, schema: Schema, obs: Any, device: torch.device
     ) -> "Behind | None":
-        """Return copies of the observations of the environments with a flag, (num_envs,); None if there are no such.
+        """Return copies of the observations of environments with a flag, (num_envs,); None if no flag is set.
 
-        Raises SchemaError if they do not fit the schema.
+        Raises SchemaError if an observation does not fit the schema.
         """
         lanes = flags.nonzero().flatten()
         if not len(lanes):
@@ -132,41 +132,41 @@ class Behind(NamedTuple):
 
 
 class FinalObservations:
-    """The observations behind steps of a rollout, in the order of steps and environments. Not thread-safe."""
+    """The observations after steps of a rollout, in the order of steps and environments. Not thread-safe."""
 
     def __init__(self) -> None:
         self._behind: list[Behind] = []
 
     def add(self, behind: Behind) -> None:
-        """Take in the observations behind a step."""
+        """Add the observations after a step."""
         self._behind.append(behind)
 
     def nested(self, schema: Schema) -> Any:
-        """Return all of them, (n, ...), nested as the observations of the schema."""
+        """Return all observations, (n, ...), nested like the schema's observations."""
         rows = [behind.rows for behind in self._behind]
         return schema.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
 
     def values(self, schema: Schema, left: torch.Tensor, value_fn: Callable[[Any], Any]) -> torch.Tensor:
-        """Return the values of those behind some steps, zeros elsewhere.
+        """Return the values of the observations after some steps, zeros elsewhere.
 
         Parameters
         ----------
         schema : Schema
-            Of the rollout.
+            The schema of the rollout.
         left : (steps, num_envs) bool Tensor
-            Which steps these are.
+            True at these steps.
         value_fn : callable
-            Computes values of observations, (n, ...) to (n,) or (n, 1). It is called once.
+            Computes the values of observations, from (n, ...) to (n,) or (n, 1). It is called once.
 
         Returns
         -------
         (steps, num_envs) Tensor
-            float64, or float32 on a device that has no wider floats.
+            float64, or float32 on a device without float64.
 
         Raises
         ------
         ReplayError
-            The observation behind one of these steps is not there.
+            The observation after one of these steps is missing.
         ValueError
             `value_fn` returned another shape.
         """
@@ -176,8 +176,8 @@ class FinalObservations:
         if bool(lacking.any()):
             step, env = lacking.nonzero()[0].tolist()
             raise ReplayError(
-                f"step {step} of environment {env} was truncated, and its final observation, which value_fn would be "
-                "given, was not added: give final_observations to add, or final_values"
+                f"step {step} of environment {env} was truncated, and its final observation was not added, so value_fn "
+                "cannot compute its value: give final_observations to add, or final_values"
             )
         steps = torch.cat([torch.full_like(lanes, step) for step, lanes, _ in self._behind])
         lanes = torch.cat([lanes for _, lanes, _ in self._behind])

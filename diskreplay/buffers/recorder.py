@@ -1,4 +1,4 @@
-"""Steps of a rollout buffer on their way to its store, in a thread."""
+"""Appends the steps of a rollout buffer to its store, in a thread."""
 
 import atexit
 import os
@@ -25,10 +25,10 @@ FLAGS = ("terminated", "truncated")
 
 
 class Recorder:
-    """Appends steps to a store in their order, in a thread; a failure there is raised by the next call.
+    """Appends steps to a store in their order, in a thread. The next call raises a failure of the thread.
 
-    Steps behind a failed one are dropped, since they would leave a gap in their lanes. Later steps go to another
-    writer. Steps that are waiting are written before the interpreter ends.
+    Waiting steps after a failed one are dropped, since they would leave a gap in their lanes. Later steps go to another
+    writer. Waiting steps are written before the interpreter ends.
 
     Concurrency: one thread.
     """
@@ -45,13 +45,13 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, behind: Behind | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Have a step of all environments appended, and the observations behind it of some.
+        """Append a step of all environments, and the observations after it of some, in the thread.
 
-        Tensors of a CUDA device are copied by the thread, and must not change before. `new_writer` returns a writer
-        for the first step.
+        The thread copies tensors of a CUDA device, which must not change before. `new_writer` returns a writer for the
+        first step.
         """
         self._forget_parents()
-        if self._host_copy is None:  # here the device has a number
+        if self._host_copy is None:  # made here, because a tensor's device has a number
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -72,7 +72,7 @@ class Recorder:
         self._workers.begin(job)
 
     def wait(self) -> None:
-        """Wait until all steps are in the store; raise the failure of one."""
+        """Wait until all steps are in the store, or raise a step's failure."""
         self._forget_parents()
         while self._waiting:
             self._waiting[0].result()
@@ -80,7 +80,7 @@ class Recorder:
         self.check()
 
     def check(self) -> None:
-        """Raise the failure of a step, once."""
+        """Raise a step's failure, once."""
         if self._error is None:
             return
         for job in self._waiting:
@@ -101,17 +101,17 @@ class Recorder:
             self._workers.close()
 
     def _forget_parents(self) -> None:
-        """In a forked process, forget the steps that the parent's thread appends."""
+        """In a forked child, forget the steps that the parent's thread appends."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._waiting.clear()
 
     def _leave_cut(self, lane: int) -> None:
-        """Leave it to the buffer to warn of an observation that does not continue its episode."""
+        """Do nothing: the buffer warns of an observation that does not continue its episode."""
 
 
 def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: tuple[torch.Tensor, Columns] | None) -> None:
-    """Append a step of all environments, and the observations behind it of some lanes."""
+    """Append a step of all environments, and the observations after it of some lanes."""
     arrays = {path: row.cpu().numpy() for path, row in rows.items()}
     values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
     values |= schema.unflatten("extra", arrays)
@@ -132,9 +132,9 @@ def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: tuple[to
 _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
-# Handlers run in reverse order: this one runs before the handlers of writers and threads, which are imported above.
+# Handlers run in reverse order: this one runs before the handlers of writers and threads, imported above.
 @atexit.register
 def _wait_for_all() -> None:
-    """Wait for the steps of buffers that are not closed."""
+    """Wait for the steps of buffers that are still open."""
     for recorder in list(_alive):
         recorder.wait()

@@ -1,4 +1,4 @@
-"""A replay buffer: one experience goes in at a time, random batches come out."""
+"""A replay buffer: experiences are added one at a time, and batches are drawn at random."""
 
 import operator
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from diskreplay.views.transitions import Transitions
 from diskreplay.writing.vector_writer import VectorWriter
 
 STATE = "replay-buffer"
-"""The name under which priorities are saved in the store."""
+"""The name of the saved priorities in the store."""
 
 SAVE_EVERY_S = 60.0
-"""While priorities are updated they are saved so often: a crash loses the updates since."""
+"""Seconds between saves of priorities while they are updated: a crash loses the updates since the last save."""
 
 BETA = Linear(0.4, 1.0, 1_000_000)
 
-# What batches call the fields of `Transitions`; what `truncated` is for, `discounts` do.
+# The batches' names of the fields of `Transitions`. `discounts` replace `truncated`.
 NAMES = {
     "obs": "states",
     "action": "actions",
@@ -48,7 +48,7 @@ HIDDEN = ("truncated",)
 
 
 class Experience(NamedTuple):
-    """One step of an environment: `done` says that it terminated, so that nothing follows `next_state`."""
+    """One step of an environment. `done` is whether it terminated the episode, so that nothing follows `next_state`."""
 
     state: Any
     action: Any
@@ -60,60 +60,60 @@ class Experience(NamedTuple):
 class ReplayBuffer(Backed, Sequence[Experience]):
     """The newest `capacity` steps, drawn at random; also a sequence of `Experience`, oldest first.
 
-    What it is to hold is read off the first step. Floats are stored as float32 unless a dtype is given, float16 as it
-    is; bools and ints of Python are int64; rewards float32; other arrays keep their dtype. Observations and actions may
-    be dicts and tuples, nested as Gymnasium's Dict and Tuple spaces are; a list is an array.
+    The first step defines shapes and dtypes that are not given. float64 is stored as float32, Python's bools and ints
+    as int64, and rewards as float32. Other dtypes are kept. Observations and actions may be dicts and tuples, nested
+    like Gymnasium's Dict and Tuple spaces. A list is an array.
 
-    With one environment a leading axis of 1 of a state is that environment's, and is dropped with that of the action;
-    give `obs_shape` for observations that begin with such an axis themselves. With `num_envs` above 1 every value has a
-    leading axis of `num_envs`, and each environment's steps are kept apart.
+    With one environment, a leading axis of length 1 of a state belongs to the environment. It is dropped, also from the
+    action. Give `obs_shape` if observations themselves begin with such an axis. With `num_envs` above 1, every value
+    has a leading axis of `num_envs`, and each environment has its own episodes.
 
-    The observation of a step must be the next observation of the step before in the same environment, byte for byte,
-    unless that one was done or truncated. Where it is not, the episode is cut there, which the first time is a warning:
-    steps of several environments added in turn, for example, give returns of a single step only.
+    A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
+    that step was done or truncated. If it differs, the episode is cut there, with a warning the first time. For
+    example, if steps of several environments are added in turn to one, all returns have a single step.
 
-    With ``prioritized=True`` at a `path`, priorities and what goes with them (the batches that beta's schedule has
-    counted, the random state) outlive the buffer. They are saved by `close`, by `save`, and while they are updated,
-    every minute. A process that is killed, or ends without `close`, loses the updates since: the buffer goes on from
-    what was saved last, and steps that were added later begin with the largest priority given.
+    With ``prioritized=True`` and a `path`, the priorities outlive the buffer, with the random state and the batches
+    counted by beta's schedule. They are saved by `close`, by `save`, and every minute while they are updated. A process
+    that ends without `close` loses later updates. The next buffer continues from the last save, and later steps get the
+    largest priority given.
 
-    Concurrency: one thread adds; any thread may do all else. Of a store at a `path` other processes may be readers.
+    Concurrency: one thread adds; any thread may do the rest. Other processes may read a store at a `path`.
 
     Parameters
     ----------
     capacity : int
-        The most steps to keep, of all environments together.
+        The largest number of steps to keep, of all environments together.
     obs_shape, action_shape : tuple of int or None
-        Shapes of one step's observation and action; None: those of the first step.
+        Shapes of one step's observation and action; None: as in the first step.
     num_envs : int
         Environments that step together.
     path : path or None
-        Where to keep the steps: a store that is there is continued. None is a temporary folder, removed by `close`,
+        The path of the store; an existing store is continued. None: a temporary folder, which is removed by `close`,
         with the buffer, or at exit.
     device : torch.device or str or None
-        Where batches are delivered; None is the CPU.
+        The device of batches; None is the CPU.
     n_step : int, (int, int) or None
         Steps of a return; see `Transitions`.
     gamma : float
-        Discount a step.
+        Discount per step.
     prioritized : bool
-        Whether steps are drawn by the errors that `update_priorities` was told; see `Prioritized`. It may be set at run
+        Whether steps are drawn by the errors passed to `update_priorities`; see `Prioritized`. It may be set at run
         time.
     alpha, beta, eps : float
-        Of `Prioritized`. By default beta goes from 0.4 to 1 over a million batches; it may be a number too.
+        Arguments of `Prioritized`. beta may be a schedule; by default it rises from 0.4 to 1 over a million batches.
     obs_dtype, action_dtype : dtype or None
-        How observations and actions are stored; None: as said above.
+        Stored dtypes of observations and actions; None: by the rules above.
     seed : int or None
-        Makes the draws a function of the seed and the calls; None is different each time.
+        Makes the draws a function of the seed and the calls. None: random draws.
 
     Raises
     ------
     ValueError
         An argument is invalid, or the store at `path` has another capacity.
     SchemaError
-        A shape or dtype cannot be stored, or is not that of the store at `path`.
+        A shape or dtype cannot be stored, or differs from the store's at `path`.
     FormatError
-        The store at `path`, or what was saved of priorities there, is damaged.
+        The store at `path`, or its saved priorities, are damaged.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # ids below were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # of a snapshot
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # for a snapshot and a view
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
-        # `len` has looked for new steps whenever they are asked.
+        # refresh=False: every use of the samplers comes after `len`, which refreshes.
         sampler = Sampler(store, self._view, self._drawn, device=self._device, seed=self._seed, refresh=False)
         self._load(sampler, store)
         sampler.distribution = self._drawn
@@ -158,23 +158,23 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._steps = Sampler(store, Transitions(n_step=1), device=self._device, refresh=False)
 
     def _load(self, sampler: Sampler, store: Store) -> None:
-        """Go on from what was saved at the path, if anything was."""
+        """Load the saved priorities, if the store has any."""
         try:
             state = store.load_sampler_state(STATE)
         except StoreNotFound:
             return
         with state_of("a replay buffer"):
             drawn = state["planner"]["distribution"]
-        # A state is loaded by a sampler that draws as the one that saved it.
+        # A state needs a sampler with the distribution that saved it.
         sampler.distribution = self._uniform if drawn == type(self._uniform).__name__ else self._priorities
         sampler.load_state_dict(state)
         sampler.distribution = self._priorities
 
-    # --- what is drawn, and how --------------------------------------------------------------------------------------
+    # --- drawing -----------------------------------------------------------------------------------------------------
 
     @property
     def view(self) -> Transitions:
-        """What a sampled step is: n, gamma, stacks of frames. Set another `Transitions` at any time."""
+        """The meaning of a sampled step: n, gamma, stacks of frames. It may be set at any time."""
         return self._view
 
     @view.setter
@@ -187,7 +187,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def prioritized(self) -> bool:
-        """Whether steps are drawn by their priorities. It may be set at any time; priorities are kept meanwhile."""
+        """Whether steps are drawn by their priorities. It may be set at any time; priorities are kept."""
         return self._prioritized
 
     @prioritized.setter
@@ -220,7 +220,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def eps(self) -> float:
-        """What is added to the size of each error."""
+        """A number that is added to the absolute value of each error."""
         return self._priorities.eps
 
     # --- adding ------------------------------------------------------------------------------------------------------
@@ -232,31 +232,31 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def add(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, done: Any, truncated: Any = False, *, mask: Any = None
     ) -> None:
-        """Add one step, which can be sampled at once (with `n_step` above 1: once so many more are there).
+        """Add one step. It can be sampled at once, or with `n_step` above 1 after n - 1 more steps.
 
-        With `num_envs` above 1 it is one step of each environment, and all values have a leading axis of that length.
+        With `num_envs` above 1, add one step of each environment: all values have a leading axis of that length.
 
         Parameters
         ----------
         obs, action, reward, next_obs : array_like or Tensor
-            The step. `next_obs` is what the action led to, the final observation of an episode that ended and not that
-            of the reset behind it; it may be None where it is done.
+            The step. `next_obs` is the observation after the action. At the end of an episode it is the final
+            observation, not the one after the reset. It may be None if `done` is True.
         done : bool
-            Whether the step terminated its episode: nothing is bootstrapped behind it. A number is 0 or 1.
+            Whether the step terminated its episode, so that it is not bootstrapped. Numbers are 0 or 1.
         truncated : bool
-            Whether the episode ended otherwise, by a time limit for example: `next_obs` is bootstrapped.
+            Whether the episode ended otherwise, for example by a time limit: `next_obs` is bootstrapped.
         mask : (num_envs,) bool, optional
-            Environments where it is False are passed over, such as one that was only reset (NEXT_STEP autoreset).
+            Environments with False are skipped, for example if they were only reset (NEXT_STEP autoreset).
 
         Raises
         ------
         SchemaError
-            A value does not fit those of the first step; nothing was added.
+            A value does not fit the first step; nothing was added.
         ValueError
-            `next_obs` is None where a step is not done.
+            `next_obs` is None, but a step is not done.
         """
         self._check_open()
-        if self._num_envs > 1:  # of one it is little, and so is an add
+        if self._num_envs > 1:  # one environment's values are small, and fetched one by one
             obs, action, reward, next_obs, done, truncated, mask = fetched(
                 obs, action, reward, next_obs, done, truncated, mask
             )
@@ -264,11 +264,11 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         lanes = None if mask is None else np.flatnonzero(mask)
         flags = self._flags(done, "done", lanes, reward), self._flags(truncated, "truncated", lanes, reward)
         if next_obs is None and not (flags[0] if mask is None else flags[0] | ~mask).all():
-            raise ValueError("next_obs may be None only where done is true: there is nothing to bootstrap from")
+            raise ValueError("next_obs may be None only where done is true: other steps are bootstrapped from it")
         if mask is not None and not mask.any():
             return
         schema = self._schema(obs, action, self._num_envs)
-        # All is cast before anything changes: what does not fit is refused here.
+        # All values are cast before anything changes, so that an invalid one changes nothing.
         obs, action = checked(schema, "obs", obs, self._lanes), checked(schema, "action", action, self._lanes)
         reward = checked(schema, "reward", reward, self._lanes)
         next_obs = None if next_obs is None else checked(schema, "obs", next_obs, self._lanes)
@@ -282,7 +282,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def _flags(
         self, value: Any, name: str, lanes: NDArray[np.int64] | None = None, reward: Any = None
     ) -> NDArray[np.bool_]:
-        """Return the truth values of all environments, (num_envs,); one stands for all."""
+        """Return the flags of all environments, (num_envs,); a scalar is repeated."""
         if self._num_envs > 1 and plain(value).ndim == 0:
             value = np.repeat(plain(value), self._num_envs)
         return flags_of(value, name, self._num_envs, lanes, reward)
@@ -290,15 +290,15 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw a batch of different steps, or where prioritized, by their priorities.
+        """Draw a batch: of distinct steps, or if the buffer is prioritized, by their priorities.
 
         Returns
         -------
         Batch
-            `states`, `actions`, `rewards`, `next_states`, `dones`, `discounts`, `weights` and `n_steps`, scalars as
-            (batch_size, 1), dones float32, and `index`, (batch_size,), for `update_priorities`. With `n_step` above 1,
-            rewards are n-step returns; ``rewards + discounts * V(next_states)`` is the target for every n, and knows of
-            terminations. Weights are 1 where not prioritized.
+            `states`, `actions`, `rewards`, `next_states`, `dones`, `discounts`, `weights` and `n_steps`. Scalars are
+            (batch_size, 1), and `dones` is float32. `index`, (batch_size,), is for `update_priorities`. With `n_step`
+            above 1, rewards are n-step returns. ``rewards + discounts * V(next_states)`` is the target for every n,
+            terminated episodes included. Weights are 1 if the buffer is not prioritized.
 
         Raises
         ------
@@ -315,26 +315,26 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         return Batch(renamed(batch, NAMES, HIDDEN), batch.kind)
 
     def update_priorities(self, index: Any, td_error: Any) -> int:
-        """Tell the errors of sampled steps; see `Sampler.update_priorities`.
+        """Set priorities from the errors of sampled steps; see `Sampler.update_priorities`.
 
         Raises
         ------
         ValueError
             The buffer has never been prioritized, or an error is not finite.
         StorageFull
-            There is no room to save priorities, which was due; they were updated.
+            The disk is full, so the priorities were updated, but not saved.
         """
         if not self._prioritized and self._priorities.is_new:
-            raise ValueError("this buffer has no priorities: make it with prioritized=True, or set that")
+            raise ValueError("this buffer has no priorities: make it with prioritized=True, or set that attribute")
         if self._sampler is None:
-            raise NotEnoughData("the buffer has 0 steps, none that could be given a priority")
+            raise NotEnoughData("the buffer has 0 steps, and so none to give a priority")
         skipped = self._sampler.update_priorities(index, td_error)
         if monotonic() - self._saved_at >= SAVE_EVERY_S:
             self._save_priorities()
         return skipped
 
     def __len__(self) -> int:
-        """Return the number of steps that can be sampled: with `n_step` above 1 not yet the newest ones."""
+        """Return the number of steps that can be sampled: with `n_step` above 1, without the newest ones."""
         if self._refreshed() is None or self._sampler is None:
             return 0
         return self._sampler.sampleable
@@ -344,14 +344,14 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     @overload
     def __getitem__(self, index: slice) -> list[Experience]: ...
     def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
-        """Return one of the steps that can be sampled, the oldest at 0, or a list of them; values are on the device.
+        """Return a step that can be sampled, or a list for a slice; the oldest one has index 0.
 
-        It is a single step, whatever `n_step` is.
+        It is a single step for every `n_step`. Its values are on the device.
 
         Raises
         ------
         IndexError
-            There is no such place.
+            The index is out of range.
         """
         steps = len(self)
         if isinstance(index, slice):
@@ -368,7 +368,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         return [Experience(*(map_tree(operator.itemgetter(i), part) for part in columns)) for i in range(len(places))]
 
     def _sampleable_ids(self) -> NDArray[np.int64]:
-        """Return the ids of the steps that can be sampled, oldest first: sorted once a snapshot."""
+        """Return the ids of the steps that can be sampled, oldest first. They are sorted once for each snapshot."""
         assert self._store is not None
         assert self._sampler is not None
         known = self._store.snapshot, self._sampler.view
@@ -379,52 +379,57 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     # --- forgetting and keeping --------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget all steps: only those added from now on are sampled and counted.
+        """Forget all steps: only later steps are sampled and counted.
 
-        The store keeps them until later ones take their place, so a buffer that is opened at its path shows them.
+        The store keeps the old steps until later ones replace them, so a buffer that is opened at its path shows them.
         """
         store = self._refreshed()
         if store is None or self._sampler is None or not len(store):
             return
         if isinstance(self._writer, VectorWriter):
-            # Lanes are not equally far, so their next ids need not be above all of these: those of a new segment are.
+            # Lanes differ in length, so their next ids may be below the mark. Ids of a new segment are above it.
             self._writer.close()
             self._writer = None
         elif self._writer is not None:
-            self._writer.end_episode()  # a step that does not continue what is forgotten is nothing to warn of
+            self._writer.end_episode()  # so that the next step causes no warning if it does not continue the episode
         episodes = store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
         self._sampler.view = Since(**_arguments(self._view), mark=self._mark)
 
     def save(self) -> None:
-        """Make all steps durable, and save priorities and what goes with them; a buffer opened at `path` goes on there.
+        """Make all steps durable, and save the priorities; a buffer opened at `path` continues from them.
 
-        It is durable when this returns. A crash leaves what was saved before or this.
+        Both are durable when this returns. A crash leaves the previous save or this one.
 
         Raises
         ------
         ValueError
             The buffer is in a temporary folder.
         StorageFull
-            There is no room; what was saved before is untouched.
+            The disk is full. The previous save is unchanged.
         """
         self._check_open()
         if self._path is None:
-            raise ValueError("this buffer is in a temporary folder, which nothing outlives: make it with path=")
+            raise ValueError("this buffer is in a temporary folder, which is removed with it: make it with path=")
         if self._writer is not None:
             self._writer.flush()
         self._save_priorities()
 
     def _save_priorities(self) -> None:
-        """Save the state of the sampler, if there are priorities and something outlives the buffer."""
+        """Save the sampler's state, if the buffer has priorities and a path."""
         self._saved_at = monotonic()
         if self._path is not None and self._sampler is not None and not self._priorities.is_new:
             self._sampler.save(STATE)
 
     def close(self) -> None:
-        """Save priorities and close the store, or remove it where it is temporary; batches stay valid.
+        """Save the priorities and close the store, or remove a temporary store.
 
-        Closing twice is fine. Raises StorageFull where there is no room for the priorities; the buffer is closed.
+        Batches stay valid. Closing twice is fine.
+
+        Raises
+        ------
+        StorageFull
+            The disk has no room for the priorities. The buffer is closed nevertheless.
         """
         try:
             if not self._closed:
@@ -435,7 +440,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
 @dataclass(frozen=True, repr=False)
 class Since(Transitions):
-    """Transitions without their ids below `mark`."""
+    """Transitions with ids of at least `mark`."""
 
     mark: int = 0
 
@@ -444,7 +449,7 @@ class Since(Transitions):
 
     @property
     def starts(self) -> Starts:
-        """Those of transitions from `mark` on."""
+        """The starts of transitions from `mark` on."""
         return super().starts._replace(since=self.mark)
 
 

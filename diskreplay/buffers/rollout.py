@@ -1,4 +1,4 @@
-"""A rollout buffer: filled with the steps of all environments, read whole, emptied."""
+"""A rollout buffer: filled with the steps of all environments, read as a whole, then emptied."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -28,14 +28,14 @@ from diskreplay.store.store import PathLike, Store
 from diskreplay.writing.episode_writer import DISCONTINUITY, same_rows
 from diskreplay.writing.vector_writer import VectorWriter
 
-# The store keeps so many rollouts.
+# Rollouts that the store keeps.
 KEPT = 8
 LEAST_SEGMENT_STEPS = 1024
 
 SCALARS = ("value", "log_prob")
 PRIVILEGED = "privileged_obs"
 
-# What batches call the fields of the store: as the arguments of `add`, or as `Experience` does.
+# The batches' names of the store's fields: the arguments of `add`, or the fields of `Experience`.
 ADDED = {
     "obs": "observations",
     PRIVILEGED: "privileged_observations",
@@ -53,19 +53,19 @@ PUSHED = {"obs": "states", "action": "actions", "reward": "rewards", "next_obs":
 class RolloutBuffer(Backed):
     """`num_steps` steps of `num_envs` environments side by side, for on-policy learning.
 
-    The steps are in tensors on the device, which are made with the first step. Its values give the shapes and dtypes
-    that were not named, by the rules of `ReplayBuffer`; values and log probabilities are float32 scalars. With one
-    environment, `add` also takes values without the axis of environments.
+    The steps are in tensors on the device, which are made with the first step. It defines shapes and dtypes that are
+    not given, by the rules of `ReplayBuffer`. Values and log probabilities are float32 scalars. With one environment,
+    `add` also takes values without the axis of environments.
 
-    The attributes are these tensors, (steps so far, num_envs, ...), without a copy. `clear` leaves tensors alone that
-    are still referenced, and continues in other memory.
+    The attributes are these tensors, (steps so far, num_envs, ...), without a copy. `clear` does not change tensors
+    that are still referenced: the buffer continues in other memory.
 
     With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
-    or `store` waits for that thread. An error of the store is raised by the next call. Then the store lacks the steps
-    that were waiting, and the buffer has all of them.
+    or `store` waits for that thread. The next call raises an error of the store. The store then lacks the steps that
+    were waiting, and the buffer has all of them.
 
     On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless it has final
-    observations. With a `path`, the thread copies the steps to the processor, on a stream of its own.
+    observations. With a `path`, the thread copies the steps to the processor, on its own stream.
 
     Concurrency: one thread.
 
@@ -74,28 +74,28 @@ class RolloutBuffer(Backed):
     num_envs : int
         Environments that step together.
     num_steps : int or None
-        Steps of each until the buffer is full.
+        Steps of each environment until the buffer is full.
     obs_shape, action_shape : tuple of int or None
-        Shapes of one environment's observation and action; None: those of the first step.
+        Shapes of one environment's observation and action; None: as in the first step.
     capacity : int or None
-        Steps of all environments together until it is full: instead of `num_steps`.
+        Steps of all environments together until the buffer is full, in place of `num_steps`.
     num_privileged_obs : int
-        Length of the critic's observation; 0: there is none.
+        Length of the critic's observation; 0: it has none of its own.
     extra : dict of Field, optional
-        Further values of a step by name, arguments of `add`: a recurrent state, ``{"hidden": dr.Field((64,),
-        "float32")}``.
+        More values of a step by name, which `add` takes as arguments. An example is a recurrent state,
+        ``{"hidden": dr.Field((64,), "float32")}``.
     path : path or None
-        Where a store keeps the newest rollouts, eight or more; None: there is no store. A buffer that is made at the
-        path of another one begins empty, and no two may use a path at once.
+        The path of a store that keeps the newest rollouts, at least eight; None: no store. A new buffer at the path of
+        another one begins empty. Two buffers must not use a path at the same time.
     device : torch.device or str or None
-        Where tensors are; None is the CPU.
+        The device of tensors; None is the CPU.
 
     Raises
     ------
     ValueError
-        An argument is invalid, or the store at `path` is of rollouts of another size.
+        An argument is invalid, or the store at `path` has rollouts of another size.
     SchemaError
-        A shape cannot be stored, or is not that of the store at `path`.
+        A shape cannot be stored, or differs from the store's at `path`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RolloutBuffer(Backed):
         self._warned = set[str]()
         self._first = 0  # the number of the first step in the buffer
         self._memory: ColumnMemory | None = None
-        self._fields: Schema | None = None  # of the first step
+        self._fields: Schema | None = None  # the first step's
         self._recorder = None if path is None else Recorder()
         self._forget()
         fields = {name: Field((), "float32") for name in SCALARS}
@@ -125,7 +125,7 @@ class RolloutBuffer(Backed):
             fields[PRIVILEGED] = Field((self._privileged,), "float32")
         known = {*fields, *ADDED.values(), *PUSHED.values(), *ESTIMATES, "final_observations"}
         if taken := sorted(known & extra.keys()):
-            raise ValueError(f"extra names {taken[0]!r}, which a batch has already: choose another name")
+            raise ValueError(f"extra names {taken[0]!r}, which is already a field of batches: choose another name")
         steps = max(self._num_envs * self._num_steps, LEAST_SEGMENT_STEPS)
         super().__init__(path, device, Given(obs_shape, action_shape), KEPT * steps, steps, {**fields, **extra})
 
@@ -155,7 +155,7 @@ class RolloutBuffer(Backed):
         return self._store
 
     def _wait(self) -> None:
-        """Wait until the store has the steps so far; raise what failed there."""
+        """Wait until the store has all steps so far, or raise its failure."""
         if self._recorder is not None:
             self._recorder.wait()
 
@@ -181,30 +181,30 @@ class RolloutBuffer(Backed):
         observations, actions, rewards : (num_envs, ...)
             The step.
         dones : (num_envs,)
-            Whether the step terminated each environment's episode: nothing is bootstrapped behind it. Without
-            `truncated`, give whether it ended in any way. Numbers are 0 or 1.
+            Whether the step terminated each environment's episode, so that it is not bootstrapped. Without
+            `truncated`, whether the episode ended in any way. Numbers are 0 or 1.
         values, log_probs : (num_envs,) or (num_envs, 1)
             The critic's value of the observation, and the logarithm of the action's probability.
         privileged_observations : (num_envs, num_privileged_obs) or None
-            What the critic saw; None where `num_privileged_obs` is 0.
+            The critic's observation; None if `num_privileged_obs` is 0.
         truncated : (num_envs,) or None
-            Whether each episode ended otherwise, by a time limit for example: it is bootstrapped from its final
-            observation. A step that is done as well is not.
+            Whether each episode ended otherwise, for example by a time limit. It is bootstrapped from its final
+            observation, unless the step is done as well.
         final_observations : (num_envs, ...) or None
-            The final observations of the truncated episodes; other rows may hold anything. Gymnasium's
-            ``info["final_obs"]`` of SAME_STEP autoreset will do.
+            The final observations of the truncated episodes; other rows are ignored. Gymnasium's
+            ``info["final_obs"]`` of SAME_STEP autoreset fits.
         **extra : (num_envs, ...)
-            The values that `extra` of the buffer names, all of them.
+            A value for each name of the buffer's `extra`.
 
         Raises
         ------
         BufferError
             The buffer is full; nothing was added.
         SchemaError
-            A value does not fit the first step; nothing was added. Flags that are tensors on a device are
-            checked by `compute_returns_and_advantages`.
+            A value does not fit the first step; nothing was added. Flags in tensors on a device are only checked by
+            `compute_returns_and_advantages`.
         StorageFull
-            The store had no room for an earlier step. This one was not added, and can be added again.
+            The store had no room for an earlier step. This step was not added, and can be added again.
         """
         if (privileged_observations is None) != (self._privileged == 0):
             needed = "must be None" if not self._privileged else f"needs {self._privileged} values"
@@ -245,10 +245,10 @@ class RolloutBuffer(Backed):
         if self._recorder is not None:
             self._recorder.check()
         if self._steps == self._num_steps:
-            raise BufferFull(f"the rollout buffer has all its {len(self)} steps: clear() it before the next")
+            raise BufferFull(f"the rollout buffer is full, with {len(self)} steps: call clear() before the next one")
         schema = self._fields or self._schema(obs, action, self._num_envs, reward)
         lanes = (self._num_envs,)
-        # All is cast before anything changes: what does not fit is refused here.
+        # All values are cast before anything changes, so that an invalid one changes nothing.
         ended = self._flags(done, "dones", reward)
         rows = {"terminated": ended}
         if truncated is not None:
@@ -266,7 +266,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, behind)  # which fails where no store can be made: nothing is added
+            self._record(self._recorder, schema, behind)  # if no store can be made, nothing is added
         self._expected = behind.rows if next_obs is not None and behind is not None and not bool(ended[0]) else None
         if behind is not None:
             self._final.add(behind)
@@ -276,14 +276,14 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return truth values, (num_envs,): 0 and 1 in any dtype."""
+        """Return flags, (num_envs,): 0 and 1 in any dtype."""
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)
             and value.numel() == self._num_envs
             and not value.is_complex()
         ):
-            self._has_unchecked = True  # a look at them would wait for the device
+            self._has_unchecked = True  # to read the values would be to wait for the device
             return value.detach().reshape(-1)
         return tensor_of(flags_of(value, name, self._num_envs, reward=reward))
 
@@ -298,7 +298,7 @@ class RolloutBuffer(Backed):
         return columns
 
     def _cut_unless_continued(self, expected: Columns) -> None:
-        """End the episode of the last step if the new one has another observation than that one led to."""
+        """Cut the episode after the last step if the new step does not have the expected observation."""
         now = {path: self._columns[path][self._steps] for path in expected}
         if all(same_rows(now[path].cpu().numpy(), rows.cpu().numpy()).all() for path, rows in expected.items()):
             return
@@ -307,7 +307,7 @@ class RolloutBuffer(Backed):
         self._warn("cut", DISCONTINUITY)
 
     def _record(self, recorder: Recorder, schema: Schema, behind: Behind | None) -> None:
-        """Have the new step appended to the store; the thread copies it from the device."""
+        """Append the new step to the store, in the thread, which copies it from the device."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
         recorder.append(schema, rows, behind, lambda: self._new_writer(schema))
 
@@ -321,13 +321,13 @@ class RolloutBuffer(Backed):
         self._forget()
 
     def empty(self) -> None:
-        """Empty the buffer; the same as `clear`."""
+        """Empty the buffer, as `clear` does."""
         self.clear()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of steps, those of all environments together."""
+        """Return the number of steps of all environments together."""
         return self._steps * self._num_envs
 
     def compute_returns_and_advantages(
@@ -343,32 +343,33 @@ class RolloutBuffer(Backed):
 
         A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
         (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). That value comes from `value_fn` or from
-        `final_values`. Without either it is the value of the step's own observation, which is close where little
-        changes in a step, and the first time a warning.
+        `final_values`. Without either, the value of the step's own observation is used, with a warning the first time.
+        It is close if little changes in a step.
 
         Parameters
         ----------
         last_values : (num_envs,) or (num_envs, 1)
-            The critic's values of the observations behind the last step. Where that step ended an episode, they are not
-            read.
+            The critic's values of the observations after the last step. They are ignored for environments whose last
+            step ended an episode.
         gamma, gae_lambda : float
-            Discount a step, and the exponent's base of the estimate, 0 to 1.
+            Discount per step, and lambda, 0 to 1.
         value_fn : callable or None
-            Computes the values of the final observations that `add` was given: tensors (n, ...), nested as the
-            observations are, to (n,) or (n, 1). It is called at most once, without gradients.
+            Computes the values of the final observations given to `add`, from tensors (n, ...), nested like the
+            observations, to (n,) or (n, 1). It is called at most once, without gradients.
         final_values : (steps so far, num_envs) or None
-            Those values; other steps' may be anything. For a critic that sees more than observations.
+            The values of the final observations, for a critic that needs more than observations. Other steps' values
+            are ignored.
 
         Raises
         ------
         NotEnoughData
             The buffer is empty. It is a BufferError.
         ReplayError
-            `value_fn` is given, and the final observation of a truncated step was not.
+            `value_fn` is given, but the final observation of a truncated step was not.
         ValueError
             An argument is invalid.
         """
-        # Not as a decorator, whose frames would be the place of a warning.
+        # Not a decorator, whose frame a warning would name.
         with torch.inference_mode(False):
             self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
 
@@ -377,20 +378,20 @@ class RolloutBuffer(Backed):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         last = last_values_argument(last_values, self._num_envs, self._device)
         if value_fn is not None and final_values is not None:
-            raise ValueError("value_fn and final_values both tell the values of final observations: give one of them")
+            raise ValueError("value_fn and final_values both give the values of final observations: give one of them")
         batch, schema = self._gathered(), self._fields
         assert schema is not None
         dones, truncated = batch["terminated"], batch["truncated"]
         if self._has_unchecked and bool(((dones != 0) & (dones != 1) | (truncated != 0) & (truncated != 1)).any()):
-            raise SchemaError("dones and truncated hold one truth value for each step, bools or 0 and 1")
+            raise SchemaError("dones and truncated must be bools, or 0 and 1")
         done = dones != 0
         left = (truncated != 0) & ~done
         is_left = self._has_truncated and bool(left.any())
         if self._has_truncated and not is_left and bool(truncated.any()):
             self._warn(
                 "ends",
-                "every truncated step is done as well, and so none is bootstrapped: where truncated is given, dones "
-                "says which steps terminated, and not which ones ended",
+                "every truncated step is done as well, and so none is bootstrapped: if truncated is given, dones must "
+                "be true only for steps that terminated",
             )
         final = batch["value"]
         if final_values is not None:
@@ -403,24 +404,24 @@ class RolloutBuffer(Backed):
         return advantages(batch["reward"], batch["value"], last, done, gamma, gae_lambda, *ends)
 
     def _warn(self, kind: str, message: str) -> None:
-        """Warn once a buffer of each kind."""
+        """Warn, once for each buffer and kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             warn_caller(message)
 
     @torch.inference_mode(False)
     def sample(self) -> Batch:
-        """Return all steps as a flat batch, step after step; none is consumed.
+        """Return all steps as a flat batch, step after step. The buffer keeps them.
 
         ``sample().minibatches(size, epochs)`` shuffles them; `sequences` keeps their order, for recurrent networks.
 
         Returns
         -------
         Batch
-            `observations`, `privileged_observations` where there are such, `actions`, `rewards`, `dones`, `values`,
-            `log_probs`, those of `extra`, and `advantages` and `returns` once they are computed: (len(buffer), ...),
-            scalars (len(buffer), 1), dones float32. Also `index`, (len(buffer),): the numbers of the steps in the order
-            of all that the buffer got. Where all steps were pushed, it has the names of an `Experience` instead:
+            `observations`, `privileged_observations` (if the critic has some), `actions`, `rewards`, `dones`, `values`,
+            `log_probs` and the fields of `extra`, (len(buffer), ...), and `advantages` and `returns` after their
+            computation. Scalars are (len(buffer), 1), and `dones` is float32. `index`, (len(buffer),), has the numbers
+            of the steps among all steps ever added. If all steps were pushed, the fields are named as in `Experience`:
             `states`, `actions`, `rewards`, `next_states`, `dones`.
 
         Raises
@@ -444,16 +445,17 @@ class RolloutBuffer(Backed):
         length: int | None = None,
         start_only: Sequence[str] = (),
     ) -> Iterator[Batch]:
-        """Return an iterator over the steps so far as whole sequences, for recurrent networks; none is consumed.
+        """Return an iterator over the steps so far as whole sequences, for recurrent networks. The buffer keeps them.
 
-        A sequence is the steps of one environment's episode in order; see `Batch.sequences` for all arguments. With a
-        recurrent state in `extra`, ``start_only=("hidden",)`` gives the state that each sequence starts with.
+        A sequence has the steps of one environment's episode in order. For all arguments see `Batch.sequences`. With a
+        recurrent state in `extra`, ``start_only=("hidden",)`` gives the initial state of each sequence.
 
         Returns
         -------
         iterator of Batch
-            The fields of `sample` but `next_states`, (B, L, ...), scalars (B, L, 1), zeros behind a sequence's end;
-            `mask`, (B, L, 1) bool, tells which steps are real. Those of `start_only` are (B, ...), `index` (B,).
+            The fields of `sample` except `next_states`, (B, L, ...), with zeros after the end of a sequence. Scalars
+            are (B, L, 1). `mask`, (B, L, 1) bool, is True at real steps. Fields in `start_only` are (B, ...), and
+            `index` is (B,).
 
         Raises
         ------
@@ -479,7 +481,7 @@ class RolloutBuffer(Backed):
         return fields
 
     def get_all_data(self) -> dict[str, Any]:
-        """Return the attributes by name; what is not there, or not computed yet, is None.
+        """Return the attributes by name. Missing ones, and estimates that are not computed yet, are None.
 
         Raises
         ------
@@ -491,7 +493,7 @@ class RolloutBuffer(Backed):
 
     @property
     def observations(self) -> Any:
-        """Observations, (steps so far, num_envs, *obs_shape); NotEnoughData on an empty buffer, as all of these."""
+        """Observations, (steps so far, num_envs, *obs_shape). Like all fields, it raises NotEnoughData if empty."""
         return self._gathered()["obs"]
 
     @property
@@ -512,12 +514,12 @@ class RolloutBuffer(Backed):
 
     @property
     def dones(self) -> torch.Tensor:
-        """1 where `add` was given that a step is done, else 0, (steps so far, num_envs) float32."""
+        """1 if a step was added as done, else 0, (steps so far, num_envs) float32."""
         return self._tensor("terminated")
 
     @property
     def truncated(self) -> torch.Tensor:
-        """1 where an episode ended otherwise than by termination, else 0, (steps so far, num_envs) float32."""
+        """1 if an episode ended there without termination, else 0, (steps so far, num_envs) float32."""
         return self._tensor("truncated")
 
     @property
@@ -532,12 +534,12 @@ class RolloutBuffer(Backed):
 
     @property
     def advantages(self) -> torch.Tensor | None:
-        """What `compute_returns_and_advantages` found, (steps so far, num_envs) float32; None before."""
+        """The result of `compute_returns_and_advantages`, (steps so far, num_envs) float32; None before."""
         return None if self._estimates is None else self._estimates[0]
 
     @property
     def returns(self) -> torch.Tensor | None:
-        """Advantages + values, (steps so far, num_envs) float32; None before they are computed."""
+        """Advantages + values, (steps so far, num_envs) float32; None before their computation."""
         return None if self._estimates is None else self._estimates[1]
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -546,7 +548,7 @@ class RolloutBuffer(Backed):
 
     @torch.inference_mode(False)
     def _gathered(self) -> Batch:
-        """Return the steps so far."""
+        """Return all steps so far as a batch."""
         self._check_open()
         self._wait()
         schema = self._fields
@@ -562,12 +564,12 @@ class RolloutBuffer(Backed):
         return self._batch
 
     def close(self) -> None:
-        """Write the steps that wait for the store, and close it; tensors stay valid. Closing twice is fine.
+        """Write the waiting steps to the store, and close it. Tensors stay valid. Closing twice is fine.
 
         Raises
         ------
         StorageFull
-            The store had no room for a step; the buffer is closed.
+            The store had no room for a step. The buffer is closed nevertheless.
         """
         try:
             if self._recorder is not None:
@@ -579,7 +581,7 @@ class RolloutBuffer(Backed):
 
 def _num_steps(num_envs: int, num_steps: Any, capacity: Any) -> int:
     if (num_steps is None) == (capacity is None):
-        raise ValueError("give num_steps, the steps of each environment, or capacity, those of all together")
+        raise ValueError("give either num_steps, the steps of each environment, or capacity, the steps of all together")
     if num_steps is not None:
         return int_argument("num_steps", num_steps)
     steps, rest = divmod(int_argument("capacity", capacity), num_envs)

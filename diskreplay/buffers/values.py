@@ -1,4 +1,4 @@
-"""What users hand to buffers, with or without an axis of one environment, and the names that batches have for them."""
+"""Values that users pass to buffers, with or without an axis of one environment, and the fields' names in batches."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def plain(value: Any) -> NDArray[Any]:
     """Return a number, array or tensor as an array; a tensor is detached and copied to the CPU."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        # It has no numpy dtype; float32 holds all its values.
+        # bfloat16 has no numpy dtype; float32 has all its values.
         array: NDArray[Any] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         return array
     try:
@@ -31,9 +31,9 @@ def plain(value: Any) -> NDArray[Any]:
 
 
 def items_of(value: Any) -> Mapping[str, Any] | None:
-    """Return the items of a dict, or those of a tuple by "0", "1", ... as a schema has them; None of anything else.
+    """Return the items of a dict, or of a tuple with the keys "0", "1", ...; None for other values.
 
-    A tuple is nested, as a Tuple of gymnasium's is; a list is an array.
+    A tuple is nested, like gymnasium's Tuple space. A list is an array.
     """
     if isinstance(value, Mapping):
         return value
@@ -41,9 +41,9 @@ def items_of(value: Any) -> Mapping[str, Any] | None:
 
 
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
-    """Return values with the shapes of fields, where axes of length 1 are all that differs; others stay as they are.
+    """Return values in the shapes of fields, if only axes of length 1 differ. Other values are unchanged.
 
-    `tree` is a field, or a dict or tuple of these; the values are nested as it is. `leading` axes come before each
+    `tree` is a field, or a dict or tuple of trees, and the values are nested like it. `leading` axes precede each
     field's shape.
     """
     if not isinstance(tree, Field):
@@ -56,12 +56,12 @@ def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
 
 
 def differ_by_ones(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Tell whether axes of length 1 are the only difference of two shapes; False for equal shapes."""
+    """Return whether two shapes differ only in axes of length 1; False for equal shapes."""
     return shape != other and [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
 def shapes_of(value: Any) -> list[tuple[int, ...]]:
-    """Return the shapes of a value that may be nested."""
+    """Return the shapes of all leaves of a value."""
     items = items_of(value)
     if items is not None:
         return [shape for item in items.values() for shape in shapes_of(item)]
@@ -69,10 +69,10 @@ def shapes_of(value: Any) -> list[tuple[int, ...]]:
 
 
 def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a batch, those that have another name by that, but for those that are `hidden`.
+    """Return the fields of a batch by their new `names`, without the `hidden` ones.
 
-    Scalars have an axis of 1 behind them, so that they go together with each other and with what a network returns;
-    `terminated` is float32.
+    Scalars get a trailing axis of length 1, so that they broadcast with each other and with the results of a network.
+    `terminated` becomes float32.
     """
     axes = batch["index"].ndim
 
@@ -90,9 +90,14 @@ def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> 
 def flags_of(
     value: Any, name: str, num_envs: int, chosen: NDArray[np.int64] | None = None, reward: Any = None
 ) -> NDArray[np.bool_]:
-    """Return the truth values of all environments, (num_envs,): 0.0 and 1.0 will do, as other buffers keep them.
+    """Return the flags of all environments, (num_envs,) bool. 0.0 and 1.0 are accepted, as other buffers have them.
 
-    Values of environments that are not ``chosen`` do not matter. SchemaError for other values, and another number.
+    If ``chosen`` is given, other environments' values are not checked.
+
+    Raises
+    ------
+    SchemaError
+        A value is not a flag, or their number is not `num_envs`.
     """
     if type(value) is bool and num_envs == 1:
         return np.array([value])
@@ -110,7 +115,7 @@ def flags_of(
 def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) -> Any:
     """Return the observations of the flagged lanes as arrays, (lanes, ...), with zeros for the others.
 
-    `obs`, (lanes,), has an observation or None for each lane, as gymnasium's `info["final_obs"]` has.
+    `obs`, (lanes,), has an observation or None for each lane, like gymnasium's `info["final_obs"]`.
     """
     if obs.shape != lanes.shape:
         raise SchemaError(f"final_observations: got {len(obs)} observations, needs one for each of {len(lanes)} lanes")
@@ -122,16 +127,16 @@ def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) 
 
 
 def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
-    """Return the values of a part of a step, fitted as `fitted` does and cast; SchemaError where they cannot be."""
+    """Return the values of a part of a step, fitted (see `fitted`) and cast. Raises SchemaError if that fails."""
     value = fitted(getattr(schema, part), value, leading)
     return schema.unflatten(part, schema.cast(part, value, leading))
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a buffer's user said of the shapes and dtypes of observations and actions; None is what comes first.
+    """A user's shapes and dtypes of observations and actions; None: as in the first step.
 
-    SchemaError where one of them is no shape, or no dtype that can be stored.
+    Raises SchemaError for an invalid shape, or a dtype that cannot be stored.
     """
 
     obs_shape: Any = None
@@ -155,7 +160,7 @@ class Given:
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
         """Return the field of a first value, or a dict or tuple of fields; `part` is "obs" or "action".
 
-        `lanes` is the length of the leading axis that is not the field's; None: there is none.
+        `lanes` is the length of the leading axis of environments; None: the value has no such axis.
         """
         shape, dtype = self.of(part)
         if isinstance(value, Mapping):
@@ -174,22 +179,20 @@ class Given:
         return Field(shape, dtype if dtype is not None else stored_dtype(value, array))
 
     def check(self, schema: Schema) -> None:
-        """Raise SchemaError where the store at a buffer's path has other fields."""
+        """Raise SchemaError if the store at a buffer's path has other fields."""
         for part in ("obs", "action"):
             shape, dtype = self.of(part)
             tree = getattr(schema, part)
             if shape is None and dtype is None:
                 continue
             if not isinstance(tree, Field) or shape not in (None, tree.shape) or dtype not in (None, tree.dtype):
-                raise SchemaError(
-                    f"the store that is there has {part} {tree}, not {shape or ''} {dtype or ''}".rstrip()
-                )
+                raise SchemaError(f"the existing store has {part} {tree}, not {shape or ''} {dtype or ''}".rstrip())
 
 
 def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
-    """Return the dtype of a field by its first value: float32 for float64, int64 for a bool of Python's, else its own.
+    """Return the dtype of a field by its first value: float32 for float64, int64 for Python's bool, else its own.
 
-    A network computes in float32: float64 is what Python and numpy make of any number, and seldom a choice.
+    Networks compute in float32. float64 is the default of Python and numpy, and seldom a choice.
     """
     if type(value) is bool:
         return np.dtype("int64")
@@ -197,10 +200,10 @@ def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
 
 
 def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: bool = False) -> bool:
-    """Tell whether a first observation has a leading axis of one environment.
+    """Return whether a first observation has a leading axis of one environment.
 
-    It has where it is one axis of length 1 more than `shape`. Where no shape is known: where all its leaves have a
-    leading axis of 1, and one of them other axes too, or `batched` says that rewards have that axis.
+    With a known `shape`, the observation must be (1, *shape). Else all its leaves must have a leading axis of length 1.
+    In addition, a leaf must have more axes, or `batched` must say that rewards have that axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

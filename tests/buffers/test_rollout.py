@@ -112,7 +112,7 @@ def test_reading_consumes_nothing_and_a_full_buffer_takes_no_step() -> None:
             filler.add()
             assert torch.equal(buffer.observations, filler.expected()["observations"])
         with pytest.raises(
-            BufferError, match=re.escape("the rollout buffer has all its 6 steps: clear() it")
+            BufferError, match=re.escape("the rollout buffer is full, with 6 steps: call clear()")
         ) as caught:
             filler.add()
         assert isinstance(caught.value, dr.ReplayError)
@@ -283,8 +283,8 @@ def test_last_values_must_be_one_for_each_environment() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give num_steps, the steps of each environment, or capacity"),
-        ({"num_steps": 2, "capacity": 4}, "give num_steps, the steps of each environment, or capacity"),
+        ({}, "give either num_steps, the steps of each environment, or capacity"),
+        ({"num_steps": 2, "capacity": 4}, "give either num_steps, the steps of each environment, or capacity"),
         ({"num_envs": 3, "capacity": 4}, "capacity must be a multiple of num_envs, 3, not 4"),
         ({"num_envs": 0, "num_steps": 4}, "num_envs must be an int of at least 1"),
         ({"num_steps": 4, "num_privileged_obs": -1}, "num_privileged_obs must be an int of at least 0"),
@@ -493,7 +493,7 @@ def test_a_truncation_that_nothing_tells_the_value_of_is_bootstrapped_with_its_o
     given.cut[3, 1], given.done[3, 1] = True, False
     with dr.RolloutBuffer(2, 8) as buffer:
         given.fill(buffer, final=False)
-        with pytest.warns(UserWarning, match="was truncated, and nothing tells the value of its final") as told:
+        with pytest.warns(UserWarning, match="was truncated, and the value of its final") as told:
             buffer.compute_returns_and_advantages(given.last, 0.9, 0.8)
         assert told[0].filename == __file__
         given.final_values = given.values
