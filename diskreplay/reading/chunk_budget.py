@@ -159,7 +159,7 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Reclaim returned pieces, unless the lock is held: its holder, perhaps this very thread, does so then."""
+        """Reclaim returned pieces. If the lock is held, its holder does so, which may be this very thread."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()

@@ -36,8 +36,8 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# Bytes. Rows of at least this size are read from disk page by page: callers ask for the pages they need, and no others.
-# The system's read-ahead at a page fault of narrower rows soon serves another row.
+# Bytes. Rows of at least this size are read from disk page by page: callers request the pages they need, and no others.
+# Of narrower rows, every page is soon needed, so the system may read ahead.
 WIDE_ROW = 1024
 
 # Bytes of the largest chunk file that is read and not mapped. Its rows must be narrow, and its segment sealed: sealed

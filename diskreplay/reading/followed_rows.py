@@ -37,9 +37,10 @@ class _Sealed(NamedTuple):
 class FollowedRows:
     """The rows of all segments that a reader knows, and their episodes. Used by one thread.
 
-    ``slots`` and ``tables`` have the places of the rows, and ``log`` the ended episodes, from `generation` on. ``live``
-    has the lanes that may grow; this is their `LiveLanesOwner`. ``newly_discarded`` has the discarded episodes found
-    since the caller last emptied it. ``lost`` counts the steps of segments that turned out to be damaged.
+    ``slots`` and ``tables`` have the places of the rows. ``log`` has the ended episodes; `generation` is its first
+    generation. ``live`` has the lanes that may grow; this is their `LiveLanesOwner`. ``newly_discarded`` has the
+    discarded episodes found since the caller last emptied it. ``lost`` counts the steps of segments that turned out to
+    be damaged.
     """
 
     def __init__(
