@@ -32,7 +32,7 @@ def advantages(
     done: torch.Tensor,
     gamma: float,
     gae_lambda: float,
-    left: torch.Tensor | None = None,
+    bootstraps: torch.Tensor | None = None,
     final_values: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
@@ -49,9 +49,9 @@ def advantages(
         Whether the step is not bootstrapped: its episode ended there.
     gamma, gae_lambda : float
         Discount per step, and lambda, 0 to 1.
-    left, final_values : (num_steps, columns) bool and float64, or None
-        `left` is True at steps that are bootstrapped with `final_values`; the chain of lambda stops there. None: no
-        such steps.
+    bootstraps, final_values : (num_steps, columns) bool and float64, or None
+        `bootstraps` is True at steps that are bootstrapped with `final_values`. The chain of lambda stops there. None:
+        no such steps.
 
     Returns
     -------
@@ -71,8 +71,8 @@ def advantages(
     # No products with 0: a NaN after an end stays in its episode.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
-    if left is not None and final_values is not None:
-        following, stops = torch.where(left, final_values.to(known), following), done | left
+    if bootstraps is not None and final_values is not None:
+        following, stops = torch.where(bootstraps, final_values.to(known), following), done | bootstraps
     value, chain = known[:-1], gamma * gae_lambda
     advantage = rewards.to(known).add_(following, alpha=gamma).sub_(value)
     rows, stopped = advantage.unbind(), stops.unbind()
@@ -89,12 +89,12 @@ def last_values_argument(values: Any, num_envs: int, device: torch.device) -> to
     return given.reshape(-1)
 
 
-def final_values_argument(values: Any, left: torch.Tensor) -> torch.Tensor:
-    """Return the values of final observations, in shape and device like `left`. Raises ValueError for another shape."""
-    given = _numbers(values, left.device)
-    if given.numel() != left.numel() or given.shape[:2] != left.shape:
-        raise ValueError(f"final_values must be {list(left.shape)}, one for each step, not {list(given.shape)}")
-    return given.reshape(left.shape)
+def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor:
+    """Return final values, in shape and device like `bootstraps`. Raises ValueError for another shape."""
+    given = _numbers(values, bootstraps.device)
+    if given.numel() != bootstraps.numel() or given.shape[:2] != bootstraps.shape:
+        raise ValueError(f"final_values must be {list(bootstraps.shape)}, one for each step, not {list(given.shape)}")
+    return given.reshape(bootstraps.shape)
 
 
 def _numbers(values: Any, device: torch.device) -> torch.Tensor:
@@ -105,7 +105,7 @@ def _numbers(values: Any, device: torch.device) -> torch.Tensor:
     return moved
 
 
-class Behind(NamedTuple):
+class NextRows(NamedTuple):
     """The observations after a step, of the environments in `lanes`, (n,)."""
 
     step: int
@@ -115,7 +115,7 @@ class Behind(NamedTuple):
     @classmethod
     def of_flagged(
         cls, step: int, flags: torch.Tensor, schema: Schema, obs: Any, device: torch.device
-    ) -> "Behind | None":
+    ) -> "NextRows | None":
         """Return copies of the observations of environments with a flag, (num_envs,); None if no flag is set.
 
         Raises SchemaError if an observation does not fit the schema.
@@ -135,25 +135,25 @@ class FinalObservations:
     """The observations after steps of a rollout, in the order of steps and environments. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._behind: list[Behind] = []
+        self._next_rows: list[NextRows] = []
 
-    def add(self, behind: Behind) -> None:
+    def add(self, next_rows: NextRows) -> None:
         """Add the observations after a step."""
-        self._behind.append(behind)
+        self._next_rows.append(next_rows)
 
     def nested(self, schema: Schema) -> Any:
         """Return all observations, (n, ...), nested like the schema's observations."""
-        rows = [behind.rows for behind in self._behind]
+        rows = [next_rows.rows for next_rows in self._next_rows]
         return schema.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
 
-    def values(self, schema: Schema, left: torch.Tensor, value_fn: Callable[[Any], Any]) -> torch.Tensor:
+    def values(self, schema: Schema, bootstraps: torch.Tensor, value_fn: Callable[[Any], Any]) -> torch.Tensor:
         """Return the values of the observations after some steps, zeros elsewhere.
 
         Parameters
         ----------
         schema : Schema
             The schema of the rollout.
-        left : (steps, num_envs) bool Tensor
+        bootstraps : (steps, num_envs) bool Tensor
             True at these steps.
         value_fn : callable
             Computes the values of observations, from (n, ...) to (n,) or (n, 1). It is called once.
@@ -170,8 +170,8 @@ class FinalObservations:
         ValueError
             `value_fn` returned another shape.
         """
-        lacking = left.clone()
-        for step, lanes, _ in self._behind:
+        lacking = bootstraps.clone()
+        for step, lanes, _ in self._next_rows:
             lacking[step, lanes] = False
         if bool(lacking.any()):
             step, env = lacking.nonzero()[0].tolist()
@@ -179,11 +179,11 @@ class FinalObservations:
                 f"step {step} of environment {env} was truncated, and its final observation was not added, so value_fn "
                 "cannot compute its value: give final_observations to add, or final_values"
             )
-        steps = torch.cat([torch.full_like(lanes, step) for step, lanes, _ in self._behind])
-        lanes = torch.cat([lanes for _, lanes, _ in self._behind])
-        wanted = left[steps, lanes]
+        steps = torch.cat([torch.full_like(lanes, step) for step, lanes, _ in self._next_rows])
+        lanes = torch.cat([lanes for _, lanes, _ in self._next_rows])
+        wanted = bootstraps[steps, lanes]
         obs = map_tree(lambda tensor: tensor[wanted].cpu().numpy(), self.nested(schema))
-        found = torch.zeros(left.shape, dtype=wide_dtype(left.device), device=left.device)
-        fresh = evaluated(torch_values(value_fn, left.device), obs, int(wanted.sum()))
+        found = torch.zeros(bootstraps.shape, dtype=wide_dtype(bootstraps.device), device=bootstraps.device)
+        fresh = evaluated(torch_values(value_fn, bootstraps.device), obs, int(wanted.sum()))
         found[steps[wanted], lanes[wanted]] = torch.from_numpy(fresh).to(found)
         return found

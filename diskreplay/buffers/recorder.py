@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from diskreplay.buffers.columns import Columns
-from diskreplay.buffers.estimates import Behind
+from diskreplay.buffers.estimates import NextRows
 from diskreplay.errors import StorageFull
 from diskreplay.sampling.gatherer import HostCopy
 from diskreplay.schema.schema import Schema
@@ -43,7 +43,7 @@ class Recorder:
         _alive.add(self)
 
     def append(
-        self, schema: Schema, rows: Columns, behind: Behind | None, new_writer: Callable[[], VectorWriter]
+        self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
         """Append a step of all environments, and the observations after it of some, in the thread.
 
@@ -56,7 +56,7 @@ class Recorder:
         if self._writer is None:
             self._writer = new_writer()
             self._writer.report_cuts_to(self._leave_cut)
-        writer, step = self._writer, self._host_copy.later(rows, None if behind is None else behind[1:])
+        writer, step = self._writer, self._host_copy.later(rows, None if next_rows is None else next_rows[1:])
 
         def call() -> None:
             if self._error is None:
@@ -110,16 +110,16 @@ class Recorder:
         """Do nothing: the buffer warns of an observation that does not continue its episode."""
 
 
-def _write(writer: VectorWriter, schema: Schema, rows: Columns, behind: tuple[torch.Tensor, Columns] | None) -> None:
+def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple[torch.Tensor, Columns] | None) -> None:
     """Append a step of all environments, and the observations after it of some lanes."""
     arrays = {path: row.cpu().numpy() for path, row in rows.items()}
     values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
     values |= schema.unflatten("extra", arrays)
     values |= {name: arrays[name] != 0 for name in FLAGS}
-    if behind is None:
+    if next_rows is None:
         writer.append(**values)
         return
-    lanes, final = behind[0].cpu().numpy(), behind[1]
+    lanes, final = next_rows[0].cpu().numpy(), next_rows[1]
     following = {path: arrays[path].copy() for path in final}
     for path, obs in final.items():
         following[path][lanes] = obs.cpu().numpy()

@@ -11,8 +11,8 @@ from diskreplay.buffers.backing import Backed
 from diskreplay.buffers.columns import ColumnMemory, Columns, leaf_rows, tensor_of
 from diskreplay.buffers.estimates import (
     NO_FINAL_VALUES,
-    Behind,
     FinalObservations,
+    NextRows,
     advantages,
     final_values_argument,
     last_values_argument,
@@ -255,21 +255,23 @@ class RolloutBuffer(Backed):
             rows["truncated"] = self._flags(truncated, "truncated", reward)
         for part, value in (("obs", obs), ("action", action), ("reward", reward), ("extra", extra)):
             rows.update(leaf_rows(schema, part, value, lanes))
-        behind = None
+        next_rows = None
         if next_obs is not None:
-            behind = Behind.of_flagged(self._steps, torch.ones(lanes), schema, next_obs, self._device)
+            next_rows = NextRows.of_flagged(self._steps, torch.ones(lanes), schema, next_obs, self._device)
         elif final_obs is not None and truncated is not None:
-            behind = Behind.of_flagged(self._steps, rows["truncated"], schema, final_obs, self._device)
+            next_rows = NextRows.of_flagged(self._steps, rows["truncated"], schema, final_obs, self._device)
         columns = self._columns = self._columns or self._new_columns(schema)
         for path, row in rows.items():
             columns[path][self._steps].copy_(row)
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, behind)  # if no store can be made, nothing is added
-        self._expected = behind.rows if next_obs is not None and behind is not None and not bool(ended[0]) else None
-        if behind is not None:
-            self._final.add(behind)
+            self._record(self._recorder, schema, next_rows)  # if no store can be made, nothing is added
+        self._expected = (
+            next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
+        )
+        if next_rows is not None:
+            self._final.add(next_rows)
         self._has_truncated |= truncated is not None
         self._pushed &= next_obs is not None
         self._steps += 1
@@ -306,10 +308,10 @@ class RolloutBuffer(Backed):
         self._has_truncated = True
         self._warn("cut", DISCONTINUITY)
 
-    def _record(self, recorder: Recorder, schema: Schema, behind: Behind | None) -> None:
+    def _record(self, recorder: Recorder, schema: Schema, next_rows: NextRows | None) -> None:
         """Append the new step to the store, in the thread, which copies it from the device."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
-        recorder.append(schema, rows, behind, lambda: self._new_writer(schema))
+        recorder.append(schema, rows, next_rows, lambda: self._new_writer(schema))
 
     def _new_writer(self, schema: Schema) -> VectorWriter:
         self._writer = None
@@ -385,9 +387,9 @@ class RolloutBuffer(Backed):
         if self._has_unchecked and bool(((dones != 0) & (dones != 1) | (truncated != 0) & (truncated != 1)).any()):
             raise SchemaError("dones and truncated must be bools, or 0 and 1")
         done = dones != 0
-        left = (truncated != 0) & ~done
-        is_left = self._has_truncated and bool(left.any())
-        if self._has_truncated and not is_left and bool(truncated.any()):
+        bootstraps = (truncated != 0) & ~done
+        any_bootstraps = self._has_truncated and bool(bootstraps.any())
+        if self._has_truncated and not any_bootstraps and bool(truncated.any()):
             self._warn(
                 "ends",
                 "every truncated step is done as well, and so none is bootstrapped: if truncated is given, dones must "
@@ -395,12 +397,12 @@ class RolloutBuffer(Backed):
             )
         final = batch["value"]
         if final_values is not None:
-            final = final_values_argument(final_values, left)
-        elif is_left and value_fn is None:
-            self._warn("unknown", NO_FINAL_VALUES.format(*left.nonzero()[0].tolist()))
-        elif is_left:
-            final = self._final.values(schema, left, value_fn)
-        ends = (left, final) if is_left else ()
+            final = final_values_argument(final_values, bootstraps)
+        elif any_bootstraps and value_fn is None:
+            self._warn("unknown", NO_FINAL_VALUES.format(*bootstraps.nonzero()[0].tolist()))
+        elif any_bootstraps:
+            final = self._final.values(schema, bootstraps, value_fn)
+        ends = (bootstraps, final) if any_bootstraps else ()
         return advantages(batch["reward"], batch["value"], last, done, gamma, gae_lambda, *ends)
 
     def _warn(self, kind: str, message: str) -> None:

@@ -52,16 +52,16 @@ class Follower:
 
     def _begin(self, generation: int) -> "_Generation":
         """Read the whole store; repeat if segments are merged into packs meanwhile."""
-        left = _ATTEMPTS
+        attempts = _ATTEMPTS
         while True:
             try:
                 known = KnownSegments(self._root, self._counters, self._warns, self._least)
                 return _Generation(self._root, self._counters, known, self._kernel, generation)
             except Merged as merged:
                 self._least = min(self._least, merged.least)
-                if not left:
+                if not attempts:
                     raise
-                left -= 1
+                attempts -= 1
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         """Use the compiled kernels that ``kernel(name)`` returns."""

@@ -67,8 +67,8 @@ class StepAccount:
         segments, total = self.segments.copy(), self.total
         for number in numbers:
             gone = segments.pop(number)
-            left = Steps(*(one - other for one, other in zip(total, gone, strict=True)))
-            total = left._replace(inserted=total.inserted, evicted=left.evicted + gone.inserted)
+            rest = Steps(*(one - other for one, other in zip(total, gone, strict=True)))
+            total = rest._replace(inserted=total.inserted, evicted=rest.evicted + gone.inserted)
         return replace(self, total=total, segments=segments)
 
 

@@ -109,8 +109,9 @@ class MixedSampler(IterableDataset[Batch]):
         counts = np.floor(exact + 1e-9).astype(np.int64)
         rest = size - int(counts.sum())
         if rest:
-            left = np.maximum(exact - counts, 0.0)
-            counts += np.bincount(self._rng.choice(len(left), rest, p=left / left.sum()), minlength=len(left))
+            remainders = np.maximum(exact - counts, 0.0)
+            chosen = self._rng.choice(len(remainders), rest, p=remainders / remainders.sum())
+            counts += np.bincount(chosen, minlength=len(remainders))
         found: list[int] = counts.tolist()
         return found
 

@@ -573,11 +573,11 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(wide_dtype(tensor.device))
 
 
-def _result(exact: torch.Tensor, came: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Return the clipped result in the dtype of `came` if that is floating point, else in float32."""
+def _result(exact: torch.Tensor, given: torch.Tensor, clip: float | None) -> torch.Tensor:
+    """Return the clipped result in the dtype of `given` if that is floating point, else in float32."""
     if clip is not None:
         exact = exact.clamp_(-clip, clip)
-    return exact.to(came.dtype if came.is_floating_point() else torch.float32)
+    return exact.to(given.dtype if given.is_floating_point() else torch.float32)
 
 
 def _as_came(value: Any, change: Any) -> Any:

@@ -121,8 +121,8 @@ class Target:
 
     def ids(self) -> Ints:
         """Return the ids that can be drawn."""
-        left = self.active.drawable(self.population)
-        return np.concatenate([_NONE, *self.population.ids()]) if left is None else left
+        limited = self.active.drawable(self.population)
+        return np.concatenate([_NONE, *self.population.ids()]) if limited is None else limited
 
     def count(self) -> int:
         """Return the number of ids that can be drawn."""
@@ -133,8 +133,8 @@ class Target:
         return 0 if self.population.snapshot is None else self._count_of(self.bounded)
 
     def _count_of(self, distribution: Distribution) -> int:
-        left = distribution.drawable(self.population)
-        return self.population.share_size() if left is None else len(left)
+        limited = distribution.drawable(self.population)
+        return self.population.share_size() if limited is None else len(limited)
 
     def priority_sum(self) -> float:
         """Return the sum of the ids' priorities, NaN before the first refresh."""
