@@ -1,1 +1,1 @@
-"""Pure array functions: short serial kernels. Nothing here knows a file."""
+"""Kernels: short serial functions of arrays. They access no files."""

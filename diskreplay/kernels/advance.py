@@ -1,6 +1,6 @@
-"""Make the next snapshot of a store in one call: see `advancing`.
+"""Make the next snapshot of a store in one call; see `advancing`.
 
-Each call from Python costs as much as following a step, hiding one, or making the record.
+A call from Python takes about the same time as the work itself: following a step, hiding one, writing the record.
 """
 
 from diskreplay.ids import Ints
@@ -17,10 +17,10 @@ else:
 
 @jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")
 def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
-    """Write the record of a snapshot: its head, and what is known of the lanes of the segments that may grow.
+    """Write the record of a snapshot: its head, and the rows of lanes that may grow.
 
-    `growing` and `rows` are those of `follow`, `oldest` the first row of each lane that is not hidden: none of
-    an episode that began at `reached` or later.
+    `growing` and `rows` are the arrays of `follow`. `oldest` is the first visible row of each lane. No step is hidden
+    of an episode that began at time `reached` or later.
     """
     for column in range(frozen.HEAD):
         record[column] = head[column]
@@ -38,7 +38,7 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
 
 @jit.inner
 def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
-    """Write the record of what was followed, and is not hidden."""
+    """Write the record of the followed lanes, without their hidden rows."""
     growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
     oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
     freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
@@ -48,7 +48,7 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Follow lanes, and write the record of a snapshot if found[CHANGED]; see `follow` and `advancing` for the result.
 
-    For `tables` see `advancing.GROWING`. `until` and `newer` are there for `advance_hiding`, which is called alike.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored: `advance_hiding` has the same arguments.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)
@@ -59,9 +59,9 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Do what `advance` does, and hide what is more than hidden[CAPACITY] steps, or was published before `until`.
+    """Do what `advance` does, and hide the steps beyond hidden[CAPACITY] and all published before `until`.
 
-    Where anything was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` comes in place of the first rows before.
+    If any step was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` gets the new first visible rows.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]
@@ -72,7 +72,7 @@ def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     steps = found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN]
     hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
     hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
-    # Or it goes on with what it has begun, before the time of a step was mapped.
+    # The last case: an earlier call returned UNMAPPED in between.
     if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
         if hidden[hiding.READY] == 0:
             return advancing.UNREADY

@@ -1,16 +1,16 @@
-"""Where compiled kernels are kept, and how processes share the work of compiling them.
+"""The folder of compiled kernels, and how processes share the work of compiling.
 
-numba keeps machine code next to the source, and only looks at the file of a function, not at those of the functions
-that it calls. So the sources of all kernels are copied into a folder that is named after them, the versions of numba
-and the processor, and imported from there: no release, and no edit, ever sees machine code of another one. The folder
-lies where `NUMBA_CACHE_DIR` says, else in the user's cache, and never next to the package, where nothing would remove
-it: after an uninstall, what is left of a package's folders can still be imported, as a namespace with nothing in it.
-Without either place each process compiles for itself, and a warning says so.
+numba keeps machine code next to the source. It checks only the file of a function, not the files of the functions that
+it calls. So the sources of all kernels are copied to a folder and imported from there. The folder's name is a digest of
+the sources, the versions of Python and numba, and the processor: no release and no edit ever loads machine code of
+another one. The folder is in `NUMBA_CACHE_DIR`, or else in the user's cache. It is never next to the package: an
+uninstall would leave it there, and Python would import the remaining folder as an empty namespace package. If no folder
+can be written, each process compiles for itself, and a warning says so.
 
-Of processes that start at once, one compiles a kernel, and says so, and the others wait for what it saves. What cannot
-be read is compiled again, what cannot be saved is not: a full disk or a damaged file costs time and nothing else.
+If processes start together, one compiles a kernel and logs that, and the others wait for the saved code. A damaged file
+is compiled again, and a full disk only means that kernels are not saved: both cost time and nothing else.
 
-A process that knows which kernels it needs has a second process compile the last ones meanwhile: see `Several`.
+A process that knows which kernels it needs starts a second process that compiles the last ones; see `Several`.
 """
 
 import gc
@@ -45,25 +45,25 @@ COMPILING = (
 )
 _NAME = "diskreplay-"
 _NOTE = ".compiled"
-# Folders of other sources that are left beside a new one.
+# Most folders of kernels that are kept, the new one included.
 _KEPT = 8
-# Seconds. A process that holds the lock for so long is stopped or stuck: then it is quicker to compile.
+# Seconds to wait for a lock. A process that holds it longer is probably stopped: then compiling is quicker.
 _PATIENCE = 60.0
 _POLL = 0.02
-# Seconds since the epoch: when sources were copied, by all processes that do so. numba keeps it with the machine code.
+# Modification time of all copied sources, in seconds since the epoch. numba saves and compares it.
 _ONE_TIME = 1e9
-# A terminal's line from its start on, whatever it shows.
+# Moves to the start of a terminal's line and clears it.
 _LINE = "\r\x1b[K"
 
 compiling = threading.RLock()
-# Folders that have refused a file: nothing more is kept there.
+# Folders where saving a kernel failed: nothing more is saved there.
 _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Fork between two kernels: a child would wait for ever for the thread that compiles one.
+    """Delay forks while a kernel is compiled: the child would wait forever for the compiling thread.
 
-    What is registered last is done first: this may be called again.
+    Python runs the last registered function first, so this is called again after imports that register others.
     """
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
@@ -72,13 +72,13 @@ _hold_at_forks()
 
 
 def is_disabled() -> bool:
-    """Tell whether `NUMBA_DISABLE_JIT`, or the program, asks for functions that are not compiled."""
+    """Return whether `NUMBA_DISABLE_JIT`, or the program, has disabled compiling."""
     return not hasattr(numba.njit(is_disabled), "signatures")
 
 
 @cache
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
-    """Return a kernel, loaded or compiled; shared ones that it calls are too, before it."""
+    """Load or compile a kernel, after the shared kernels that it calls."""
     path = folder()
     package = import_kernels(path)
     jit, function = import_module(f"{package}.jit"), getattr(import_module(f"{package}.{module}"), name)
@@ -91,7 +91,7 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """Load a kernel, or compile it while others wait, and note that it is there."""
+    """Load a kernel, or compile and save it while other processes wait."""
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
     try:
@@ -113,7 +113,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
         with suppress(OSError):
             note.touch()
         return found
-    except (OSError, RuntimeError):  # a full disk, or a folder that is gone; only then is a kernel compiled twice
+    except (OSError, RuntimeError):  # a full disk, or a deleted folder: the kernel is compiled a second time
         _refusing.add(str(path))
         return jit.compiled(function, kept=False)
     finally:
@@ -123,7 +123,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Leave cycles alone meanwhile: looking for them again and again takes a sixth of the time of compiling."""
+    """Pause garbage collection: it would take a sixth of the time of compiling."""
     was_on = gc.isenabled()
     try:
         gc.disable()
@@ -135,7 +135,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @cache
 def folder() -> str | None:
-    """Return the folder of compiled kernels, which can be written, or None with a warning."""
+    """Return the writable folder of compiled kernels, or warn and return None."""
     path, why = find_folder()
     if path is None:
         warn_caller(why, RuntimeWarning)
@@ -143,9 +143,9 @@ def folder() -> str | None:
 
 
 def find_folder() -> tuple[str | None, str]:
-    """Make the folder of compiled kernels if it is missing, and return it; or None and a warning.
+    """Return the folder of compiled kernels, with their sources, or None and a warning.
 
-    It has the sources of these kernels.
+    A missing folder is created.
     """
     tried = []
     for parent in _parents():
@@ -156,7 +156,7 @@ def find_folder() -> tuple[str | None, str]:
             for name, text in _sources().items():
                 _put(path, name, text)
             tempfile.TemporaryFile(dir=path).close()
-            os.utime(path)  # it is in use: see `_prune`
+            os.utime(path)  # marks the folder as used, for `_prune`
         except OSError as error:
             tried.append(str(error))
             continue
@@ -164,18 +164,18 @@ def find_folder() -> tuple[str | None, str]:
             _prune(parent)
         return str(path), ""
     return None, (
-        "compiled kernels cannot be kept, so each process compiles them for itself "
-        f"({'; '.join(tried) or 'the user has no home'}): set NUMBA_CACHE_DIR to a folder that can be written"
+        "compiled kernels cannot be saved, so each process compiles them for itself "
+        f"({'; '.join(tried) or 'the user has no home'}): set NUMBA_CACHE_DIR to a writable folder"
     )
 
 
 def count_kept(path: str) -> int:
-    """Return how many compiled kernels a folder has."""
+    """Return the number of compiled kernels in a folder."""
     return sum(name.endswith(_NOTE) for name in os.listdir(path))
 
 
 def _put(path: Path, name: str, text: bytes) -> None:
-    """Write a file, unless it is there."""
+    """Write a file, unless it exists with this text."""
     with suppress(FileNotFoundError):
         if (path / name).read_bytes() == text:
             return
@@ -190,7 +190,7 @@ def _put(path: Path, name: str, text: bytes) -> None:
 
 @cache
 def import_kernels(path: str | None) -> str:
-    """Import the package of kernels that are compiled from a folder, None: from this one; return its name."""
+    """Import the copy of this package in a folder, None: from the package's own folder; return its name."""
     package, here = f"diskreplay_{source_digest()[:16]}", path or os.path.dirname(__file__)
     spec = importlib.util.spec_from_file_location(package, f"{here}/__init__.py", submodule_search_locations=[here])
     if spec is None or spec.loader is None:
@@ -203,7 +203,7 @@ def import_kernels(path: str | None) -> str:
 def _parents() -> Iterator[Path]:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(chosen)
-    # Relative paths are not looked at: the first as its specification asks, the second where there is no home.
+    # Relative paths are ignored: the first by the XDG specification, the second because the user has no home then.
     for cache_home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(cache_home):
             yield Path(cache_home) / "diskreplay"
@@ -212,15 +212,16 @@ def _parents() -> Iterator[Path]:
 
 @cache
 def _sources() -> dict[str, bytes]:
-    """Return the source of all kernels by the names of their files."""
+    """Return the sources of all kernels by file name."""
     return {path.name: path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))}
 
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256 of what kernels are compiled from, with and for.
+    """Return the SHA-256 of everything that machine code depends on.
 
-    That is their source, and that of `ids`, whose numbers they contain; Python, numba and llvmlite; the processor.
+    This is the sources of the kernels and of `ids`, whose constants they contain; the versions of Python, numba and
+    llvmlite; and the processor.
     """
     digest = hashlib.sha256("\0".join((sys.version, numba.__version__, version("llvmlite"), *_processor())).encode())
     for name, text in {**_sources(), "ids.py": Path(__file__).parents[1].joinpath("ids.py").read_bytes()}.items():
@@ -229,7 +230,7 @@ def source_digest() -> str:
 
 
 def _processor() -> Iterator[str]:
-    """Yield what machine code depends on of the first processor, and what numba is told of it."""
+    """Yield the model and features of the first processor, and numba's settings for it."""
     with suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in lines:
             if line.startswith(("model name", "flags", "Features", "CPU ")):
@@ -241,7 +242,7 @@ def _processor() -> Iterator[str]:
 
 
 def _prune(parent: Path) -> None:
-    """Remove the folders of sources that were used longest ago, and numba's own of the same name."""
+    """Remove all but the last used folders of kernels, and numba's folders with the same names."""
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
         kept = list(dict.fromkeys(path.name.partition("_")[0] for path in found))[:_KEPT]
@@ -252,7 +253,7 @@ def _prune(parent: Path) -> None:
 
 @cache
 def _tell() -> None:
-    """Say why the first batch takes long: on stderr too, where nobody has set up logging."""
+    """Log why the first batch takes long; without a logging setup, this goes to stderr."""
     logging.getLogger("diskreplay").warning(COMPILING)
 
 
@@ -261,12 +262,10 @@ _here = threading.local()
 
 
 class Several:
-    """Kernels that are needed one after the other: a terminal shows which of them is compiled, and a process helps.
+    """Compiles several kernels: the terminal shows progress, and a second process helps. For one thread.
 
-    The process begins when the first kernel must be compiled, and compiles from the last one on: both meet. It does so
-    once for all processes that start at once.
-
-    Concurrency: for one thread.
+    The second process starts when the first kernel must be compiled, and works from the last kernel backwards until
+    both meet. Processes that start together share one helping process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -274,7 +273,7 @@ class Several:
         self._helper: subprocess.Popen[bytes] | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names; each kernel is to be asked for before the next one."""
+        """Yield the names; the caller must get each kernel before the next name."""
         _here.several = self
         try:
             for at, name in enumerate(self._names):
@@ -289,7 +288,7 @@ class Several:
                 _show(_LINE)
 
     def note_missing(self) -> None:
-        """Note that the kernel that was asked for must be compiled."""
+        """Note that the current kernel must be compiled."""
         left = self._names[self._at + 1 :]
         has_interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)
         if not self._is_told and left and has_interpreter and len(os.sched_getaffinity(0)) > 1:
@@ -300,7 +299,7 @@ class Several:
 
 
 def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Begin a process that runs `table.help_compiling`, with the import path of this one."""
+    """Start a process that runs `table.help_compiling`, with the import path of this process."""
     code = "import sys; from diskreplay.kernels import table; table.help_compiling(sys.argv[1:])"
     imported_from = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
     return subprocess.Popen(
@@ -309,12 +308,12 @@ def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": imported_from, "NUMBA_CACHE_DIR": os.path.dirname(folder() or "")},
-        process_group=0,  # what interrupts this one at a terminal does not interrupt that one
+        process_group=0,  # an interrupt from the terminal reaches only this process
     )
 
 
 def helper_lock() -> "BaseFileLock":
-    """Return the lock of the process that helps, not yet taken: there is one for each folder of kernels."""
+    """Return the lock of the helping process, not yet acquired; each folder of kernels has one."""
     return _file_lock()(f"{folder()}/lock-helper", timeout=0, fallback_to_soft=False)
 
 
@@ -327,20 +326,20 @@ def _show(text: str) -> None:
 
 @cache
 def _file_lock() -> "type[BaseFileLock]":
-    # Here and not above: it takes longer to import than kernels that were compiled before take to load.
+    # Imported late, because the import takes longer than loading compiled kernels.
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
-    # filelock takes a lock of its own at a fork, and whoever compiles takes that one behind ours.
+    # filelock acquires its own lock at a fork. Compiling threads acquire ours first, so a fork must, too.
     _hold_at_forks()
     return FileLock
 
 
 def _locked(path: str) -> "BaseFileLock | None":
-    """Return a lock that is held by the file of a kernel; None where none can be had, or not for long."""
-    # Not `fallback_to_soft`: a file that stands for a lock would outlive a process that is killed.
+    """Acquire and return the lock of a kernel's file; None if the system has no locks, or after `_PATIENCE`."""
+    # Not `fallback_to_soft`: a lock that is only a file would outlive a killed process.
     lock = _file_lock()(path, timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:
         lock.acquire()
-    except OSError:  # a timeout is one
+    except OSError:  # includes timeouts
         return None
     return lock

@@ -1,14 +1,14 @@
-"""Copies of rows: runs of lanes into a rollout, a step into many lanes, and what goes past the caches.
+"""Copies of rows: runs of lanes into a rollout, one step into many lanes, and copies past the caches.
 
-`copy_runs` finds once where the rows of a run are that lie in one chunk, and reads these one behind the other. The next
-runs are on their way from memory meanwhile.
+`copy_runs` computes the address of a run once per chunk and reads the rows in sequence, while it prefetches the next
+runs.
 
-The rows that `write_lanes` writes are apart in memory, most of them in pages of their own. Those of the lanes after the
-next ones are on their way into the caches by the time they are written: that takes a third of the time.
+`write_lanes` writes rows far apart in memory, mostly in separate pages. It prefetches the rows of later lanes, which
+reduces its time to a third.
 
-A plain store reads the line that it is about to overwrite. A streamed one does not, so that a copy moves two thirds of
-the bytes: measured on batches of 14 and 37 MB, 1.45 and 1.7 to 2.4 times the bandwidth of memcpy. What is
-copied has to be fetched from memory by whoever reads it, so a smaller batch had better stay in the cache.
+A plain store instruction reads the cache line that it overwrites. A streamed one does not, so a copy moves two thirds
+of the bytes: on batches of 14 and 37 MB it had 1.45 and 1.7 to 2.4 times the bandwidth of memcpy. But the next reader
+has to fetch a streamed batch from memory, so smaller batches are not streamed and stay in the cache.
 """
 
 from diskreplay.ids import Ints
@@ -18,29 +18,29 @@ from .huge_pages import CACHE_LINE
 from .jit import STREAM_BLOCK, copy_bytes, stream_block
 
 _RUNS_AHEAD = 4
-_LINES = 6  # lines of the caches; what comes behind these is read ahead by the processor
+_LINES = 6  # cache lines; the processor reads ahead after these
 
-# Rows of the table of runs, a column each: the slot of the segment, the lane, its first row, the number of rows, and
-# the item that the first row is in the batch.
+# Rows of the table of runs, a column per run. SLOT, LANE and ROW place the first row, COUNT is the number of rows, and
+# ITEM is the item of the batch for the first row.
 SLOT, LANE, ROW, COUNT, ITEM = range(5)
 RUN_ROWS = 5
 
 
 @jit.inner
-def _copy_apart(target: int, apart: int, source: int, row_bytes: int, count: int) -> None:
-    """Copy successive rows to places that are so many bytes apart."""
-    # Of a constant width a copy is a move and no call.
+def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: int) -> None:
+    """Copy successive rows to places `spacing` bytes apart."""
+    # A copy of constant width is a move instruction, not a call.
     if row_bytes == 4:
         for j in range(count):
-            copy_bytes(target + j * apart, source + j * 4, 4)
+            copy_bytes(target + j * spacing, source + j * 4, 4)
     else:
         for j in range(count):
-            copy_bytes(target + j * apart, source + j * row_bytes, row_bytes)
+            copy_bytes(target + j * spacing, source + j * row_bytes, row_bytes)
 
 
 @jit.inner
 def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
-    """Return where row `done` of a run is, 0 if it is not mapped, and how many its chunk has from there on."""
+    """Return the address of row `done` of a run, 0 if it is not mapped, and the rows left in its chunk."""
     slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
     folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:
@@ -60,10 +60,10 @@ def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[
 
 @jit.kernel("int", "ints", "ints", "ints2", "int", "int", "int", "int")
 def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begin: int, until: int) -> int:
-    """Copy the rows of the runs `begin` to below `until` to the items of a batch at an address.
+    """Copy the rows of runs `begin` to `until` - 1 to the items of a batch at address `out`.
 
-    The items of a run are so many `columns` apart. `record` is a snapshot's, see `frozen`, and `line` the table of the
-    leaf, see `gathering.table_line`. Returns the first run with a row that is not mapped, or -1.
+    Successive steps of a run are `columns` items apart. `record` is a snapshot's, see `frozen`, and `line` is the table
+    of the leaf, see `gathering.table_line`. Returns the first run with an unmapped row, or -1.
     """
     row_bytes = line[cols.ROW_BYTES]
     for i in range(begin, until):
@@ -77,13 +77,14 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
             if source == 0:
                 return i
             count = min(count, runs[COUNT, i] - done)
-            _copy_apart(target + done * columns * row_bytes, columns * row_bytes, source, row_bytes, count)
+            _copy_spaced(target + done * columns * row_bytes, columns * row_bytes, source, row_bytes, count)
             done += count
     return -1
 
 
-# A field in the record: its first chunk that any of the rows is in, the binary logarithm of the rows of a chunk, the
-# bytes of a row, the address of the rows that are written, and where in the record the addresses of its chunks begin.
+# A field in the record. FIRST_CHUNK is the first chunk with any of the rows. SHIFT is the binary logarithm of the rows
+# per chunk. SOURCE is the address of the rows to write. BASES is the place in the record where the addresses of the
+# field's chunks begin.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
 
@@ -92,7 +93,7 @@ _LANES_AHEAD = 8
 
 @jit.inner
 def _copy_row(target: int, source: int, count: int) -> None:
-    # Of a constant width a copy is a move and no call.
+    # A copy of constant width is a move instruction, not a call.
     if count == 4:
         copy_bytes(target, source, 4)
     elif count == 8:
@@ -105,9 +106,9 @@ def _copy_row(target: int, source: int, count: int) -> None:
 
 @jit.kernel("none", "ints", "ints", "ints", "int")
 def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
-    """Write row rows[i] of lanes[i] in so many fields of a record, the i-th of those at each field's `SOURCE`.
+    """Write row rows[i] of lanes[i] in each of `fields` fields of a record, from row i at the field's `SOURCE`.
 
-    All chunks between the first and the last that rows are in are mapped.
+    All chunks from the first to the last that have any of the rows must be mapped.
     """
     last = rows.size - 1
     for field in range(fields):
@@ -128,14 +129,14 @@ def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
 
 
 WIDE = 1024
-"""Bytes of a run below which it is not worth it."""
+"""Least bytes of a run that is streamed: below, streaming gains nothing."""
 
 
 @jit.kernel("none", "int", "int", "int")
 def stream(target: int, source: int, count: int) -> None:
-    """Copy `count` bytes from one address to another, past the caches; the ranges do not overlap.
+    """Copy `count` bytes from one address to another, past the caches; the ranges must not overlap.
 
-    Before another thread may look, the caller has to `fence`, once for any number of copies.
+    The caller must `fence` before another thread reads the copies, once for any number of them.
     """
     head = min(-target & 31, count)
     copy_bytes(target, source, head)

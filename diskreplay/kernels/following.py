@@ -1,7 +1,8 @@
-"""Follow lanes that grow: from counters in memory and new flags to ended episodes and the open one of each lane.
+"""Follow lanes that grow: read counters and new flags, and find ended episodes and the open one of each lane.
 
-A writer stores `observed` and `committed` of a lane behind the rows that they show, and so they are read in that order
-here. All that is new of a lane is looked at once, one byte a row. A store without numba uses the plain twin.
+A writer stores the counters `observed` and `committed` of a lane after the rows that they count. So they are read
+before the rows, `observed` first. Each new row is read once, one byte per row. A store without numba uses the plain
+twin.
 """
 
 import ctypes
@@ -37,43 +38,46 @@ from . import advancing, jit, packed
 from .frozen import OWN_FOLDER
 from .packed import number
 
-# Columns of `growing`, a line a segment that may grow: its slot, its lanes, and the place of the first of them among
-# all lanes; the addresses of the two counters of that one, behind which those of the others lie; up to which row its
-# chunks were found whole; what is added to a time of its rows to make it one since the epoch; its folder in the tables
-# of chunks.
+# Columns of `growing`, a line per segment that may grow. LANES is its number of lanes, PLACE the place of its first
+# lane among all lanes. OBSERVED_AT and COMMITTED_AT are the addresses of that lane's counters; the counters of the
+# other lanes follow. CHECKED is the end of the rows with complete chunks. CLOCK is added to times of its rows to get
+# times since the epoch. FOLDER is its folder in the tables of chunks.
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
-# Rows of `lanes`, one column a lane: rows that are complete, and those whose observation is there; the first row of the
-# open episode or -1, the bits of its end so far, and when its first step was published.
+# Rows of `lanes`, a column per lane. COMMITTED is the number of complete rows, OBSERVED the number of rows with an
+# observation. OPEN_START is the first row of the open episode or -1, OPEN_END the bits of its end so far, and OPEN_TIME
+# the time of publishing of its first step.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# Of an array in the tables of a store: where the chunks of each folder begin in `bases`, how many have room there, the
-# binary logarithm of their rows, and the address of each chunk, 0 where it is not mapped. With no `bases`, times are 0.
+# The table of chunks of one array. Three values by folder: the index in `bases` of the first chunk, the number of
+# chunks with room there, and the binary logarithm of rows per chunk. Then `bases`: the address of each chunk, 0 if it
+# is not mapped. If the `bases` of times are empty, times are 0.
 Chunks = tuple[Ints, ...]
 
-# What `found` holds: how many lines of `ended` are filled, and the steps of these; bits of what changed; the steps
-# of open episodes, to which those of new ones are added; where a segment has to be attended to, its line in `growing`.
-# Whether all was followed, so that the next call does nothing, and whether ended episodes are to be looked at.
+# The numbers of `found`. ENDED is the number of filled lines of `ended`, ENDED_STEPS their steps. CHANGED has the bits
+# of changes. OPEN_STEPS is the number of steps of open episodes. LEFT is the line in `growing` of the segment that made
+# `follow` return. FOLLOWED: all lanes were followed, so the next call does nothing. SPLITS: ended episodes need a
+# check, because one was discarded.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
 
 HIDDEN = 2
-"""The bit of CHANGED that says that steps were hidden; 1 is all else."""
+"""The bit of CHANGED for hidden steps; bit 1 is any other change."""
 
 DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
-"""What `follow` returns: all is followed; a lane of segment LEFT has rows that were not checked or mapped yet; it is
-damaged; its new rows may have more episodes than `ended` has room for: of that lane nothing was taken in. All is
-followed, but episodes ended that are to be looked at first (SPLITS)."""
+"""Results of `follow`. DONE: all lanes are followed. UNCHECKED: a lane of segment LEFT has rows that were not checked
+or mapped yet. DAMAGED: that lane is damaged. FULL: its new rows may have more episodes than `ended` has room for; none
+of its rows were taken in. ADDED: all lanes are followed, but ended episodes need a check first (SPLITS)."""
 
 ENDS = TERMINATED | TRUNCATED
-# What an episode's last step, and the row behind it that is none, say of its end.
+# The bits of an episode's end that its last step has, and the bits that the end marker after it has.
 LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
 
-AHEAD = 32  # lanes
+AHEAD = 32  # lanes to prefetch ahead
 
 _at = np.uint64
 
@@ -83,7 +87,7 @@ WORD = 8  # flags read at once
 
 @jit.inner
 def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
-    """Write an ended episode; one that nothing ended was cut by its writer."""
+    """Write an ended episode; without a flag of its end, it was cut by its writer."""
     if end & ENDS == 0:
         end |= TRUNCATED | CUT
     if end & DISCARDED:
@@ -101,7 +105,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Tell whether the chunks of two rows of a segment, and those between them, have packed."""
+    """Return whether the chunks from one row to another of a segment are all mapped."""
     bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
     count = number(tables, table + packed.CHUNKS, folder)
     for chunk in range(first >> bits, (last >> bits) + 1):
@@ -112,11 +116,11 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 
 @jit.kernel("int", "ints2", "int", "out_ints")
 def follow(tables: Ints, origin: int, found: Ints) -> int:
-    """Take in what lanes have published, unless that was done before (FOLLOWED); see `DONE` for the result.
+    """Take in the published rows of all lanes, unless a call did so before (FOLLOWED); see `DONE` for the result.
 
-    The last segments come first: where a lane has moved on to a newer segment, what it left is read after it left.
-    Ended episodes go to line found[ENDED] of the log and those behind it. For the record of `tables` see
-    `advancing.GROWING`; if there are no TIMES, no time is read.
+    Newer segments come first: if a lane has moved to a newer segment, the old one is read after the lane left it. Ended
+    episodes are written to the log from line found[ENDED] on. For the record of `tables` see `advancing.GROWING`; if
+    TIMES is empty, no times are read.
     """
     if found[FOLLOWED] != 0:
         return DONE
@@ -130,11 +134,11 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
         slot, width, place = growing[line, SLOT], growing[line, LANES], growing[line, PLACE]
         folder, segment = growing[line, FOLDER], (slot + origin) << POSITION_BITS
         bits, chunks = number(tables, advancing.SHIFT, folder), number(tables, advancing.CHUNKS, folder)
-        # Where the address of the segment's first chunk of flags is.
+        # The address of the entry with the segment's first chunk of flags.
         bases = tables[advancing.BASES, packed.ADDRESS] + 8 * number(tables, advancing.FIRST_CHUNK, folder)
         mask = (1 << bits) - 1
         for lane in range(width - 1, -1, -1):
-            # Flags of lanes lie in pages of their own: those of the lane after the next ones are on their way by then.
+            # Flags of lanes lie in separate pages, so they are prefetched some lanes ahead.
             ahead = lane - AHEAD
             if ahead >= 0:
                 row = lanes[COMMITTED, _at(place + ahead)]
@@ -161,16 +165,16 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
             if is_timed and not _are_mapped(tables, advancing.FIRST_TIMES, folder, row, stop - 1):
                 return UNCHECKED
             start, so_far = lanes[OPEN_START, at], lanes[OPEN_END, at]
-            goes_on = stop == row + 1 and start >= 0 and so_far & EPISODE_VALUES == 0
+            is_inside = stop == row + 1 and start >= 0 and so_far & EPISODE_VALUES == 0
             flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
-            if goes_on and jit.load_byte(flags_at) == 0:
-                # A step in the middle of an episode: nearly always.
+            if is_inside and jit.load_byte(flags_at) == 0:
+                # The usual case: one step in the middle of an episode.
                 lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
                 found[OPEN_STEPS] += 1
                 continue
             before, time = so_far & CONTINUES, lanes[OPEN_TIME, at]
             previous = so_far & EPISODE_VALUES  # flags of the row before
-            # Behind the last row an episode is over, too, that its last step ends.
+            # After the last row, an episode that its last step ends is over, too.
             while row < stop or (start >= 0 and previous & ENDS != 0):
                 flags = np.int64(FIRST)
                 if row < stop:
@@ -219,7 +223,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
 
 
 def follow_plain(tables: Ints, origin: int, found: Ints) -> int:
-    """Do what `follow` does: cut each lane's new flags at every row that begins or ends something."""
+    """Do what `follow` does: cut each lane's new flags at all rows that begin or end an episode."""
     if found[FOLLOWED]:
         return DONE
     growing, lanes, ended = (packed.ints2(tables, i) for i in (advancing.GROWING, advancing.ROWS, advancing.ENDED))
@@ -241,7 +245,7 @@ def _follow_lane_plain(
     segment: list[int], lane: int, flags_table: Chunks, time_table: Chunks, origin: int, lanes: Ints, ended: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Take in what one lane has published."""
+    """Take in the published rows of one lane."""
     place, addresses = segment[PLACE] + lane, (segment[OBSERVED_AT] + 8 * lane, segment[COMMITTED_AT] + 8 * lane)
     observed, stop = (ctypes.c_int64.from_address(address).value for address in addresses)
     row, seen, start, so_far, time = lanes[:, place].tolist()
@@ -267,7 +271,7 @@ def _follow_lane_plain(
         *over, (start, so_far) = episodes
         base = ((segment[SLOT] + origin) << POSITION_BITS) + lane
         for first, steps, final, end in over:
-            # Behind all others is the time of an episode that was open before.
+            # The last entry is the time of the episode that was open before.
             line = base + first * segment[LANES], segment[LANES], steps, steps + final, end
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1
@@ -286,7 +290,7 @@ def _follow_lane_plain(
 
 
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
-    """Return what an array has in rows of a lane, None where they are not mapped."""
+    """Return the values of an array in rows of a lane, or None if they are not mapped."""
     (first_chunk, chunks, shift, bases), folder = table, segment[FOLDER]
     parts, bits, size = [], int(shift[folder]), np.dtype(dtype).itemsize
     while row < stop:
@@ -303,7 +307,7 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
     """Return start, steps, final observations and end of each ended episode, and start and end of the open one.
 
-    ``row`` is that of the first flags; None: they are no sequence of episodes.
+    `row` is the row of the first flags. Returns None if the flags are not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES

@@ -1,15 +1,14 @@
-"""A whole batch in one call: find the windows of its ids, copy rows of every leaf, sum rewards.
+"""A whole batch in one call: find the windows of its ids, copy the rows of all leaves, sum rewards.
 
-One call after the other costs microseconds each, and waits for memory leaf after leaf. Here the address of every row is
-formed once, and the row is on its way from memory before the first byte is copied: its first cache line and its last
-one are prefetched when it is found.
+Separate calls would cost microseconds each, and would wait for memory leaf by leaf. Here the address of every row is
+computed once, and its first and last cache lines are prefetched at once, before the first byte is copied.
 
-What is done is said by a record of int64, since each argument of a kernel costs about 50 ns: numbers, and addresses of
-arrays, which whoever writes the record keeps alive. Behind its head it has a line a leaf. The first lines are leaves
-that are copied: `LENGTH` rows from row `BEGIN` + `OFFSET` of a window on, to the array of the batch that `TARGET`
-names. `BEGIN` and `STOP` name rows of the table of windows; see `gathering`. A row below the window's floor is
-replaced by the one at the floor (the first frame of a stack repeats); a row at or above `STOP` comes out as zeros. The
-other lines are summands of the return, and perhaps one that holds the discount of each step.
+The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. It has numbers, and
+addresses of arrays that the caller keeps alive. After its head it has a line per leaf. The first lines are copied
+leaves: `LENGTH` rows from row `BEGIN` + `OFFSET` of a window on, to array `TARGET` of the batch. `BEGIN` and `STOP`
+name rows of the table of windows; see `gathering`. A row below the window's floor is replaced by the row at the floor,
+so that the first frame of a stack repeats. A row at or above `STOP` becomes zeros. The other lines are summands of the
+return, and an optional last line has the discount of each step.
 
 Every row is checked against the table of chunks before its address is formed.
 """
@@ -24,15 +23,15 @@ from .gathering import Bytes, find_windows
 from .huge_pages import CACHE_LINE
 from .jit import copy_bytes, load_byte, load_int, number_of, prefetch, store_byte, store_float32
 
-# Of an index that may be negative for all that the compiler knows, each use costs a comparison.
+# Unsigned indices, because the compiler tests a signed index for being negative at each use.
 _at = np.uint64
-# Items that are found, and then copied: of more, the first rows that were prefetched would have left the caches.
+# Items that are located and then copied together. With more, the first prefetched rows would have left the caches.
 _PART = 512
 
 
 @jit.inner
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Write where the window of each item starts, and 0 where it is not one run of mapped rows; count the latter."""
+    """Write the address of each item's rows, 0 if they are not one run of mapped rows; return the number of zeros."""
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
     begin, stop = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
@@ -44,7 +43,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         r = windows[begin, item] + offset
         row, bits = windows[cols.BEFORE, item] + r, load_int(shifts + 8 * folder)
         chunk, inside = row >> bits, row & ((1 << bits) - 1)
-        # Of a summand, the steps of the window; what is behind them is not read.
+        # Only the steps of the window are read of a summand.
         run = length if leaf < copied else windows[cols.K, item]
         source = np.int64(0)
         is_whole = r >= windows[cols.FLOOR, item] and r + run <= windows[stop, item] and inside + run <= 1 << bits
@@ -62,10 +61,10 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does with windows that were found, and one row of each or its steps: nearly always.
+    """Do what `_locate` does for the usual case: found windows, and their first row or their steps.
 
-    These are not below the floor, nor is the end of the steps behind the stop, so there is less to check and to keep in
-    registers. Each row lies in one cache line.
+    These rows are never below the floor, and the steps never end after the stop. So there is less to check and to keep
+    in registers. Each row lies in one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -94,7 +93,7 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 
 @jit.inner
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
-    """Write where a row of an item's lane is; return how many its chunk has from there on, 0 if it is not mapped."""
+    """Write the address of a row of an item's lane; return the rows left in its chunk, 0 if it is not mapped."""
     item = _at(i)
     folder, row = windows[cols.FOLDER, item], windows[cols.BEFORE, item] + r
     bits = load_int(plan[leaf, cols.SHIFT] + 8 * folder)
@@ -109,15 +108,15 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 
 @jit.inner
 def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
-    """Copy the window of each item, past the caches if runs are wide and that is wanted.
+    """Copy the rows of each item, past the caches if `streamed` and runs are wide.
 
-    Piece by piece where `_locate` found no run, as it did of `left` items of all leaves. Returns the first item with an
-    unmapped row, or -1.
+    Items without an address from `_locate`, `left` in all leaves together, are copied piece by piece. Returns the first
+    item with an unmapped row, or -1.
     """
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
     nbytes, begin, stop_row = length * row_bytes, _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
     is_streamed = streamed != 0 and nbytes >= WIDE
-    # Of a constant width a copy is two moves and no call.
+    # A copy of constant width is two move instructions, not a call.
     if nbytes == 16:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
@@ -163,7 +162,7 @@ def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: i
 
 @jit.inner
 def _number(address: int, kind: int, width: int) -> float:
-    """Read a number of one of `KINDS`."""
+    """Read a number of one of the `KINDS`."""
     if kind == 0 and width == 4:
         return np.float64(jit.load_float32(address))
     if kind == 0 and width == 8:
@@ -176,7 +175,7 @@ def _number(address: int, kind: int, width: int) -> float:
     if kind == 2:
         return np.float64(np.uint64(bits))
     exponent, mantissa = bits >> 10 & 31, bits & 1023
-    # Of a float16: the bits of a float64 with its exponent, or a multiple of the least there is.
+    # A float16: the bits of a float64 with the same exponent, or a multiple of the least denormal number.
     size = mantissa * 2.0**-24
     if exponent > 0:
         size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)
@@ -188,15 +187,15 @@ def _sum(
     windows: Ints, ends: Bytes, plan: Ints, record: Ints, addresses: Ints, begin: int, count: int, missing: int,
     sources: Ints,
 ) -> int:  # fmt: skip
-    """Sum as `nstep` does, and say how windows end; return the first item with an unmapped row, or -1.
+    """Sum as `nstep` does, and write how windows end; return the first item with an unmapped row, or -1.
 
-    `missing` items have no run of the last summand.
+    `missing` is the number of items without an address for the last summand.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]
     terminals, truncations = addresses[record[cols.TERMINATED]], addresses[record[cols.TRUNCATED]]
     kind, width, factor = plan[copied, cols.KIND], plan[copied, cols.ROW_BYTES], number_of(plan[copied, cols.FACTOR])
-    is_simple = plan.shape[0] == copied + 1 and kind == 0 and width == 4 and missing == 0  # nearly always
+    is_simple = plan.shape[0] == copied + 1 and kind == 0 and width == 4 and missing == 0  # the usual case
     for i in range(count):
         item = _at(i)
         k, total, power, done = windows[cols.K, item], 0.0, 1.0, 0
@@ -238,9 +237,9 @@ def _sum(
 
 @jit.inner
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
-    """Find where the rows of windows are that are given, as `find_windows` does of those that it finds.
+    """Find the folders and lines of given windows, as `find_windows` does for windows that it finds.
 
-    Returns the first item whose lane or floor is not one of the snapshot's, or -1.
+    Returns the first item with a lane or floor that the snapshot does not have, or -1.
     """
     for i in range(count):
         item = _at(i)
@@ -255,7 +254,7 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # Values of episodes in a pack may have rows below 0 of their lane, as there are fewer than rows of the pack.
+        # Values of episodes in a pack may have rows below 0 of their lane: a pack has fewer of them than rows.
         if before + windows[cols.FLOOR, item] < 0:
             return i
     return -1
@@ -263,16 +262,15 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 
 @jit.kernel("int", "ints", "ints", "ints", "out_ints", "int", "int")
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
-    """Gather ids[begin:until], and write to these places of the batch's arrays, which lie at `addresses`.
+    """Gather ids[begin:until] into the same places of the batch's arrays, which lie at `addresses`.
 
-    Behind these is a 0: -1 in the record names no array. `snapshot` is its record; see `frozen`.
-
-    Returns an item that has no window or a row that is not mapped, or -1. Threads may share the items of a batch.
+    The last address is followed by a 0, so that array -1 means none. `snapshot` is the record of a snapshot; see
+    `frozen`. Returns an item without a window or with an unmapped row, or -1. Threads may share the items of a batch.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
     while begin < until:
-        # Of the arrays of all items, what lies behind the first of these: an index from 0 on cannot be negative.
+        # Arrays from this part's first item on, so that indices start at 0 and cannot be negative.
         count = min(_PART, until - begin)
         windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
         ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)

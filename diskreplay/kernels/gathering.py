@@ -1,7 +1,7 @@
-"""The windows of ids, the record of a gather plan, and how windows are found among the flags of a lane.
+"""The windows of ids, the record of a gather plan, and the search for windows among the flags of a lane.
 
-Bounds are derived from `done`, one byte a row around the step: the flags are the only record of where episodes start
-and end, so no second table can disagree with them.
+The bounds of a window come from the flags in `done`, one byte per row around the step. Only flags say where episodes
+start and end, so no second table can disagree with them.
 """
 
 import numpy as np
@@ -16,65 +16,68 @@ from .jit import load_byte, load_int, touch
 
 Bytes = NDArray[np.uint8]
 
-# Rows of a table of windows, one column an id.
+# Rows of a table of windows, one column per id.
 SLOT, LANE, ROW = 0, 1, 2
-FLOOR = 3  # the oldest row that a stack may show: the episode's first, or as many rows back as the stack has
-AFTER = 4  # the row k steps later; `find_windows` has the address of the window's first flag there meanwhile
-OBS_STOP = 5  # AFTER + 1 where that row has an observation, 0 where it has none
-STEP_STOP = 6  # AFTER + 1 where that row is a step of the episode, 0 where it is none
-K = 7  # the steps of the window
-FRAMES_STOP = 8  # the row behind the last observation: AFTER + 1 where that row has one, else AFTER
-OWN, OWN_STOP = 9, 10  # what a reader writes there; `find_windows` has the end of the lane in OWN_STOP meanwhile
-# Written by the kernels: the folder whose chunks hold the rows, which line of each is the lane's, and how many rows of
-# the line come before the first of the lane.
+FLOOR = 3  # the oldest row that a stack may show: its depth back, but not before the episode's start
+AFTER = 4  # the row k steps later; at first `find_windows` keeps the address of the window's first flag here
+OBS_STOP = 5  # AFTER + 1 if that row has an observation, else 0
+STEP_STOP = 6  # AFTER + 1 if that row is a step of the episode, else 0
+K = 7  # the number of steps in the window
+FRAMES_STOP = 8  # the row after the last observation: AFTER + 1 if row AFTER has one, else AFTER
+OWN, OWN_STOP = 9, 10  # free for readers; `find_windows` keeps the end of the lane in OWN_STOP
+# Written by the kernels: the folder whose chunks hold the rows, the lane's line in these chunks, and the number of rows
+# in the line before the first row of the lane.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
-# Columns of the record. Whether windows are to be found, how, where they are, and memory for the sources of all items.
+# Columns of the record. FINDS: whether to find windows, with the arguments N, STACK and WHOLE. WINDOWS is the address
+# of ITEMS windows, and SOURCES of scratch memory for the sources of all items.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
-LIMITS = 7  # the address of the most steps that each of these windows may have, or 0
-# How many lines there are, how many of them are copied, and the line behind the summands: that of the discounts, if
-# there is one. Then gamma, whether wide rows go past the caches, and the line that could not be copied, or -1.
+LIMITS = 7  # the address of the most steps of each window, or 0
+# LINES is the number of lines, COPIED of copied leaves. SUMMED is the end of the summands; a line of discounts may
+# follow there. STREAMED: whether wide rows are copied past the caches. FAILED is the line that could not be copied, or
+# -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
-# Which array of the batch gets what is not copied from a leaf; -1 is none.
+# The array of the batch for each computed field, or -1.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
-# The table of the flags, as those of leaves below.
+# The table of the flags, with the columns of a leaf's table.
 FLAGS = 21
-# Columns of a line. A table: addresses of the arrays by folder and their length, of the chunks' addresses; bytes of a
-# row.
+# Columns of a line. First the table of the leaf: the addresses of the arrays by folder, and their length; the address
+# of `bases`, and its length; the bytes of a row.
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
-# Of a summand: its kind of number and its weight in the sum, the bits of a float64. That of discounts is gamma.
+# For a summand: its kind of number, and its weight in the sum as the bits of a float64. The weight of discounts is
+# gamma.
 KIND, FACTOR = 10, 11
 COLUMNS = 12
 
 KINDS = "fiu"
-"""Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8."""
+"""Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8 bytes."""
 
 LARGE_BATCH = 8 << 20
-"""Bytes of a batch from which on its wide rows are streamed: a loss by half of that, a clear gain at twice."""
+"""Least bytes of a batch whose wide rows are streamed: at half of that it is a loss, at twice a clear gain."""
 
 
 def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int) -> Ints:
-    """Return the table of a leaf as a record has it; the caller keeps the arrays alive."""
+    """Return the table of a leaf for a record; the caller keeps the arrays alive."""
     addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
     folders = min(len(first_chunk), len(chunks), len(shift))
     return np.array([*addresses, folders, bases.ctypes.data, len(bases), row_bytes], np.int64)
 
 
-# Of an index that may be negative for all that the compiler knows, each use costs a comparison.
+# Unsigned indices, because the compiler tests a signed index for being negative at each use.
 _at = np.uint64
 
-# So many segments that caches do not hold what is known of each.
+# With more segments, the caches do not hold the tables of all of them.
 MANY_SLOTS = 1 << 10
 _ENDS = ids.TERMINATED | ids.TRUNCATED
 
 
 @jit.inlined
 def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
-    """Read what is known of the lanes of ids from memory, all at once: of many segments no cache holds it."""
+    """Load the tables' entries for the lanes of ids, so that cache misses overlap: with many segments all miss."""
     origin, slots, reached = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS], snapshot[frozen.REACHED]
     lanes, lane_base = snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
@@ -96,11 +99,12 @@ def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
 
 @jit.inlined
 def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Ints) -> int:
-    """Find where each id's row is, up to one that is not visible or has no mapped flags; return how many were found.
+    """Find the row of each id, up to the first one that is hidden or has unmapped flags; return the number found.
 
-    AFTER gets the address of the row's flags, K how many the chunk has from there on, OWN_STOP the end of the lane.
+    AFTER gets the address of the row's flags, K the number of flags in the chunk from there on, and OWN_STOP the end of
+    the lane.
     """
-    # Read once: for all that the compiler knows, each number that is written may be one of the record.
+    # Read once, because the compiler assumes that each write may change the record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     slots, oldest, reached = snapshot[frozen.SLOTS], snapshot[frozen.OLDEST], snapshot[frozen.REACHED]
     folders, first_rows = snapshot[frozen.FOLDERS], snapshot[frozen.FIRST_ROWS]
@@ -117,12 +121,12 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
         if width <= 0:
             break
         row, lane = step_ids[item] & ids.POSITION_MASK, 0
-        if width > 1:  # a division costs as much as all the rest
+        if width > 1:  # a division takes as long as all the rest
             position = row
             row = position // width
             lane = position - row * width
         place = load_int(lane_base + 8 * slot) + lane
-        # Most often it does not grow, and its place among those that do is not in a cache.
+        # Usually the segment cannot grow, and then reading LIVE_BASE would be a cache miss.
         column = load_int(live_base + 8 * slot) if slot >= first_growing else -1
         if column >= 0:
             stop = load_int(live + 8 * (COMMITTED * live_lanes + column + lane))
@@ -154,9 +158,10 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 
 @jit.inlined
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
-    """Return the oldest row that a stack may show, -1 where flags on the way are not mapped.
+    """Return the oldest row that a stack may show, or -1 if flags on the way are not mapped.
 
-    Rows that are hidden are shown: they are of the episode. The addresses of the folder's chunks lie from `bases` on.
+    Stacks show hidden rows, too, because they belong to the episode. `bases` is the address of the addresses of the
+    folder's chunks.
     """
     chunk, base, floor = -1, 0, row
     while floor > 0 and row - floor < stack - 1:
@@ -174,7 +179,7 @@ def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: 
 
 @jit.inlined
 def _are_zeros(at: int, count: int) -> bool:
-    """Tell whether so many flags from an address on are zeros; there is memory for a word."""
+    """Return whether the next `count` flags from an address on are zeros; a whole word must be readable there."""
     words = (1 << WORD * count) - 1 if count < WORD else -1
     last = at + count - WORD
     found = load_int(max(at, last)) & words
@@ -188,17 +193,17 @@ def _are_zeros(at: int, count: int) -> bool:
 def _walk(
     windows: Ints, item: int, flags: int, n: int, whole: int, live: tuple[int, int, int], table: tuple[int, ...]
 ) -> tuple[int, int, bool, int]:
-    """Look at one flag after the other from the row of an item on, whose own are `flags`.
+    """Read the flags row by row, from the row of an item on, which has `flags`.
 
-    Returns the steps of the window, 0 where it has none or its flags are not mapped; the flags that end its episode;
-    whether the row behind the window has an observation; and the flags of that row, 0 if the lane ends.
+    Returns four values: the number of steps of the window, 0 if there is no window or its flags are not mapped; the
+    flags that end its episode; whether the next row has an observation; the flags of that row, 0 if the lane ends.
     """
     folder, before = windows[FOLDER, item], windows[BEFORE, item]
     first_chunks, chunk_counts, shifts, bases, places = table
-    # Rows are counted as in the folder here: those of the lane have as many before them.
+    # Rows count from the start of the line in the folder, not of the lane.
     row, stop = windows[ROW, item] + before, windows[OWN_STOP, item] + before
     bits, first = load_int(shifts + 8 * folder), load_int(first_chunks + 8 * folder)
-    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # what of a chunk is before the lane's line
+    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # flags of a chunk before the lane's line
     count = min(load_int(chunk_counts + 8 * folder), places - first)
     chunk, base, k = row >> bits, windows[AFTER, item] - (row & mask), 0
     while True:
@@ -239,14 +244,14 @@ def find_windows(
 ) -> int:  # fmt: skip
     """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
 
-    `table` is the address of the line of `gathering` of the flags. `stack` rows up to the step's own are looked at for
-    the episode's start. With `whole`, row AFTER of an open episode must be a step and not only an observation. `ends`
-    gets bit 1 where the window reaches the end of a terminated episode, bit 2 of a truncated or cut one, and the flags
-    FIRST and CUT of the window's first row. Returns the first id that has no such window or whose flags are not mapped,
-    or -1.
+    `table` is the address of the table of flags, see `table_line`. `stack` is the depth of stacks: the search for the
+    episode's start reads as many rows. With `whole`, row AFTER of an open episode must be a step, not only an
+    observation. `ends` gets TERMINATED or TRUNCATED if the window reaches the end of such an episode; a cut one
+    counts as truncated. `ends` also gets the flags FIRST and CUT of the window's first row. Returns the place of the
+    first id without a window or with unmapped flags, or -1.
 
-    `n` 0: write the window of one row of each id that is a step's; its flags go to `ends`, and those of the row behind
-    it, 0 if the lane ends, to `behind`. OWN_STOP gets the end of the lane.
+    With `n` 0, write the window of each step's single row. Its flags go to `ends`. The flags of the next row, 0 if the
+    lane ends, go to `behind`. OWN_STOP gets the end of the lane.
     """
     if snapshot[frozen.SLOTS] >= MANY_SLOTS:
         _touch_lanes(step_ids, snapshot)
@@ -271,7 +276,7 @@ def find_windows(
                 return i
         windows[FLOOR, item] = floor
         k, end, final, following = n, 0, True, 0
-        # Nearly every window lies in the middle of an episode: its steps and the row behind them have no flags.
+        # Nearly every window is in the middle of an episode: its steps and the row after them have no flags.
         is_inside = flags & _ENDS == 0 and n > 0 and row + n < stop and windows[K, item] > max(n, WORD)
         if not is_inside or not _are_zeros(address + 1, n):
             k, end, final, following = _walk(windows, item, flags, n, whole, live, flags_table)
@@ -282,7 +287,7 @@ def find_windows(
                 continue
         at_end = end & _ENDS
         if at_end and not final and not at_end & ids.TERMINATED:
-            # There is nothing to bootstrap from behind the last step: the window ends at that step's observation.
+            # The last step has no next observation to bootstrap from, so the window ends at its own observation.
             k -= 1
             if k == 0:
                 return i

@@ -1,14 +1,14 @@
-"""Hide the oldest steps of a store, lane by lane, in the order in which they were published.
+"""Hide the oldest steps of a store, in the order of publishing.
 
-A heap has an entry for each lane of each segment that has a step left: when its oldest one was published, the id of
-that, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of the log; behind them
-comes its open episode. Times are read where a lane's oldest step lies inside of an episode: of the first step of one,
-the tables of episodes know it.
+A heap has an entry for each lane of a segment that still has visible steps. The entry is the time of publishing and the
+id of the oldest visible step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines
+of the log, and its open episode follows. The time of an episode's first step is in these tables. If a lane's oldest
+step is inside an episode, its time is read from the segment.
 
-The next steps of lanes that were appended together come in the order in which the steps before them were hidden. They
-wait in a ring, which is in order, and not in the heap: a heap moves each entry through all of its levels.
+Lanes that are appended together get their next entries in the same order as their previous ones. These entries wait in
+a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
 
-A store without numba uses the plain twin: the loop of `hide_oldest` takes twice as long in Python.
+A store without numba uses the plain twin, because the loop of `hide_oldest` takes twice as long in Python.
 """
 
 import ctypes
@@ -23,34 +23,36 @@ from .frozen import OWN_FOLDER
 from .packed import number, row_address
 from .runs import NEVER as NEVER
 
-# Columns of the heap, a line a lane of a segment that has a step left: when its oldest one was published, the id and
-# the row of that, and the lane's place among all lanes. The second half of the lines is the ring of `hide_oldest`.
+# Columns of the heap, a line per lane with visible steps. WHEN, ID and ROW are the time of publishing, the id and the
+# row of its oldest visible step. PLACE is the lane's place among all lanes. The second half of the lines is the ring of
+# `hide_oldest`.
 WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
-# Rows of `by_place`, one column a lane: its first row that is not hidden; the lines of the log with the oldest and the
-# newest of its ended episodes that are not hidden whole, -1: none; whether it is in the heap.
+# Rows of `by_place`, a column per lane. OLDEST is its first visible row. LINE and TAIL are the lines of the log with
+# its oldest and newest ended episodes that have visible steps, or -1. LISTED: it is in the heap.
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
-# What `found` holds: lines of the log that are in chains, entries of the heap; how many steps to hide, and before which
-# time all are; how many were, and when the last of them was published; the id of the step whose time is not mapped.
-# Then what `advance_hiding` knows: how many steps are left at most, or -1; before which time all are hidden by now, and
-# none of an episode that began at REACHED or later, as `advance` knows, too; whether the arrays of `hide_oldest` were
-# made; the time behind the last step that is hidden: steps of one call have one time, and some of them may be left.
-# The first line of the ring that is in use, and how many are. The address of the first rows that are not hidden.
+# The numbers of `found`. SEEN is the number of lines of the log that are in chains, SIZE the number of entries in the
+# heap. COUNT is the number of steps to hide; all steps published before UNTIL are hidden, too. HIDDEN is the number of
+# hidden steps, LAST the time of publishing of the newest one or -1. NEEDED is the id of a step whose time is not
+# mapped. `advance_hiding` uses the rest. CAPACITY is the most visible steps, or -1. All steps published before PAST are
+# hidden. No step is hidden of an episode that began at REACHED or later. READY: the arrays of `hide_oldest` exist.
+# BEHIND is 1 ns after the newest hidden step: steps of one call share a time, and some of them may be visible. FRONT is
+# the first used line of the ring, WAITING the number of used lines. OLDEST_AT is the address of the first visible rows.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
 ) = range(15)  # fmt: skip
 FOUND = 15
 
 DONE, UNMAPPED = range(2)
-"""What `hide_oldest` returns: all is done; the time of step NEEDED is not mapped, and it is to be called again."""
+"""Results of `hide_oldest`. DONE: all steps are hidden. UNMAPPED: map the time of step NEEDED, and call it again."""
 
 
 @jit.inner
 def _before(heap: Ints, one: int, other: int) -> bool:
-    """Tell whether one entry comes before another."""
+    """Return whether one entry comes before another."""
     if heap[one, WHEN] != heap[other, WHEN]:
         return heap[one, WHEN] < heap[other, WHEN]
     return heap[one, ID] < heap[other, ID]
@@ -58,14 +60,14 @@ def _before(heap: Ints, one: int, other: int) -> bool:
 
 @jit.inner
 def _copy(heap: Ints, target: int, source: int) -> None:
-    """Write one entry over another."""
+    """Overwrite one entry by another."""
     for column in range(HEAP_COLUMNS):
         heap[target, column] = heap[source, column]
 
 
 @jit.inner
 def _push(heap: Ints, line: int, found: Ints) -> None:
-    """Put a copy of the entry of a line of the ring into the heap."""
+    """Push a copy of the ring's entry at `line` into the heap."""
     at = found[SIZE]
     found[SIZE] = at + 1
     while at > 0 and _before(heap, line, (at - 1) >> 1):
@@ -76,7 +78,7 @@ def _push(heap: Ints, line: int, found: Ints) -> None:
 
 @jit.inner
 def _behind(heap: Ints, count: int, front: int) -> int:
-    """Return the line behind the first `count` of the ring, which begins at its line `front`."""
+    """Return the line after the first `count` entries of the ring, which begins at its line `front`."""
     half = heap.shape[0] >> 1
     at = front + count
     return half + (at - half if at >= half else at)
@@ -87,9 +89,9 @@ def _set_entry(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Make the entry behind the ring that of a lane's oldest step; `base` is the id of the lane's row 0.
+    """Write the entry of a lane's oldest visible step to the line after the ring; `base` is the id of the lane's row 0.
 
-    1: done, 0: it has none, -1: its time is not mapped, and it is NEEDED.
+    Returns 1 if it was written, 0 if the lane has no visible step, and -1 if the step's time is not mapped (NEEDED).
     """
     line, kept = by_place[LINE, place], by_place[OLDEST, place]
     if line >= 0:
@@ -119,7 +121,7 @@ def _list_lane(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> bool:  # fmt: skip
-    """Put the oldest step of a lane into the heap, if it has one; tell whether its time is mapped."""
+    """Push the oldest visible step of a lane, if any, into the heap; return False if its time is not mapped."""
     status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
     if status > 0:
         by_place[LISTED, place] = 1
@@ -129,7 +131,7 @@ def _list_lane(
 
 @jit.inlined
 def _take_first(heap: Ints, at: int, found: Ints) -> None:
-    """Take the first entry out of the heap, 0, or out of the ring."""
+    """Remove the first entry of the heap if `at` is 0, else of the ring."""
     half = heap.shape[0] >> 1
     if at > 0:
         front = found[FRONT] + 1
@@ -138,7 +140,7 @@ def _take_first(heap: Ints, at: int, found: Ints) -> None:
         return
     found[SIZE] -= 1
     last, child = found[SIZE], 1
-    while child < last:  # the last entry moves down to where it belongs
+    while child < last:  # the last entry moves down to its place
         if child + 1 < last and _before(heap, child + 1, child):
             child += 1
         if not _before(heap, child, last):
@@ -150,7 +152,7 @@ def _take_first(heap: Ints, at: int, found: Ints) -> None:
 
 @jit.inner
 def note_last(found: Ints) -> None:
-    """Note before which time steps are hidden by now: steps of one call have one time, and some of them may be left."""
+    """Update the times of hidden steps. Steps of one call share a time, and some of them may still be visible."""
     found[PAST] = max(found[PAST], found[LAST])
     found[BEHIND] = max(found[BEHIND], found[LAST] + 1)
     found[REACHED] = max(found[REACHED], found[PAST], found[BEHIND])
@@ -159,9 +161,9 @@ def note_last(found: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "int", "out_ints")
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
-    """Hide found[COUNT] more steps, the oldest, and all that were published before a time; see `DONE` for the result.
+    """Hide the oldest found[COUNT] visible steps, and all published before found[UNTIL]; see `DONE` for the result.
 
-    For the record of `tables` see `advancing.GROWING`. The log has `end` lines; those from found[SEEN] on are new.
+    For the record of `tables` see `advancing.GROWING`. The log has `end` lines; lines from found[SEEN] on are new.
     """
     log, growing = packed.ints2(tables, advancing.ENDED), packed.ints2(tables, advancing.GROWING)
     rows, heap = packed.ints2(tables, advancing.ROWS), packed.ints2(tables, advancing.HEAP)
@@ -171,7 +173,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         line = found[SEEN]
         first, width, steps = log[line, FIRST_ID], log[line, STRIDE], log[line, STEPS]
         slot, position = (first >> POSITION_BITS) - origin, first & POSITION_MASK
-        # A discard of the parts before it alone has no step.
+        # An episode has no steps if its writer only discarded earlier parts.
         if steps > 0 and lanes[slot] > 0:
             row = position // width
             lane = position - row * width
@@ -212,7 +214,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[OLDEST, place] = row + 1
             if line >= 0 and step_id >= log[line, FIRST_ID] + (log[line, STEPS] - 1) * width:
                 by_place[LINE, place] = following[line]
-            # There is a line behind the ring: this entry's own leaves, and together they are no more than the lanes.
+            # The ring has a free line: this entry leaves, and all entries together are at most the number of lanes.
             base = step_id - row * width
             status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
             if status < 0:
@@ -225,8 +227,9 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         if status == 0:
             by_place[LISTED, place] = 0
             continue
-        # The entry behind the ring is taken into it, or where that breaks its order, into the heap. The last one of the
-        # ring goes there before a new one does: else one late step kept all others out.
+        # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap,
+        # or one late step would keep all later entries out of the ring. The new entry takes its line if that keeps the
+        # order.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):
@@ -242,7 +245,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
 
 
 def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
-    """Return when a step was published, None where that is not mapped; for the arrays see `advancing.LANES`."""
+    """Return the time of publishing of a step, None if it is not mapped; for the arrays see `advancing.LANES`."""
     lanes, lane_base, clocks, folders, first_rows = where
     first_times, time_chunks, time_shift, bases = times
     slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
@@ -270,7 +273,7 @@ def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
     lines, following, origin = log[:end], packed.ints(tables, advancing.FOLLOWING), int(origin)
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:
-        """Return time, id and row of a lane's oldest step, no time where it is not mapped; None: there is none."""
+        """Return time, id and row of a lane's oldest visible step, or None; the time is -1 if it is not mapped."""
         kept, line = int(by_place[OLDEST, place]), int(by_place[LINE, place])
         if line >= 0:
             begin, time = (int(lines[line, FIRST_ID]) & POSITION_MASK) // width, int(lines[line, TIME])

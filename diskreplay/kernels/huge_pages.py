@@ -1,6 +1,6 @@
-"""Pages of memory: huge ones for tables that are read at random, those of ranges of bytes, and those that are free.
+"""Pages of memory: huge pages for tables that are read at random, the pages of ranges of bytes, and free pages.
 
-And advice: the system is told which memory is about to be read, range by range, without Python in between.
+Also advice to the system about memory that will be read soon, for many ranges in one call.
 """
 
 import ctypes
@@ -15,23 +15,23 @@ from diskreplay.ids import Ints
 
 from . import jit
 
-# Small ones are more than a TLB reaches.
+# Bytes of a huge page. A TLB does not cover large tables in small pages.
 LARGE_PAGE = 2 << 20
-# Lines of a table from which on what was freed while it was made is worth giving back.
+# Lines of a table above which memory freed while making it is given back.
 _MANY_LINES = 1 << 16
-CACHE_LINE = 64  # bytes that a cache reads at once
+CACHE_LINE = 64  # bytes
 
 
 def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
-    """Return arrays of so many zeros, one behind the other, each from the beginning of a cache line on.
+    """Return arrays of zeros in one block of memory, for (count, dtype) each, aligned to cache lines.
 
-    Large pages are asked for as far as whole ones fit, so that no more memory is taken than the arrays have.
+    Only whole huge pages are requested, so the arrays take no more memory than their size.
     """
     starts, end = [], 0
     for count, dtype in parts:
         starts.append(end)
         end += -(-count * np.dtype(dtype).itemsize // CACHE_LINE) * CACHE_LINE
-    # Private: a forked child must not share it. What is not touched takes no room.
+    # Private, because a forked child must not share it. Untouched pages take no memory.
     block = mmap.mmap(-1, end + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(block, np.uint8)
     first = -memory.ctypes.data % LARGE_PAGE
@@ -45,16 +45,16 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
 
 
 def give_back_free(lines: int) -> None:
-    """Give memory that was freed back to the system, after so many lines of a table were made, if these are many.
+    """Give freed memory back to the system after making a table of `lines` lines, if these are many.
 
-    The C library keeps it, as glibc does with what lies below memory in use; others have no such function.
+    glibc keeps freed memory that lies below memory in use. Other C libraries do not have this function.
     """
     if lines > _MANY_LINES and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
 
 
 def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Return the pages in which ranges of bytes lie, addresses and bytes, in order; those that touch become one."""
+    """Return the pages of ranges of bytes as addresses and bytes, in order; touching ranges are merged."""
     some = sizes > 0
     first = starts[some] & -mmap.PAGESIZE
     stop = (starts[some] + sizes[some] + mmap.PAGESIZE - 1) & -mmap.PAGESIZE
@@ -67,7 +67,7 @@ def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
 
 @jit.kernel("int", "ints", "ints", "int")
 def advise(starts: Ints, sizes: Ints, advice: int) -> int:
-    """Give this advice for ranges of whole pages, by address and bytes; return how many were refused."""
+    """Give advice for ranges of whole pages, by address and bytes; return the number of refused ranges."""
     refused = 0
     for i in range(starts.size):
         refused += jit.madvise(starts[i], sizes[i], advice) != 0

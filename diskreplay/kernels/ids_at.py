@@ -1,4 +1,4 @@
-"""Random numbers, and ids at random positions of a population: a search among the runs' cumulative counts."""
+"""Random numbers, and ids at random positions of a population, by a search in the runs' cumulative counts."""
 
 import numpy as np
 
@@ -12,9 +12,9 @@ mix = jit.inner(mixed)
 
 @jit.inner
 def fraction(key: int, i: int) -> float:
-    """Return random number `i` from 0 to below 1: the first 53 bits of number `i` of splitmix64 from the state `key`.
+    """Return random number `i`, 0 <= number < 1: the first 53 bits of number `i` of splitmix64 from state `key`.
 
-    Steele et al. 2014.
+    See Steele et al. 2014.
     """
     number = mix(np.uint64(key) + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
     return float(np.int64(number >> np.uint64(11)) * 2.0**-53)
@@ -22,12 +22,12 @@ def fraction(key: int, i: int) -> float:
 
 @jit.inner
 def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
-    """Write the id at each position that is `wanted`, counted from the first id of run 0.
+    """Write the id at each `wanted` position, counted from the first id of run 0.
 
-    Of many runs, the first steps of the search are among the numbers that `coarse` has of them, one line of the cache
-    next to the other. Each search moves each place to the last one with a number that is not above the position:
-    halving steps of one width for all, without a branch on data. So cache misses overlap, and the inner loop becomes
-    vector code. Unsigned indices, because numba tests a signed one for being negative.
+    The search finds the last run that starts at or before a position. With many runs it first searches `coarse`, which
+    takes few cache lines. All positions halve their ranges together, with the same width and without a branch on data:
+    so cache misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba tests a signed
+    index for being negative.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS
@@ -48,7 +48,7 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
         for i in range(out.size):
             out[i] <<= COARSE_BITS
         numbers, width, is_coarse = before, 1 << COARSE_BITS, False
-    for i in range(out.size if low < covered < high else 0):  # few runs are not covered
+    for i in range(out.size if low < covered < high else 0):  # `coarse` leaves out few runs
         if before[covered] <= wanted[i]:
             out[i], width = covered, high - covered
             while width > 1:
@@ -63,11 +63,11 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
 
 @jit.kernel("none", "floats", "int", "int", "ints2", "out_ints")
 def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write the id at the whole part of each position.
+    """Write the id at the integer part of each position.
 
-    For the `record` see `runs.RULE`. Runs `low` to `high` of the block count, and run i starts at position
-    before[i] - before[low]. `coarse` has these numbers of every `1 << COARSE_BITS`-th run from run 0 on, of as many as
-    there are so many runs, or of fewer. There is memory for a number a position at least.
+    For the `record` see `runs.RULE`. The ids are those in runs `low` to `high` of the block, and run i starts at
+    position before[i] - before[low]. COARSE has `before` for every `1 << COARSE_BITS`-th run from run 0 on; it may
+    leave out the last runs. WANTED has memory for at least one number per position.
     """
     block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     for i in range(out.size):
@@ -77,7 +77,7 @@ def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> N
 
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
 def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write ids at random, each of those in the runs `low` to `high` with the same probability; see `fraction`."""
+    """Write random ids of the runs `low` to `high`, all with the same probability; see `fraction`."""
     block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(out.size):

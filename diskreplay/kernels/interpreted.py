@@ -1,7 +1,7 @@
-"""Kernels as plain Python, for `NUMBA_DISABLE_JIT=1`: slow, and a debugger can step through them.
+"""Kernels as plain Python, for `NUMBA_DISABLE_JIT=1`: slow, but a debugger can step through them.
 
-Here are the instructions on raw addresses that `jit` otherwise has LLVM make, and the arithmetic of numba: int64 and
-float64, which wrap and divide by zero without a warning.
+This module has the instructions on raw addresses that `jit` otherwise takes from LLVM, and the arithmetic of numba:
+int64 and float64 wrap and divide by zero without a warning.
 """
 
 import ctypes
@@ -55,14 +55,14 @@ def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
 
 
 def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any], Any]:
-    """Return an instruction that takes the bits of a number for another one."""
+    """Return an instruction that reinterprets the bits of a number as another type."""
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
-# A store without numba asks for the same ones again and again. An array says nothing of who owns its memory by now.
+# A store without numba requests the same arrays again and again. An array does not keep its memory alive.
 @functools.lru_cache(maxsize=256)
 def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
-    """Return an array of the memory at an address, which it borrows: numba's function of this name."""
+    """Return an array that borrows the memory at an address, like numba's function of this name."""
     nbytes = math.prod(map(int, shape)) * np.dtype(kind).itemsize
     return np.ndarray(shape, kind, memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B"))
 
@@ -78,12 +78,12 @@ def zero_bytes(target: int, count: int) -> None:
 
 
 def lowest_bit(x: int) -> int:
-    """Count the zeros below the lowest bit that is set; one must be."""
+    """Return the position of the lowest set bit; `x` must not be 0."""
     return (int(x) & -int(x)).bit_length() - 1
 
 
 def either(condition: bool, one: int, other: int) -> int:
-    """Return one number where a condition is true, another one where it is not."""
+    """Return `one` if a condition is true, else `other`."""
     return one if condition else other
 
 
@@ -96,4 +96,4 @@ def madvise(address: int, count: int, advice: int) -> int:
 
 
 def do_nothing(*_: int) -> None:
-    """Leave out an instruction that has no effect on results in the interpreter."""
+    """Do nothing, for instructions that do not affect results in the interpreter."""

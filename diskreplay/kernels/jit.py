@@ -1,7 +1,7 @@
-"""How kernels are compiled, and the few instructions on raw addresses that Python cannot write.
+"""The compilation of kernels, and instructions on raw addresses that Python does not have.
 
-Of numba only its public interface is used. This package runs in plain Python, and imports no numba: that takes a third
-of a second. `cache` imports it once more under another name. Those modules are the same text, and numba compiles them.
+Only the public interface of numba is used. This package runs as plain Python and does not import numba, which takes a
+third of a second. `cache` imports a copy of the package under another name, and numba compiles that copy.
 """
 
 import inspect
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from . import interpreted
 
 IS_COMPILED = not __name__.startswith("diskreplay.")
-"""Whether this is the package that numba compiles."""
+"""Whether this is the copy of the package that numba compiles."""
 
 STREAM_BLOCK = 128  # bytes: two cache lines
 
-# What numba and llvmlite have no types for: a builder of LLVM's code, a value in it, a type of LLVM's, and a function
-# that kernels call and that becomes LLVM's code.
+# Types that numba and llvmlite do not export: a builder of LLVM code, a value in it, an LLVM type, and a function that
+# becomes LLVM code in the kernels that call it.
 Builder = Any
 Value = Any
 LLVMType = Any
@@ -57,17 +57,16 @@ if IS_COMPILED:
         "out_floats32": types.Array(types.float32, 1, "C"),
         "out_floats32_2": types.Array(types.float32, 2, "C"),
     }
-# Of each kernel its types, and whether it is compiled by itself for the kernels that call it.
+# The types of each kernel, and whether it is compiled once for all kernels that call it.
 _SIGNATURES: dict[Callable[..., Any], tuple[Any, bool]] = {}
-_ERRORS = "numpy"  # of divisions: nothing is raised, so that a loop of them can become vector code
+_ERRORS = "numpy"  # divisions raise nothing, so that loops of them can become vector code
 
 
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a kernel of one signature; other kernels may call it, too.
+    """Make a function a kernel of one signature. Other kernels may call it, too.
 
-    One that is `shared` is compiled once for all of these, which call it by its name; it is right for kernels that
-    samplers call by themselves. Any other is compiled anew as a part of each. No kernel may raise anything, and one
-    that divides must see to it that it does not by zero.
+    A `shared` kernel is compiled once for all of its callers; use it for kernels that are also called from Python. Any
+    other kernel is compiled again as a part of each caller. Kernels must not raise errors, and must not divide by zero.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,16 +95,16 @@ def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
-    """Return a kernel, compiled or loaded, and for no other types than its own; it is `kept` on disk or not."""
+    """Return a kernel, compiled or loaded, for its own types only; with `kept`, on disk, too."""
     # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
     decorate: Callable[..., Any] = numba.njit
     return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)
 
 
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:
-    """Make an instruction of these types of a function that writes it with a builder; one without a value returns 0.
+    """Make an instruction of these types from a function that writes it with a builder.
 
-    `plain` does the same in Python.
+    An instruction without a value returns 0. `plain` does the same in Python.
     """
 
     def decorate(build: Callable[..., Value]) -> Instruction:
@@ -147,7 +146,7 @@ def _storing(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instr
 
 
 def _reading_as(kind: type[np.generic], llvm_type: Callable[[], LLVMType], given: type[np.generic]) -> Instruction:
-    """Return an instruction that takes the bits of a number for another one."""
+    """Return an instruction that reinterprets the bits of a number as another type."""
     plain = interpreted.reading_as(kind, given)
     return _instruction(plain, kind.__name__, given.__name__)(lambda builder, x: builder.bitcast(x, llvm_type()))
 
@@ -169,37 +168,37 @@ def load_byte(builder: Builder, address: Value) -> Value:
 
 @_instruction(int, "voidptr", "int64")
 def pointer(builder: Builder, address: Value) -> Value:
-    """Return an address as numba's `carray` takes it."""
+    """Return an address as the pointer that numba's `carray` expects."""
     return builder.inttoptr(address, _POINTER)
 
 
 @inner
 def ints_at(address: int, count: int) -> NDArray[np.int64]:
-    """Return an array of the memory at an address, which it borrows."""
+    """Return an array that borrows the memory at an address."""
     return carray(pointer(address), (count,), np.int64)
 
 
 @inner
 def ints2_at(address: int, lines: int, columns: int) -> NDArray[np.int64]:
-    """Return an array of lines of the memory at an address, which it borrows."""
+    """Return a two-dimensional array that borrows the memory at an address."""
     return carray(pointer(address), (lines, columns), np.int64)
 
 
 @inner
 def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
-    """Return an array of the bytes at an address, which it borrows."""
+    """Return an array that borrows the bytes at an address."""
     return carray(pointer(address), (count,), np.uint8)
 
 
 @_instruction(interpreted.loading(np.int64), "int64", "int64")
 def load_shared(builder: Builder, address: Value) -> Value:
-    """Read the int64 at an address that another process stores to, before anything that is read after it."""
+    """Read an int64 that another process writes; later reads happen after it."""
     return builder.load_atomic(builder.inttoptr(address, _INT.as_pointer()), "acquire", 8)
 
 
 @_instruction(interpreted.do_nothing, "int64", "int64")
 def touch(builder: Builder, address: Value) -> None:
-    """Read the byte at an address, which must be mapped, for its cache line; unlike a prefetch it is never dropped."""
+    """Load the cache line of a mapped address by reading its byte; unlike a prefetch, it is never dropped."""
     builder.load_atomic(builder.inttoptr(address, _POINTER), "monotonic", 1)
 
 
@@ -212,20 +211,20 @@ def copy_bytes(builder: Builder, target: Value, source: Value, count: Value) -> 
 
 @_instruction(interpreted.lowest_bit, "int64", "int64")
 def lowest_bit(builder: Builder, x: Value) -> Value:
-    """Count the zeros below the lowest bit that is set; one must be."""
+    """Return the position of the lowest set bit; `x` must not be 0."""
     return builder.cttz(x, _YES)
 
 
 @_instruction(interpreted.either, "int64", "boolean", "int64", "int64")
 def either(builder: Builder, condition: Value, one: Value, other: Value) -> Value:
-    """Return one number where a condition is true and another one where it is not, without a jump.
+    """Return `one` if a condition is true, else `other`, without a jump.
 
-    For conditions on random data in a loop. For many processors LLVM makes a jump of an ordinary choice, unless it
-    knows that the condition cannot be predicted.
+    It is for conditions on random data in a loop. For many processors LLVM turns an ordinary choice into a jump, unless
+    it knows that the condition cannot be predicted.
     """
-    chosen = builder.select(condition, one, other)
-    chosen.set_metadata("unpredictable", builder.module.add_metadata([]))
-    return chosen
+    selected = builder.select(condition, one, other)
+    selected.set_metadata("unpredictable", builder.module.add_metadata([]))
+    return selected
 
 
 @_instruction(interpreted.zero_bytes, "int64", "int64", "int64")
@@ -237,7 +236,7 @@ def zero_bytes(builder: Builder, target: Value, count: Value) -> None:
 
 @_instruction(interpreted.do_nothing, "int64", "int64")
 def prefetch(builder: Builder, address: Value) -> None:
-    """Start to load the cache line of an address; it need not be mapped."""
+    """Start to load the cache line of an address, which may be unmapped."""
     kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT32, _INT32, _INT32])
     function = builder.module.declare_intrinsic("llvm.prefetch", [_POINTER], kind)
     for_reading, keep_in_all_caches, data = _INT32(0), _INT32(3), _INT32(1)
@@ -255,7 +254,7 @@ def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Va
 
 @_instruction(partial(interpreted.copy_bytes, count=STREAM_BLOCK), "int64", "int64", "int64")
 def stream_block(builder: Builder, target: Value, source: Value) -> None:
-    """Copy `STREAM_BLOCK` bytes, and leave the target's lines out of the caches; it lies at a multiple of 32."""
+    """Copy `STREAM_BLOCK` bytes past the caches; `target` must be a multiple of 32."""
     pointer, offsets = ir.VectorType(_INT, 4).as_pointer(), [_INT(at) for at in range(0, STREAM_BLOCK, 32)]
     to, origin = ([builder.inttoptr(builder.add(a, at), pointer) for at in offsets] for a in (target, source))
     loaded = [builder.load(place, align=1) for place in origin]

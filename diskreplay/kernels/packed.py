@@ -1,6 +1,6 @@
-"""Arrays of a kernel in one record, for kernels that are called at every batch: an argument costs up to 0.1 µs.
+"""Arrays of a kernel in one record, for kernels that every batch calls: each argument costs up to 0.1 µs.
 
-Whoever makes the record keeps the arrays alive. The types are those that the kernel takes for granted.
+The maker of a record keeps the arrays alive. A record does not contain types: the kernel assumes them.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ ADDRESS, LINES, COLUMNS = range(3)
 
 
 def pack(*arrays: NDArray[np.generic]) -> Ints:
-    """Return the record of contiguous arrays of one or two dimensions, a line each."""
+    """Return the record of contiguous arrays with one or two dimensions, a line per array."""
     return np.array([(a.ctypes.data, len(a), a.shape[-1]) for a in arrays], np.int64)
 
 
@@ -47,20 +47,20 @@ def floats(record: Ints, i: int) -> Floats:
 
 @jit.inner
 def number(record: Ints, i: int, j: int) -> int:
-    """Return number `j` of array `i`: int64, of one dimension."""
+    """Return number `j` of array `i`: int64, one dimension."""
     return jit.load_int(record[i, ADDRESS] + 8 * j)
 
 
 FIRST_CHUNK, CHUNKS, SHIFT, BASES = range(4)
-"""The arrays of a `ChunkTable` in a record, how many lines behind the first of these."""
+"""The arrays of a `ChunkTable` in a record, as offsets from the line of the first one."""
 
 
 @jit.inner
 def row_address(record: Ints, table: int, folder: int, first: int, lane: int, row: int) -> int:
-    """Return the address of a row of 8 bytes, 0 where it is not mapped.
+    """Return the address of a row of 8 bytes, or 0 if it is not mapped.
 
-    The arrays of the table, which has the folder, are in the record from line `table` on. `first` is that of the lane
-    in `frozen.FIRST_ROWS`.
+    The arrays of the table are in the record from line `table` on; the table must have the folder. `first` is the
+    lane's value in `frozen.FIRST_ROWS`.
     """
     is_own = first == OWN_FOLDER
     row, lane = row + jit.either(is_own, 0, first), jit.either(is_own, lane, 0)

@@ -1,19 +1,23 @@
-"""Pages: places for ids, which are the leaves of a sum tree, and the largest priority that was given.
+"""Pages of priorities: places for ids, which are the leaves of a sum tree, and the largest given priority.
 
-A page has a place for each of `PAGE` successive rows of a lane, from a row on that is a multiple of `PAGE`: its number
-times `PAGE`, and the rest of the row. It is a line of a table, as long as a cache line: the id of its first row; the
-stride of ids from row to row, 0 where nobody uses it; and masks with a bit a row, of those that can be drawn (`SHOWN`),
-that will be when a call of `offer` returns (`WANTED`), that have a priority (`KNOWN`), and that got their first one in
-the last call that listed the page as one with such rows (`ENTERED`).
+A page has places for `PAGE` successive rows of a lane; its first row is a multiple of `PAGE`. The place of a row is the
+page's number times `PAGE`, plus the row modulo `PAGE`. A page is a line of a table, as long as a cache line. `FIRST` is
+the id of its first row, `STRIDE` the distance of ids from row to row, 0 for an unused page. The masks have a bit per
+row:
 
-`slots` is a hash table with open addressing: the number of a page plus 1 at the hash of its first id, or behind it.
+- `SHOWN`: rows that can be drawn,
+- `WANTED`: rows that can be drawn when the current call of `offer` returns,
+- `KNOWN`: rows with a priority,
+- `ENTERED`: rows that got their first priority in the last call of `offer` that listed the page as one with new rows.
 
-`raw` has a number a place. It is positive if an update or a writer gave the id this priority, and negative if the id
-entered with it by the rule. The masks of the page say which ids can be drawn.
+`slots` is a hash table with open addressing: the number of a page plus 1, at the hash of its first id or after it.
 
-`bounds` holds a number for each page, at least the largest priority given to its rows, and before those a number for
-each block of `BLOCK` successive pages, the largest of theirs. Updates only raise them, which takes a comparison.
-`largest_given` lowers the bounds that it finds too high: each at most once for each update that raised it.
+`raw` has a number per place. It is positive if an update or a writer gave the id this priority, and negative if the id
+entered with it by the rule for new ids. The masks of the page say which ids can be drawn.
+
+`bounds` has a number for each page, at least the largest priority given to its rows. Before these it has a number for
+each block of `BLOCK` successive pages, the largest of theirs. Updates only raise bounds, which takes a comparison.
+`largest_given` lowers the bounds that it finds too high, each at most once for each update that raised it.
 """
 
 import numpy as np
@@ -28,21 +32,22 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-# The record of a table of priorities, see `packed`: arrays of `pages`, `offer` and `sumtree`; places and ids
-# of the last draw, for its update; and scratch memory. All from DRAWN_PLACES on have room for equally many numbers.
+# The record of a table of priorities, see `packed`: arrays of `pages`, `offer` and `sumtree`; places and ids of the
+# last draw, for its update; and scratch memory. All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
     VALUES, NUMBERS, MASSES,
 ) = range(17)  # fmt: skip
 
-# Lines of `stacks`: pages that nobody uses, the next one last; and those that an offer has touched. Behind the heights
-# of these come the number of pages with rows that entered, which the second line has in their order after an offer, and
-# the number of ids of the last draw, 0 if pages have changed since.
+# Lines of `stacks`: UNUSED has the unused pages, the next one last; CHANGED has the pages that an offer has touched.
+# `heights` has the heights of both stacks. heights[NEW] is the number of pages with rows that entered; after an offer,
+# the second stack lists these pages. heights[DRAWN] is the number of ids in the last draw, 0 if pages have changed
+# since.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
-# An offer, (4, `RUNS` + n): its runs from column RUNS on. Rows of column 0 are the number of runs that stay as they
-# are, the number of runs left of such ones, the number of the first segment and the number of segments. Row LANES_AT
-# of column 1 is the address of the lanes of these segments, which whoever keeps the array keeps alive.
+# An offer, (4, `RUNS` + n), has its runs from column RUNS on. In column 0, ENDED is the number of final runs and LEFT
+# the number of partially hidden runs. ORIGIN is the number of the first segment, SLOT_COUNT the number of segments. Row
+# LANES_AT of column 1 is the address of the lanes of these segments; the owner of the offer keeps that array alive.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
 LANES_AT = 0
 RUNS = 2
@@ -55,13 +60,13 @@ _at = np.uint64
 
 @jit.inner
 def lanes_of(offered: Ints) -> Ints:
-    """Return the lanes of the segments that an offer was made with."""
+    """Return the lanes of the segments of an offer."""
     return jit.ints_at(offered[LANES_AT, 1], offered[SLOT_COUNT, 0])
 
 
 @jit.inner
 def width_of(step_id: int, origin: int, lanes: Ints) -> int:
-    """Return the lanes of an id's segment, 0 if it is gone; `lanes` are those of the segments from `origin` on."""
+    """Return the number of lanes of an id's segment, 0 if it is gone; `lanes` has it for segments from `origin` on."""
     slot = (step_id >> POSITION_BITS) - origin
     return lanes[slot] if 0 <= slot < lanes.size else 0
 
@@ -74,7 +79,7 @@ def slot_of(first: int, slots: int) -> int:
 
 @jit.inner
 def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
-    """Return the slot with the page of this first id, or the free one where it belongs."""
+    """Return the slot with the page of this first id, or the free slot for it."""
     at = slot_of(first, slots.size)
     while slots[_at(at)] > 0 and pages[_at(slots[_at(at)] - 1), FIRST] != first:
         at = (at + 1) & (slots.size - 1)
@@ -83,7 +88,7 @@ def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
 
 @jit.kernel("none", "ints", "int", "ints", "ints2", "ints32", "out_ints")
 def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
-    """Write the place of each id, -1 where it cannot be drawn; for `lanes` see `width_of`."""
+    """Write the place of each id, -1 if it cannot be drawn; for `lanes` see `width_of`."""
     for i in range(ids.size):
         places[i] = -1
         width = width_of(ids[i], origin, lanes)
@@ -102,13 +107,13 @@ def slots_of(first: Ints, slots: Ints32) -> Ints:
 
 
 def index_pages(pages: Ints, slots: Ints32) -> None:
-    """Make all pages in use findable, and no other."""
+    """Fill the hash table with all pages in use."""
     slots[:] = 0
     left = np.flatnonzero(pages[:, STRIDE])
     at = slots_of(pages[left, FIRST], slots)
     while len(left):
         is_free = slots[at] == 0
-        slots[at[is_free]] = left[is_free] + 1  # of several that come to one slot the last stays
+        slots[at[is_free]] = left[is_free] + 1  # if several pages get the same slot, the last one stays
         again = slots[at] != left + 1
         left, at = left[again], (at[again] + 1) & (len(slots) - 1)
 
@@ -128,7 +133,7 @@ def bounds_of(pages: int, before: Floats) -> Floats:
 
 @jit.inner
 def raise_bound(page: int, value: float, bounds: Floats) -> None:
-    """Make the bounds of a page at least the value, one that is not positive aside."""
+    """Raise the bounds of a page to at least `value`; a value that is not positive changes nothing."""
     at = bounds.size // (BLOCK + 1) + page
     if value > bounds[_at(at)]:
         bounds[_at(at)] = value
@@ -143,9 +148,9 @@ def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
     blocks = bounds.size // (BLOCK + 1)
     while True:
         block, at, begin, end = -1, 0, 0, blocks
-        while block < 0 or at < blocks:  # the first block with the largest bound, and the first such page of it
+        while block < 0 or at < blocks:  # find the first block with the largest bound, then its first such page
             most_bits = 0
-            for i in range(begin, end):  # positive numbers are in the order of their bits: this becomes vector code
+            for i in range(begin, end):  # positive floats sort like their bits, and this loop becomes vector code
                 bits = jit.bits_of(bounds[_at(i)])
                 most_bits = bits if bits > most_bits else most_bits
             at = begin

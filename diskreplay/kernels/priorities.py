@@ -1,4 +1,4 @@
-"""Prioritized replay in a call each: ids are drawn, given priorities, and can be drawn or no more. See `pages`."""
+"""Prioritized replay: draw ids, update their priorities, and offer ids for drawing. See `pages`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +24,21 @@ from .pages import (
 )
 from .sumtree import FAN_OUT, FAN_OUT_BITS, LARGEST, SMALLEST, powers, sumtree_find, sumtree_set
 
-# Makes an index that is not tested for being negative.
+# Unsigned indices, because numba tests a signed index for being negative.
 _at = np.uint64
 _FINITE = np.finfo(np.float64).max
 
 
 LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
-"""The record of what `initial_priorities` reads, see `packed`: for the first three see `frozen`, then comes the table
-of the array of priorities, see `packed`."""
+"""The record of `initial_priorities`, see `packed`: three arrays of `frozen`, and the table of chunks of priorities."""
 
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
 def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
-    """Write the initial priority of each step, |td|, NaN where none was given or its segment is gone.
+    """Write the initial priority of each step, |td|; NaN if none was given or its segment is gone.
 
-    `lanes` are those of the segments from `origin` on; a shift of the table below 0 says that a folder has no
-    priorities. Returns the place of the first id whose chunk is not mapped, else -1.
+    `lanes` are the numbers of lanes of the segments from `origin` on. A negative shift in the table means that a folder
+    has no priorities. Returns the place of the first id with an unmapped chunk, or -1.
     """
     for i in range(ids.size):
         out[i] = np.nan
@@ -55,18 +54,18 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
         if address == 0:
             return i
         value = jit.load_float64(address)
-        if 0.0 < value <= _FINITE:  # anything else is damage
+        if 0.0 < value <= _FINITE:  # other values are damage
             out[i] = value
     return -1
 
 
 @jit.kernel("none", "int", "int", "ints2", "out_ints", "out_floats")
 def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
-    """Draw ids at random: write them, and the share that each has of the total, and keep both places and ids.
+    """Draw random ids; write them and their probabilities, and keep their places and ids for `update`.
 
-    The total, which is not 0, is cut into `strata` equal parts: the first id is one of the first part, and so on, from
-    the first part again behind the last. For the random numbers see `ids_at.fraction`, for the record of the table
-    `pages.PAGES`, which has room for the draw.
+    The total mass, which must not be 0, is divided into `strata` equal parts: id i comes from part i modulo `strata`.
+    For the random numbers see `ids_at.fraction`. For the record of the table see `pages.PAGES`; it must have room for
+    the draw.
     """
     starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
     pages, sums = packed.ints2(table, paging.PAGES), packed.floats(table, paging.SUMS)
@@ -88,10 +87,10 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
 def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
-    The last error counts where an id is named twice. These priorities are given: for `raw` and `bounds` see `pages`.
-    Returns how many ids were not found, or else -1 - i if error i is not finite: then nothing is changed.
-    `offered` is what can be drawn, see `pages.ENDED`. For the record of the `table` see `pages.PAGES`: its scratch
-    memory has room for n. It may have the places of these very ids, which most updates are of.
+    If an id occurs twice, its last error counts. These are given priorities; see `pages` for `raw` and `bounds`.
+    Returns the number of ids that were not found, or -1 - i if error i is not finite; then nothing changes. `offered`
+    is the last offer, see `pages.ENDED`. For the record of the `table` see `pages.PAGES`; its scratch memory must have
+    room for all ids. Most updates are of the ids of the last draw: then the table has their places already.
     """
     pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
     raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
@@ -101,7 +100,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     drawn_places, drawn = packed.ints(table, paging.DRAWN_PLACES), packed.ints(table, paging.DRAWN_IDS)
     values, numbers = packed.floats(table, paging.VALUES), packed.floats(table, paging.NUMBERS)
     masses = packed.floats(table, paging.MASSES)
-    wrong = np.int64(0)  # counted first: a loop that may return does not become vector code
+    wrong = np.int64(0)  # counted first, because a loop with a return does not become vector code
     for i in range(ids.size):
         wrong += not abs(errors[i]) <= _FINITE
     for i in range(ids.size if wrong else 0):
@@ -120,14 +119,14 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     found = np.int64(0)
     for i in range(ids.size):
         found += place[i] >= 0
-    if found < ids.size:  # those with a place are moved to the front
+    if found < ids.size:  # move the found ones to the front
         found = np.int64(0)
         for i in range(ids.size):
             if place[i] >= 0:
                 place[_at(found)], values[_at(found)] = place[i], values[i]
                 found += 1
     place, values, numbers, masses = place[:found], values[:found], numbers[:found], masses[:found]
-    # What is changed, and what is added up with it, is on its way while the powers are computed.
+    # Prefetch the leaves, their sums and `raw` while the powers are computed.
     leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
     for i in range(found):
         jit.prefetch(leaf + 8 * place[i])
@@ -144,7 +143,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
 AHEAD = 12  # runs
 
-# Row of runs, below first ids, strides and counts: the page of an id that came or went last, at one end, or -1.
+# The row of runs after first ids, strides and counts: the page at the end of the run that changed last, or -1.
 PAGE_ROW = 3
 
 
@@ -153,20 +152,20 @@ def _want_difference(
     wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: bool,
     origin: int, lanes: Ints, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
 ) -> int:  # fmt: skip
-    """Set the ids of runs that are not in the other ones to be wanted or not; return how many pages are lacking.
+    """Set or clear `WANTED` for the ids of `runs` that are not in `others`; return the number of missing pages.
 
-    A run that is in both costs what it has grown, or lost, at one end. For that both are ordered `by_lane`, or else of
-    those that are not wanted what is left is wanted in the same order, and then others. Where they are not, more is set
-    than need be: with the same outcome, as all that is not wanted comes first.
+    A run in both costs only the ids that it has gained or lost at one end. To be matched, both must be ordered
+    `by_lane`; if not, the new runs must begin with the remaining old ones in the same order. In any other order, more
+    ids are set than necessary, with the same result, because all ids are cleared before any is set.
     """
-    lacking = 0
+    missing = 0
     while i < stop:
         if wanted:
             runs[PAGE_ROW, i] = -1
-            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # most often that of a run ahead
+            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a run ahead
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # First where the page of a run's last id is looked up, then that page.
+                # First the slot with the page of a run's last id, then that page.
                 for ahead in range(i + AHEAD, i + 2 * AHEAD + 1, AHEAD):
                     last = runs[0, _at(ahead)] + (runs[2, _at(ahead)] - 1) * runs[1, _at(ahead)]
                     width = width_of(last, origin, lanes)
@@ -182,16 +181,16 @@ def _want_difference(
         unsigned = _at(width if width > 0 else 1)
         if j < others_stop:
             other = others[0, j]
-            apart, more = first - other, count - others[2, j]
-            if stride == others[1, j] and (apart == 0 or apart + more * stride == 0):
-                first += others[2, j] * stride if apart == 0 else 0
+            offset, more = first - other, count - others[2, j]
+            if stride == others[1, j] and (offset == 0 or offset + more * stride == 0):
+                first += others[2, j] * stride if offset == 0 else 0
                 count = more
                 if wanted:
                     runs[PAGE_ROW, i] = others[PAGE_ROW, j]
                 j += 1
             else:
                 comes_first = other < first
-                if (other ^ first) >> POSITION_BITS == 0:  # of one segment: by lane
+                if (other ^ first) >> POSITION_BITS == 0:  # in one segment, order by lane
                     comes_first = _at(other & POSITION_MASK) % unsigned < _at(first & POSITION_MASK) % unsigned
                 if comes_first if by_lane else wanted != 0:
                     j += 1
@@ -199,7 +198,7 @@ def _want_difference(
         if width == 0:
             count = 0
         row = np.int64(_at(first & POSITION_MASK) // unsigned)
-        step = 1 if stride == width else np.int64(_at(stride) // unsigned)  # most often a division less
+        step = 1 if stride == width else np.int64(_at(stride) // unsigned)  # usually saves a division
         row_0 = first - row * width
         while count > 0:
             begin = row & LAST_ROW
@@ -223,7 +222,7 @@ def _want_difference(
                         slots[_at(at)] = page + 1
                         pages[page, paging.FIRST], pages[page, paging.STRIDE] = page_first, width
                     else:
-                        lacking += 1
+                        missing += 1
             if page >= 0:
                 before = pages[page, paging.WANTED]
                 after = before | rows if wanted else before & ~rows
@@ -237,12 +236,12 @@ def _want_difference(
             row += some * step
             count -= some
         i += 1
-    return lacking
+    return missing
 
 
 @jit.inner
 def _entering_priority(table: Ints) -> float:
-    """Return the priority that new ids enter with, 1.0 before any; the bounds count ids that can be drawn again."""
+    """Return the priority of new ids, 1.0 before any is given; raise the bounds for ids that can be drawn again."""
     pages, stacks = packed.ints2(table, paging.PAGES), packed.ints2(table, paging.STACKS)
     raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
     entering = np.int64(0)
@@ -262,22 +261,23 @@ def _entering_priority(table: Ints) -> float:
     "int", "out_ints2", "strided_ints2", "out_ints2", "ints", "ints2", "int", "int", "int", "float"
 )  # fmt: skip
 def offer(
-    old: Ints, runs: Ints, new: Ints, snapshot: Ints, table: Ints, loose: int, left: int, whole: int, alpha: float
-) -> int:
-    """Let the ids of `runs` be drawn, and those of `old` ones that are not among them no more.
+    old: Ints, runs: Ints, new: Ints, snapshot: Ints, table: Ints, provisional: int, partially_hidden: int, whole: int,
+    alpha: float,
+) -> int:  # fmt: skip
+    """Make exactly the ids of `runs` drawable; ids of the `old` runs that are not in `runs` become undrawable.
 
-    Runs are (3, n), in rows without gaps: first ids, strides and counts. All but the last `loose` of them stay as they
-    are from then on, so old ones of this kind are not looked at. The first `left` of the loose ones are as many as
-    before, in the same order; the rest are by segment and lane. `whole`: nothing but these runs can be drawn, whatever
-    was before.
+    Runs are (3, n), in contiguous rows: first ids, strides and counts. All but the last `provisional` runs are final:
+    they never change again, so old final runs are not compared. The first `partially_hidden` of the provisional runs
+    match the old ones in number and order. The rest are ordered by segment and lane. With `whole`, no other id can be
+    drawn, regardless of `old`.
 
-    `new`, (4, `RUNS` + n), becomes the `old` of the next call: see `pages.ENDED`. `snapshot` is the record of the
-    snapshot that has the runs, see `frozen`.
+    `new`, (4, `RUNS` + n), becomes the `old` of the next call; see `pages.ENDED`. `snapshot` is the record of the
+    snapshot that has the runs; see `frozen`.
 
-    New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any: for
-    `raw` and `bounds` see `pages`. `stacks` then lists their pages. Returns how many pages
-    are lacking; if there are some, nothing can be drawn that could not be, and the call is to be repeated with more.
-    For the record of the `table` see `pages.PAGES`: its scratch memory has room for a page at least.
+    New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any is
+    given; see `pages` for `raw` and `bounds`. `stacks` then lists the pages of new ids. Returns the number of missing
+    pages. If it is not 0, no further id can be drawn, and the caller repeats the call with more pages. For the record
+    of the `table` see `pages.PAGES`; its scratch memory must have room for at least one page.
     """
     pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
     stacks, heights = packed.ints2(table, paging.STACKS), packed.ints(table, paging.HEIGHTS)
@@ -288,7 +288,7 @@ def offer(
     values, numbers = packed.floats(table, paging.VALUES), packed.floats(table, paging.NUMBERS)
     masses = packed.floats(table, paging.MASSES)
     heights[DRAWN] = 0
-    new[paging.ENDED, 0], new[paging.LEFT, 0] = runs.shape[1] - loose, left
+    new[paging.ENDED, 0], new[paging.LEFT, 0] = runs.shape[1] - provisional, partially_hidden
     new[paging.ORIGIN, 0], new[paging.SLOT_COUNT, 0] = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS]
     new[paging.LANES_AT, 1] = snapshot[frozen.LANES]
     for row in range(PAGE_ROW):
@@ -300,9 +300,9 @@ def offer(
             pages[page, paging.WANTED], pages[page, paging.TOUCHED] = 0, 1
             stacks[CHANGED, heights[CHANGED]] = page
             heights[CHANGED] += 1
-    lacking = 0
+    missing = 0
     for wanted in range(2):
-        # Those that ended, of which old ones are not looked at; those that are left; and the rest.
+        # Three parts: final runs, whose old ones are skipped; partially hidden runs; and the rest.
         begin = old_begin = np.int64(paging.RUNS)
         for part in range(3):
             is_rest, end, old_end = part == 2, begin + new[_at(part), 0], old_begin + old[_at(part), 0]
@@ -310,7 +310,7 @@ def offer(
                 end, old_end = np.int64(new.shape[1]), np.int64(old.shape[1])
             old_first = old_end if whole or part == 0 else old_begin
             if wanted:
-                lacking += _want_difference(
+                missing += _want_difference(
                     1, new, begin, end, old, old_first, old_end, is_rest, new[paging.ORIGIN, 0], lanes, pages, slots,
                     stacks, heights,
                 )  # fmt: skip
@@ -320,10 +320,10 @@ def offer(
                     slots, stacks, heights,
                 )  # fmt: skip
             begin, old_begin = end, old_end
-    if lacking > 0:
-        return lacking
+    if missing > 0:
+        return missing
     fresh = _entering_priority(table)
-    # Masses for what is wanted of the pages that were touched, and 0 for what is not.
+    # In touched pages, set the masses of wanted rows, and 0 for the others.
     values[0] = fresh
     powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]
@@ -346,7 +346,7 @@ def offer(
             pages[page, paging.TOUCHED] = 0
             if rows & wanted_rows & ~known:
                 pages[page, paging.ENTERED] = rows & wanted_rows & ~known
-                stacks[CHANGED, entered] = page  # over one that is done
+                stacks[CHANGED, entered] = page  # overwrites a page that is done
                 entered += 1
             known_again |= rows & wanted_rows & known
             while rows != 0:

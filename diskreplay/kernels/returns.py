@@ -5,8 +5,7 @@ R_t = r_t + gamma * R_{t-1}.
 
 Generalized advantage estimation: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage
 Estimation (2016), equation 16: A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t +
-gamma * V(s_{t+1}) - V(s_t). Where the environment gives a discount d_t with each step, gamma d_t takes the place of
-gamma, step by step.
+gamma * V(s_{t+1}) - V(s_t). If the environment gives a discount d_t with each step, gamma d_t replaces gamma.
 """
 
 import numpy as np
@@ -19,7 +18,7 @@ from . import jit
 
 @jit.kernel("none", "floats", "ints", "floats", "float", "out_floats")
 def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:
-    """Write R of each step of runs that lie one behind the other: `count` steps each, with R `before` the first."""
+    """Write R of each step of successive runs: run i has count[i] steps, and R before its first step is before[i]."""
     t = 0
     for run in range(count.size):
         total = before[run]
@@ -58,9 +57,9 @@ def gae(
 ) -> None:
     """Write the advantages of columns of steps, and their sums with `value`; arrays are (steps, columns).
 
-    `ends` has bits: nothing follows a step that is TERMINATED; behind one that is TRUNCATED, as behind the last of a
-    column, comes a value, but no further delta. `next_value` is V of what each step led to; that of a terminated step
-    is not read. `discounts` are the environment's, or an empty array. `carry` is scratch, (columns,).
+    `ends` has bits: after a TERMINATED step there is no value. After a TRUNCATED step, or the last step of a column,
+    there is a value but no further delta. `next_value` is V of each step's next observation; it is not read for a
+    terminated step. `discounts` are the environment's, or an empty array. `carry` is scratch memory, (columns,).
     """
     steps, columns = r.shape
     discounted = discounts.size > 0

@@ -1,4 +1,4 @@
-"""Ids in arithmetic runs: the form in which views hand their ids to distributions, and at which ids samples start."""
+"""Ids in arithmetic runs, as distributions receive them, and the rule for the ids that start samples."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -26,11 +26,11 @@ class IdRuns(NamedTuple):
 
     first: NDArray[np.int64]
     stride: NDArray[np.int64]
-    count: NDArray[np.int64]  # type: ignore[assignment]  # nobody counts the elements of this tuple
+    count: NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.count
 
 
 class TimedRuns(NamedTuple):
-    """`IdRuns`, and when the episode that each is of began: nanoseconds since the epoch, or 0."""
+    """`IdRuns` with the start time of each run's episode: nanoseconds since the epoch, or 0."""
 
     first: NDArray[np.int64]
     stride: NDArray[np.int64]
@@ -41,44 +41,41 @@ class TimedRuns(NamedTuple):
 Runs = TypeVar("Runs", IdRuns, TimedRuns)
 
 LaneIndex = tuple[Ints, Ints]
-"""Keys of runs in the order of their lanes, and which run each is of."""
+"""Keys of runs in the order of their lanes, and the place of each one's run."""
 
-# Ids that are listed together.
+# Most ids in a block of `id_blocks`.
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
-"""Rows of a block of runs: those of `TimedRuns`, and how many ids there are before each, one number more."""
+"""Rows of a block of runs: those in `TimedRuns`, and the number of ids before each run, with one number more."""
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4
-"""Of every run with a number that is a multiple of two to the power of this, `kernels.ids_at` may be given BEFORE."""
+"""The array COARSE has BEFORE of every run with a number that is a multiple of `1 << COARSE_BITS`."""
 
 RULE, BLOCK, COARSE, WANTED = range(4)
-"""The record of a population, see `packed`: the numbers of its `Starts`, the block, every 16th number of its BEFORE as
-`ids_at` says, and memory for a number an id."""
+"""The record of a population, see `packed`: the numbers of its `Starts`, its block of runs, every 16th number of BEFORE
+for `ids_at`, and memory for a number per id."""
 
 
 class Visible(NamedTuple):
-    """What is hidden: the number of the first segment, each one's lanes and their place, each lane's oldest row left.
-
-    Nothing is hidden of an episode that began at `reached` or later.
-    """
+    """The visible rows of all lanes. No step is hidden of an episode that began at `reached` or later."""
 
     reached: int
-    origin: int
-    lanes: NDArray[np.int64]
-    lane_base: NDArray[np.int64]
-    oldest: NDArray[np.int64]
+    origin: int  # the number of the first segment
+    lanes: NDArray[np.int64]  # the number of lanes of each segment, 0 if it is gone
+    lane_base: NDArray[np.int64]  # the place of each segment's first lane
+    oldest: NDArray[np.int64]  # the oldest visible row, by place
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place of each id's lane among all, -1 where its segment is gone."""
+        """Return the place of each id's lane among all lanes, -1 if its segment is gone."""
         known, slot, _, lane, _ = locate(ids, self.origin, self.lanes)
         if not known.any():
             return np.full(len(ids), -1)
         return np.where(known, self.lane_base[slot] + lane, -1)
 
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the least id that is not hidden in the lane of each of these; `NEVER` where its segment is gone."""
+        """Return the lowest visible id in the lane of each id, `NEVER` if its segment is gone."""
         if not self.reached:
             return np.zeros(len(ids), np.int64)
         known, slot, width, lane, row = locate(ids, self.origin, self.lanes)
@@ -89,18 +86,18 @@ class Visible(NamedTuple):
 
 
 NEVER = 1 << 62
-"""An id that there is none above, a time after all others, and a row behind those of any lane."""
+"""An id above all ids, a time after all times, and a row after all rows."""
 
 ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
-    """Take from each run the ids below `least`; one that lies below it whole keeps its place with count 0."""
+    """Remove the ids below `least` from each run; an empty run keeps its place with count 0."""
     return behind(runs, np.clip(-((runs.first - least) // runs.stride), 0, runs.count))
 
 
 def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
-    """Select the runs at which `where` is true."""
+    """Return the runs selected by the mask `where`."""
     return runs if where.all() else type(runs)(*(column[where] for column in runs))
 
 
@@ -110,7 +107,7 @@ def joined(parts: list[Runs]) -> Runs:
 
 
 def behind(runs: Runs, skipped: NDArray[np.int64]) -> Runs:
-    """Take so many of its first ids from each run; one without others keeps its place with count 0."""
+    """Remove the first `skipped` ids of each run; an empty run keeps its place with count 0."""
     return runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
 
 
@@ -120,7 +117,7 @@ def last_ids(runs: IdRuns | TimedRuns) -> Ints:
 
 
 def pieces_of(runs: IdRuns, most: Any) -> tuple[IdRuns, Ints]:
-    """Cut each run into pieces of ``most`` ids at the most, one number or one a run; return also the run of each."""
+    """Cut each run into pieces of at most `most` ids; return also the run of each piece. `most` may differ by run."""
     many = -(-runs.count // most)
     of = np.repeat(np.arange(len(many)), many)
     size = np.broadcast_to(most, many.shape)[of]
@@ -129,13 +126,13 @@ def pieces_of(runs: IdRuns, most: Any) -> tuple[IdRuns, Ints]:
 
 
 def numbered(runs: IdRuns, before: Ints, numbers: Ints) -> Ints:
-    """Return the ids with these numbers among those of all runs; ``before`` are the ids before each run."""
+    """Return the ids with these numbers among the ids of all runs; `before` is the number of ids before each run."""
     run = np.searchsorted(before, numbers, side="right") - 1
     return np.asarray(runs.first[run] + (numbers - before[run]) * runs.stride[run], np.int64)
 
 
 def id_blocks(runs: IdRuns) -> Iterator[Ints]:
-    """Yield the ids of runs in their order, many at a time."""
+    """Yield the ids of runs in order, in blocks."""
     before, total = np.cumsum(runs.count) - runs.count, int(runs.count.sum())
     for start in range(0, total, _AT_ONCE):
         yield numbered(runs, before, np.arange(start, min(start + _AT_ONCE, total)))
@@ -149,7 +146,7 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 
 
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the one run that each id may be in, its number there, and whether it is; there must be a run."""
+    """Return the only run that can have each id, the id's number in it, and whether it does; one run must exist."""
     run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
     first, stride, count = (column[run] for column in runs)
     number, between = np.divmod(ids - first, stride)
@@ -157,35 +154,35 @@ def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[In
 
 
 def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return numbers that order ids by segment, lane and row; -1 where the segment is not there.
+    """Return numbers that order ids by segment, lane and row; -1 if the segment is gone.
 
-    `lanes` are those of the segments from number `origin` on, 0 where one is gone.
+    `lanes` are the numbers of lanes of the segments from number `origin` on, 0 if a segment is gone.
     """
     known, _, width, lane, row = locate(ids, origin, lanes)
     return np.where(known, row_keys(ids, width, lane, row), -1)
 
 
-# How the samples of an ended episode end; see `Starts`.
+# Rules for the last sample of an ended episode; see `Starts`.
 PADDED, MOVED_BACK, FIRST_ONLY, ALL_STEPS, DROPPED = range(5)
 
 
 class Starts(NamedTuple):
-    """At which steps of an episode the samples of a view start.
+    """The rule for the steps of an episode that start the samples of a view.
 
-    Of an ended episode those at steps 0, `step`, 2 `step`, ..., up to the first whose `length` steps reach its end.
-    `last` says what becomes of that one where they reach beyond the end: PADDED, it stays; MOVED_BACK, it starts
-    `length` steps before the end instead (an episode shorter than that has one sample); DROPPED, there is none.
-    FIRST_ONLY: there is one sample, at the first step. Steps that have nothing behind them to bootstrap from do not
-    count, but with ALL_STEPS, where every step starts a sample.
+    In an ended episode samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
+    reach the end. `last` is the treatment of that sample if it reaches beyond the end. PADDED: it stays. MOVED_BACK: it
+    starts `length` steps before the end, or at step 0 in a shorter episode. DROPPED: it is left out. Two other values
+    of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with ALL_STEPS, every step does.
 
-    With `from_end` samples end at the episode's end, `step` steps before it, and so on, down to the first that does not
-    start behind step 0: if it would start before that, it starts at step 0 (MOVED_BACK), or is not there (DROPPED).
+    If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final observation
+    these are the last `followed` steps, since no step comes that many steps after them. Without one it is the last
+    step, which has no next observation to bootstrap from.
 
-    Nor do the last `followed` steps of an episode that did not terminate and has a final observation: no step follows
-    them so many steps later.
+    With `from_end` samples end at the episode's end, `step` steps before it, and so on. The earliest sample that would
+    start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
 
-    Of an open episode those that have `open_rows` rows from their start on: rows with an observation or, not
-    `observed`, with a whole step; 0: none. Ids below `since` are left out.
+    In an open episode a sample needs `open_rows` rows from its start on: rows with an observation or, without
+    `observed`, complete steps; 0: no samples. Ids below `since` are left out.
     """
 
     length: int = 1
@@ -199,15 +196,15 @@ class Starts(NamedTuple):
 
 
 LINES, RUNS, RUNS_AND_OPEN = range(3)
-"""What `starts` makes runs of: lines of episodes; runs that are partly hidden; these and all open episodes."""
+"""Inputs of `starts`: lines of episodes; partially hidden runs; these runs and all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
-    """Sort runs of a block by when their episodes began, and then by id; and count how many ids are before each."""
+    """Sort runs of a block by the start of their episodes, then by id, and set BEFORE."""
     runs = block[:BEFORE, start:end]
     order = np.lexsort((runs[FIRST], runs[TIME]))
     for column in runs:
-        if column.any():  # zeros that nobody writes, as times that nobody asks for, take no memory
+        if column.any():  # unwritten zeros, such as unused times, take no memory
             column[:] = column[order]
     block[BEFORE, start + 1 : end + 1] = block[BEFORE, start] + np.cumsum(runs[COUNT])
 
@@ -224,13 +221,13 @@ def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int6
     return EpisodeTable.of(*(column[some] for column in columns))
 
 
-# Makes an index that is not tested for being negative.
+# Unsigned indices, because numba tests a signed index for being negative.
 _at = np.uint64
 
 
 @jit.inlined
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
-    """Return how many samples start in an episode, at which step the first does, and one that was moved, or -1."""
+    """Return the number of samples in an episode, the step of the first, and the step of a moved one or -1."""
     length, step, last, open_rows, observed, _, followed, from_end = rule
     skipped, count, moved, total = 0, 0, -1, steps
     if last != ALL_STEPS and not end & ids.TERMINATED:
@@ -259,15 +256,15 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 
 @jit.kernel("int", "out_ints2", "int", "ints", "ints2", "int")
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
-    """Write the ids at which samples of episodes start.
+    """Write the ids that start samples of episodes.
 
-    `record` is that of a population, see `RULE`: the numbers of a `Starts` say which ids these are, and runs
-    of them are written into the block from place `at` on, two an episode at most. The place behind the last one is
-    returned. None is below `since`, and none is hidden in the snapshot of this record.
+    `record` is the record of a population, see `RULE`. Its `Starts` select the ids. They are written as runs into the
+    block from place `at` on, at most two per episode, without hidden ids and ids below `since`. `snapshot` is the
+    record of the snapshot. Returns the place after the last run.
 
-    `given` are lines of episodes (LINES), or runs, (4, n), that are partly hidden (RUNS). Such runs lose their hidden
-    ids, and are written; one that is hidden whole gets the count 0 and is not. Then the complement of that place is
-    returned, which is negative. With RUNS_AND_OPEN the episodes that are open in the snapshot follow.
+    `given` are lines of episodes (LINES), or partially hidden runs, (4, n) (RUNS). Such runs lose their hidden ids, in
+    `given` and in the block. A run without visible ids gets count 0 and is not written; then the complement of the
+    place is returned, which is negative. With RUNS_AND_OPEN, the open episodes of the snapshot follow.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]
@@ -278,7 +275,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     origin, reached = snapshot[frozen.ORIGIN], snapshot[frozen.REACHED]
     gone = 0
     for i in range(listed + (snapshot[frozen.LIVE_LANES] if kind == RUNS_AND_OPEN else 0)):
-        # The first step, and the distance of two; the step at which the first sample and one that was moved start.
+        # The steps of the first sample and of a moved one, the number of samples, and the lowest visible id.
         skipped, count, moved, least = 0, 0, -1, since
         item = _at(i)
         if i < left:
@@ -291,7 +288,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 obs_rows, end, time = given[item, ids.OBS_ROWS], given[item, ids.END], given[item, ids.TIME]
             else:
                 column = i - listed
-                # The lanes of a segment, and its first one.
+                # Skip to the segment of the lane: its number of lanes, and its first column.
                 while column >= jit.load_int(growing + 8) + jit.load_int(growing + 16):
                     growing += 8 * frozen.GROWING_COLUMNS
                 apart, lane = jit.load_int(growing + 8), column - jit.load_int(growing + 16)
@@ -313,7 +310,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 least = max(least, begin + (jit.load_int(snapshot[frozen.OLDEST] + 8 * place) - row) * width)
             else:
                 least = NEVER
-        for part in range(3):  # a moved sample at step 0, those that were not moved, a moved one behind them
+        for part in range(3):  # a moved sample at step 0, the samples that were not moved, a moved one after them
             first, stride, some = begin + moved * apart, apart, 0
             if part == 1:
                 first, stride, some = begin + skipped * apart, spacing, count
@@ -328,7 +325,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
             if some > 0:
                 to = _at(at)
                 block[FIRST, to], block[STRIDE, to], block[COUNT, to] = first, stride, some
-                if block[TIME, to] != time:  # a page of zeros that nobody writes takes no memory
+                if block[TIME, to] != time:  # unwritten pages of zeros take no memory
                     block[TIME, to] = time
                 at += 1
                 block[BEFORE, _at(at)] = block[BEFORE, to] + some

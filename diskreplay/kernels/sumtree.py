@@ -1,22 +1,22 @@
-"""Masses: powers of priorities, and a tree of their sums, from which leaves are drawn in proportion to their mass.
+"""Masses: powers of priorities, and a tree of their sums. Leaves are drawn in proportion to their mass.
 
-A power x ** y of a positive number is 2 ** (y * log2 x), both from their power series, which the compiler turns into
-vector code; a call of libm for each number takes three times as long. A result y * log2 x bits above 1 is off by at
-most about that many units in the last place, and is the same on every machine. With x = m * 2 ** e and m from sqrt(1/2)
-to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where s = (m - 1) / (m + 1); what is left out
-is below 2 ** -54 of it. 2 ** p = 2 ** n * exp(f ln 2) with n the whole number nearest to p, f = p - n, and the series
-of exp.
+A power x ** y of a positive number is 2 ** (y * log2 x). Both functions are power series, which the compiler turns into
+vector code; a call of libm for each number takes three times as long. The error of a result 2 ** p is at most about p
+units in the last place, and the result is the same on every machine. With x = m * 2 ** e and m from sqrt(1/2) to
+sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where s = (m - 1) / (m + 1); the relative error of
+the truncated series is below 2 ** -54. 2 ** p = 2 ** n * exp(f ln 2), where n is the integer nearest to p and f = p -
+n.
 
-The tree has 8 children a node, one cache line. `tree` holds all levels one after the other, the leaves first: level l
-is tree[starts[l] : starts[l + 1]], and node i of level l + 1 is the sum of the 8 entries from 8 * i on of level l,
-added from left to right. The last level is the first with at most `TOP` nodes, and sums[i] is the sum of its nodes
-before node i: the last of these is the total. Levels are padded with zeros to a multiple of 8. `least`, which may be
-empty, holds the smallest mass that is not zero below each inner node, at the node's place in the tree less starts[1],
-and behind them that of all; 0 where all are.
+A node of the tree has 8 children, one cache line. `tree` has all levels one after the other, the leaves first: level l
+is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of level l, added
+from left to right. The last level is the first one with at most `TOP` nodes. sums[i] is the sum of its nodes before
+node i, so the last entry is the total. Levels are padded with zeros to a multiple of 8. `least`, which may be empty,
+has the smallest positive mass below each inner node, or 0, at the node's place in the tree minus starts[1]. Its last
+entry is the smallest positive mass of all leaves.
 
-A node is always added up anew from its children, so no rounding error outlives the next update. A search compares with
-the same partial sums that made the node: while what it looks for is less than the node's sum, the child it takes
-has a mass above zero. Clamping to the largest number below a child's mass keeps that true after the subtraction.
+A node is always summed again from all of its children, so no rounding error outlives the next update. A search compares
+with the same partial sums that made the node: as long as the searched mass is less than the node's sum, the selected
+child has a positive mass. After the subtraction, clamping to the largest number below the child's mass keeps this true.
 """
 
 import math
@@ -29,24 +29,24 @@ from diskreplay.ids import Floats, Ints
 from . import jit
 from .jit import bits_of, number_of
 
-# Highest power first, for Horner's scheme.
+# Coefficients, highest power first, for Horner's scheme.
 _LOG = tuple(2.0 / math.log(2.0) / (2 * k + 1) for k in range(10, -1, -1))
 _EXP = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(13, -1, -1))
 _LOG_FIRST, _LOG_REST = _LOG[0], _LOG[1:]
 _EXP_FIRST, _EXP_REST = _EXP[0], _EXP[1:]
 _ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
-_EXPONENT = 52  # the bit where it starts
-# Masses lie between two to these: sums of 1e17 of them are finite, and none is lost to denormal numbers.
+_EXPONENT = 52  # the first bit of the exponent in a float64
+# Binary logarithms of the least and the largest mass: sums of 1e17 masses are finite, and no mass is a denormal number.
 SMALLEST, LARGEST = -963.0, 963.0
-# Added to a number of less than 2 ** 51, it leaves the nearest whole number in the lowest bits.
+# Adding it to a number below 2 ** 51 leaves the nearest integer in the lowest bits.
 _ROUND = 1.5 * 2.0**52
 
 
 @jit.kernel("none", "floats", "float", "float", "float", "out_floats", "out_floats", shared=True)
 def powers(values: Floats, exponent: float, low: float, high: float, numbers: Floats, out: Floats) -> None:
-    """Raise positive values to a power, and keep the results from 2 ** low to 2 ** high; -1022 <= low <= high <= 1023.
+    """Raise positive values to a power, and clip the results to 2 ** low and 2 ** high; -1022 <= low <= high <= 1023.
 
-    `numbers` is scratch memory of the same length; none of the three shares any.
+    `numbers` is scratch memory of the same length. The three arrays must not overlap.
     """
     for i in range(values.size):
         bits = bits_of(values[i])
@@ -74,12 +74,12 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
 
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
-    """Write (least / chance) ** exponent, at most 1; `least` 0 is the smallest of these chances, NaN aside.
+    """Write (least / chance) ** exponent, at most 1; with `least` 0, the smallest of these chances except NaN is used.
 
-    `scratch` is memory, (3, n).
+    `scratch` is scratch memory, (3, n).
     """
     if least == 0.0:
-        # Positive numbers are in the order of their bits, and the compiler may take the least of these eight at a time.
+        # Positive floats sort like their bits, and the compiler finds the least of these in vectors of eight.
         bits = np.uint64(bits_of(math.inf))
         for i in range(chances.size):
             mine = np.uint64(bits_of(chances[i]))
@@ -94,18 +94,18 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
 
 
 FAN_OUT = 8
-# Halving a list of so many sums, and adding it up anew, costs less than the levels that would be above.
+# Most nodes of the last level: a binary search in their sums costs less than further levels.
 TOP = 512
-SOME = 6  # numbers that `sumtree_find` keeps in memory
+SOME = 6  # numbers of scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3
-# Times any normal number: a little less than that number.
+# A factor that makes any normal number slightly smaller.
 _BELOW = 1.0 - 2.0**-52
-# Makes an index that is not tested for being negative.
+# Unsigned indices, because numba tests a signed index for being negative.
 _at = np.uint64
 
 
 def tree_starts(capacity: int, top: int = TOP) -> Ints:
-    """Return where the levels of a tree start, and its length; the last level has at most `top` nodes."""
+    """Return the starts of the levels of a tree, and its length; the last level has at most `top` nodes."""
     starts, nodes = [0], max(capacity, 1)
     while True:
         starts.append(starts[-1] + -(-nodes // FAN_OUT) * FAN_OUT)
@@ -115,9 +115,10 @@ def tree_starts(capacity: int, top: int = TOP) -> Ints:
 
 
 def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Ints, Floats, Floats, Floats]:
-    """Return `starts`, `tree`, `sums` and `least` of a tree without any mass; `least` is empty if nobody wants it.
+    """Return `starts`, `tree`, `sums` and `least` of a tree without any mass.
 
-    `tree` is memory for it from the beginning of a cache line on: zeros, as many as the last of `tree_starts`.
+    The array `least` is empty without the argument `least`. `tree` is memory for the tree, aligned to a cache line:
+    zeros, in the length that `tree_starts` returns last.
     """
     starts = tree_starts(capacity, top)
     smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
@@ -126,7 +127,7 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
 
 @jit.inner
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
-    """Return the smallest mass that is not 0 below so many entries, 0 if none; inner nodes start at `inner`."""
+    """Return the smallest positive mass below `count` entries, or 0; inner nodes start at `inner`."""
     smallest = math.inf
     for i in range(first, first + count):
         mass = least[_at(i - inner)] if i >= inner else tree[_at(i)]
@@ -139,10 +140,10 @@ def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -
 def sumtree_set(
     leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats, changed: Ints
 ) -> None:
-    """Give leaves their masses, the last one where a leaf is named twice, and add up the nodes above them.
+    """Set the masses of leaves, and sum the nodes above them. If a leaf occurs twice, its last mass counts.
 
-    A node is added up once where its children follow each other, and where there are more leaves than nodes. `changed`
-    is scratch memory, a number a leaf.
+    A node is summed only once if its leaves are successive, or if there are more leaves than nodes. `changed` is
+    scratch memory, a number per leaf.
     """
     for i in range(leaves.size):
         tree[_at(leaves[i])] = values[i]
@@ -183,12 +184,11 @@ def sumtree_set(
 def sumtree_find(
     starts: Ints, tree: Floats, sums: Floats, notes: Ints, mass: Floats, leaves: Ints, some: Floats
 ) -> None:
-    """Find the leaf at each cumulated mass from 0 to the total; `mass` is overwritten with the leaf's own.
+    """Find the leaf at each cumulated mass from 0 to the total; `mass` is overwritten with the leaf's mass.
 
-    `notes` has a byte a leaf, in lines that the caller reads next: those of the leaves found are loaded meanwhile.
-
-    Level by level for all at once, without a branch on data: cache misses overlap. The total must not be 0. `some` is
-    scratch memory for `SOME` numbers.
+    All searches go down level by level together, without a branch on data, so that cache misses overlap. `notes` has a
+    byte per leaf; the caller reads the lines of the found leaves next, so they are prefetched. The total must not be 0.
+    `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
@@ -206,15 +206,16 @@ def sumtree_find(
     for i in range(mass.size):
         left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
         mass[i] = left if left < most else most
-    # In memory, because a choice among registers becomes a branch: the sums before each pair, then before two children.
+    # `some` has the sums before each pair, then before two children. It is in memory, because a choice among registers
+    # would become a branch.
     some[0] = 0.0
     for level in range(starts.size - 3, -1, -1):
-        # What will be read next lies from the address `after` on, `width` bytes for each child.
+        # The next level, or at last `notes`, is at the address `after`, with `width` bytes for each child.
         start, after, width = starts[level], np.int64(notes.ctypes.data), np.int64(1)
         if level > 0:
             after, width = np.int64(tree.ctypes.data) + 8 * starts[level - 1], np.int64(64)
         for i in range(mass.size):
-            # Three sums are compared to find the two children that matter, then the one between these.
+            # Compare with three sums to find the pair of children, then with the sum between the two.
             x, j = mass[i], start + (leaves[i] << FAN_OUT_BITS)
             a = tree[_at(j)] + tree[_at(j + 1)]
             b = a + tree[_at(j + 2)] + tree[_at(j + 3)]

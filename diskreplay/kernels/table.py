@@ -1,8 +1,8 @@
-"""Every kernel by name.
+"""All kernels by name.
 
-A kernel is compiled, or loaded, when it is first asked for, and numba is imported with the first: nobody waits for what
-a view and a distribution do not need. Stores are followed without any: `advance` and `advance_hiding` run in plain
-Python then, with `follow_plain` in place of `follow`.
+A kernel is compiled or loaded at its first use, and numba is imported with the first kernel. So a view or distribution
+does not wait for kernels that it does not need. A store is followed without numba: then `advance` and `advance_hiding`
+run as plain Python, with `follow_plain` in place of `follow`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from diskreplay.errors import MissingExtra
 
 Kernel = Callable[..., Any]
 
-# name -> module; only tests ask for `_WITH_CALLERS` by name
+# name -> module; only tests get `_WITH_CALLERS` by name
 MODULES = {
     "advance": "advance",
     "advance_hiding": "advance",
@@ -50,20 +50,20 @@ _made: dict[str, Kernel] = {}
 _OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "offer"
 
-# Those that take longest are at both ends, where two processes begin.
+# The slowest ones are at both ends, where the two compiling processes begin.
 _FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES
 _WITH_CALLERS = "follow", "freeze", "hide_oldest", "stream", "sumtree_find"
 EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_WITH_CALLERS)), *_LAST)
-"""The kernels that samplers need, without those that are compiled with the kernels that call them."""
+"""The kernels that samplers need, without kernels that are compiled as parts of their callers."""
 
 
 @cache
 def chosen(name: str) -> Kernel:
-    """Return the compiled kernel of this name, or raise MissingExtra where numba cannot be imported."""
+    """Return the compiled kernel `name`. Raises MissingExtra if numba cannot be imported."""
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import compile_kernel, compiling, is_disabled
 
-    with compiling:  # to import its module, too, takes locks that a forked child would wait for
+    with compiling:  # importing its module takes locks, too, and a forked child would wait for them
         if is_disabled():
             return getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name)
         _made[name] = compile_kernel(MODULES[name], name)
@@ -71,17 +71,17 @@ def chosen(name: str) -> Kernel:
 
 
 def if_made(name: str) -> Kernel | None:
-    """Return the compiled kernel of this name where this process has it already, else None: nobody waits for it."""
+    """Return the compiled kernel `name` if this process has it already, else None, without waiting."""
     return _made.get(name)
 
 
 def of_sampler(weighted: bool) -> tuple[str, ...]:
-    """Return the names of the kernels that the first batches of a sampler need, and its first update of priorities."""
+    """Return the names of the kernels for a sampler's first batches and its first update of priorities."""
     return _OF_ALL_SAMPLERS + (_OF_WEIGHTED_ONES if weighted else ())
 
 
 def compile_all(names: Sequence[str]) -> None:
-    """Compile kernels, or load them; see `cache.Several`."""
+    """Compile or load kernels; see `cache.Several`."""
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import Several
 
@@ -90,7 +90,7 @@ def compile_all(names: Sequence[str]) -> None:
 
 
 def help_compiling(names: Sequence[str]) -> None:
-    """Compile kernels from the last one on, unless another process does so."""
+    """Compile kernels from the last one backwards, unless another helping process does so."""
     from diskreplay.kernels.cache import helper_lock
 
     with helper_lock():

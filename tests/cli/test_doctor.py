@@ -260,8 +260,8 @@ def test_a_cache_that_cannot_be_written_and_kernels_in_python_are_problems() -> 
     found = tell(**nowhere)
     assert found["numba"]["cache"] is None
     unwritable, disabled = found["problems"][-2:]
-    assert unwritable.startswith("compiled kernels cannot be kept, so each process compiles them for itself (")
-    assert unwritable.endswith("): set NUMBA_CACHE_DIR to a folder that can be written")
+    assert unwritable.startswith("compiled kernels cannot be saved, so each process compiles them for itself (")
+    assert unwritable.endswith("): set NUMBA_CACHE_DIR to a writable folder")
     assert disabled == "NUMBA_DISABLE_JIT is set, so Python runs the kernels, far slower: unset it"
 
 

@@ -227,8 +227,8 @@ def test_without_any_place_kernels_are_compiled_and_a_warning_says_so(read_only_
     locked.mkdir(mode=0o555)
     folder, _, err = finish(start(where=read_only_package, XDG_CACHE_HOME=locked, NUMBA_CACHE_DIR=locked))
     assert folder == "None"
-    assert err.startswith("<string>:5: RuntimeWarning: compiled kernels cannot be kept")
-    assert "set NUMBA_CACHE_DIR to a folder that can be written" in err
+    assert err.startswith("<string>:5: RuntimeWarning: compiled kernels cannot be saved")
+    assert "set NUMBA_CACHE_DIR to a writable folder" in err
 
 
 def test_another_source_has_another_folder_and_old_ones_go(tmp_path, monkeypatch):
@@ -342,7 +342,7 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    with pytest.warns(RuntimeWarning, match=r"^compiled kernels cannot be kept.*\(the user has no home\): set NUMBA"):
+    with pytest.warns(RuntimeWarning, match=r"^compiled kernels cannot be saved.*\(the user has no home\): set NUMBA"):
         assert cache.folder.__wrapped__() is None
 
 

@@ -96,23 +96,24 @@ def update_plain(ids: Ints, errors: Floats, eps: float, alpha: float, offered: I
 
 
 def offer_plain(
-    old: Ints, runs: Ints, new: Ints, snapshot: Ints, record: Ints, loose: int, left: int, whole: int, alpha: float
-) -> int:
+    old: Ints, runs: Ints, new: Ints, snapshot: Ints, record: Ints, provisional: int, partially_hidden: int, whole: int,
+    alpha: float,
+) -> int:  # fmt: skip
     """Do what `offer` does, and look for the page of each row."""
     pages, slots = packed.ints2(record, paging.PAGES), packed.ints32(record, paging.SLOTS)
     stacks, heights = packed.ints2(record, paging.STACKS), packed.ints(record, paging.HEIGHTS)
     raw, tree = packed.floats(record, paging.RAW), packed.floats(record, paging.TREE)
     sums, least = packed.floats(record, paging.SUMS), packed.floats(record, paging.LEAST)
     starts, head, table = packed.ints(record, paging.STARTS), new[:, : paging.RUNS], (pages, slots, stacks, heights)
-    head[[paging.ENDED, paging.LEFT], 0] = runs.shape[1] - loose, left
+    head[[paging.ENDED, paging.LEFT], 0] = runs.shape[1] - provisional, partially_hidden
     head[[paging.ORIGIN, paging.SLOT_COUNT], 0] = snapshot[[frozen.ORIGIN, frozen.SLOTS]]
     head[paging.LANES_AT, 1] = snapshot[frozen.LANES]
     new[:PAGE_ROW, paging.RUNS :], new[PAGE_ROW, paging.RUNS :] = runs, -1
     heights[paging.DRAWN] = 0
     origin, lanes = int(head[paging.ORIGIN, 0]), paging.lanes_of(new)
     found = [_places_plain(run, True, origin, lanes, *table) for run in runs.T.tolist()]
-    if lacking := sum(missing for _, missing in found):
-        return lacking
+    if missing := sum(count for _, count in found):
+        return missing
     known = [np.zeros(0, np.int64)]
     shown = np.concatenate(known + [places for places, _ in found])
     if whole:
@@ -147,7 +148,7 @@ def _places_plain(
     run: list[int], add: bool, origin: int, lanes: Ints,
     pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
 ) -> tuple[Ints, int]:  # fmt: skip
-    """Return the places of a run, below 0 without a page, and how many pages are lacking; one may `add` some."""
+    """Return the places of a run, below 0 without a page, and the number of missing pages; `add` takes unused ones."""
     first, stride, count = run
     width = int(lanes[(first >> POSITION_BITS) - origin])
     rows = (first & POSITION_MASK) // width + np.arange(count) * (stride // width)
@@ -163,5 +164,5 @@ def _places_plain(
         while slots[slot]:
             slot = (slot + 1) & (len(slots) - 1)
         slots[slot] = number + 1
-    lacking = int(np.count_nonzero(page < 0)) if add else 0
-    return ((page << PAGE_BITS)[at] + (rows & LAST_ROW)), lacking
+    missing = int(np.count_nonzero(page < 0)) if add else 0
+    return ((page << PAGE_BITS)[at] + (rows & LAST_ROW)), missing
