@@ -36,13 +36,13 @@ def test_a_finding_is_a_line_and_exit_code_1(run: Callable, filled: Path) -> Non
     flip(filled / REWARDS)
     (filled / "notes.txt").write_text("x")
     helps = f"`diskreplay repair {filled} --dry-run` tells what would be repaired"
-    found = f"unexpected  notes.txt  has no place in a store\n1 problem; {helps}\n"
+    found = f"unexpected  notes.txt  does not belong in a store\n1 problem; {helps}\n"
     assert run("verify", filled) == (1, found, "")
     done = run("verify", filled, "--deep")
     assert (done.code, done.err) == (1, "")
     assert done.out.splitlines() == [
-        "unexpected  notes.txt  has no place in a store",
-        f"checksum  {REWARDS}  does not fit the checksum that it was sealed with: rows 0 to 5 of lane 0",
+        "unexpected  notes.txt  does not belong in a store",
+        f"checksum  {REWARDS}  does not match its checksum from sealing: rows 0 to 5 of lane 0",
         f"2 problems; {helps}",
     ]
 
@@ -75,10 +75,10 @@ def test_repair_says_what_it_would_do_and_does_it(run: Callable, filled: Path) -
     flip(filled / REWARDS)
     would = run("repair", filled, "--dry-run")
     assert would.code == 1
-    assert would.out.startswith("would be quarantined  segments/00000000  reward/c.0.0 does not fit the checksum")
+    assert would.out.startswith("would be quarantined  segments/00000000  reward/c.0.0 does not match its checksum")
     assert run("verify", filled, "--deep").code == 1
     did = run("repair", filled)
-    reason = "reward/c.0.0 does not fit the checksum that it was sealed with: rows 0 to 5 of lane 0"
+    reason = "reward/c.0.0 does not match its checksum from sealing: rows 0 to 5 of lane 0"
     aside = (
         "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:\n"
         f"segment 0  counters/quarantine/segments/00000000  5 steps: {reason}\n"
@@ -157,7 +157,7 @@ def test_inspect_counts_what_is_aside_apart(run: Callable, with_one_aside: Path)
     assert (info["steps"], info["steps_evicted"], info["quarantine"]["steps"]) == (0, 0, 5)
     shown = run("inspect", with_one_aside).out
     assert "quarantine  5 steps in 1 segment, " in shown
-    assert "reward/c.0.0 does not fit the checksum" in shown
+    assert "reward/c.0.0 does not match its checksum" in shown
     assert "evicted" not in shown
 
 
@@ -186,13 +186,13 @@ def many(tmp_store: Path) -> Path:
 def test_more_steps_than_may_be_lost_are_set_aside_only_when_asked_for(run: Callable, many: Path) -> None:
     done = run("repair", many, "--max-lost-steps", "9")
     assert done.code == 1
-    assert done.out.splitlines()[0].startswith("refused  segments/00000000  reward/c.0.1 does not fit")
+    assert done.out.splitlines()[0].startswith("refused  segments/00000000  reward/c.0.1 does not match")
     assert done.out.splitlines()[0].endswith("; 10 steps would be set aside, and 9 may be")
     assert done.out.splitlines()[1] == "to set them aside say --yes, or a higher --max-lost-steps"
     assert run("verify", many, "--deep").code == 1
     done = run("repair", many, "--max-lost-steps", "9", "--yes")
     assert (done.code, done.err) == (1, "")
-    assert done.out.startswith("rebuilt  segments/00000000  reward/c.0.1 does not fit")
+    assert done.out.startswith("rebuilt  segments/00000000  reward/c.0.1 does not match")
     assert "2 episodes, 10 steps lost, ids 6 to 17" in done.out
     again = run("repair", many)
     assert again.code == 1  # until somebody decides about what is in quarantine
@@ -217,7 +217,7 @@ def test_what_repair_did_as_json(run: Callable, many: Path) -> None:
     assert (code, [action["what"] for action in refused["actions"]]) == (1, ["refused"])
     code, did = told()
     assert (code, did["dry_run"], did["left"]) == (1, False, [])
-    assert did["actions"][0]["detail"].startswith("reward/c.0.1 does not fit")
+    assert did["actions"][0]["detail"].startswith("reward/c.0.1 does not match")
     assert [(entry["segment"], entry["steps"]) for entry in did["quarantine"]] == [(0, 10)]
     code, dropped = told("--drop", 0, "--yes")
     assert (code, dropped["actions"][0]["what"], dropped["actions"][0]["steps"]) == (0, "deleted", 10)

@@ -278,7 +278,7 @@ def test_a_table_that_lies_is_found_without_deep_but_for_its_sums(path):
         (problem,) = store.verify()
     assert (problem.kind, problem.where) == ("episodes", f"{SEGMENT}/episodes/steps/c.0")
     steps = int(table(path)["steps"][0])
-    assert problem.detail == f"says {steps} of the episode at position 0, and its rows say {steps - 1}"
+    assert problem.detail == f"says {steps} of the episode at position 0, but its rows say {steps - 1}"
 
 
 def test_sums_are_those_of_the_table(path):

@@ -14,7 +14,7 @@ from diskreplay.integrity.repair.segment_repair import SegmentRepair
 from diskreplay.integrity.verify.check_root import COUNTERS_FILE, GROUPS, read_plan, read_words
 from diskreplay.integrity.verify.files import Problem
 from diskreplay.integrity.verify.pack_tables import find_superseded
-from diskreplay.integrity.verify.verify import check_beside, read_packs, segment_numbers, verify
+from diskreplay.integrity.verify.verify import check_outside_segments, read_packs, segment_numbers, verify
 from diskreplay.segments.damage.quarantine import quarantined_numbers, read_quarantine
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import open_home
@@ -130,7 +130,7 @@ class _Repair:
                 continue  # not damage: unproven rows stay in their place
             number = names.get("/".join(problem.where.split("/")[:2]))
             if number is None:
-                self._repair_beside(problem)
+                self._repair_outside_segments(problem)
             else:
                 damaged.setdefault(number, []).append(problem)
         self._repair_segments(damaged, numbers)
@@ -164,12 +164,15 @@ class _Repair:
         Problems of segments are checked again one by one. The repair of the counters checks these itself.
         """
         words = (layout.COUNTERS, COUNTERS_FILE)
-        beside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
-        if not beside:
+        outside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
+        if not outside:
             return problems
-        are_of_states = any(p.where.startswith(f"{layout.SAMPLERS}/") for p in beside)
-        still = {(p.kind, p.where) for p in check_beside(str(self._root), self._remedies.plan, are_of_states).problems}
-        return [p for p in problems if p not in beside or (p.kind, p.where) in still]
+        are_of_states = any(p.where.startswith(f"{layout.SAMPLERS}/") for p in outside)
+        still = {
+            (p.kind, p.where)
+            for p in check_outside_segments(str(self._root), self._remedies.plan, are_of_states).problems
+        }
+        return [p for p in problems if p not in outside or (p.kind, p.where) in still]
 
     def _repair_counters(self, numbers: list[int]) -> None:
         path = self._root / COUNTERS_FILE
@@ -182,7 +185,7 @@ class _Repair:
         if detail is not None:
             self._remedies.note("recomputed", COUNTERS_FILE, detail)
 
-    def _repair_beside(self, problem: Problem) -> None:
+    def _repair_outside_segments(self, problem: Problem) -> None:
         parts = problem.where.split("/")
         words = read_words(self._remedies.files)
         data = known_document(self._remedies.plan, problem.where, 0 if words is None else words.evictions, self._root)

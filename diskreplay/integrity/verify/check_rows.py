@@ -253,8 +253,8 @@ def _find(segment: Segment) -> _Episodes:
         flags[begins] & CUT, FIRST, 0
     )
     end[(end & DISCARDED != 0) | (end & _ENDED == 0)] |= TRUNCATED | CUT
-    beside = np.add.reduceat((flags & NO_STEP != 0).astype(np.int64), begins)
-    return _Episodes(_key(lanes, first), lanes, first, stop - first - beside, end)
+    extra = np.add.reduceat((flags & NO_STEP != 0).astype(np.int64), begins)
+    return _Episodes(_key(lanes, first), lanes, first, stop - first - extra, end)
 
 
 def _first_times(segment: Segment, found: _Episodes) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ from diskreplay.integrity.verify.pack_tables import Tables, find_superseded, fin
 from diskreplay.integrity.verify.row_flags import NO_STEP
 from diskreplay.segments.documents import layout
 
-__all__ = ["Problem", "check_beside", "segment_numbers", "verify"]
+__all__ = ["Problem", "check_outside_segments", "segment_numbers", "verify"]
 
 Progress = Callable[[int, int], None]
 _NUMBER = re.compile(r"[0-9]{8,9}")
@@ -67,7 +67,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
     plan = read_plan(files)
     if plan is None:
         return files.problems
-    problems, numbers, words, evicted = check_beside(root, plan, deep)
+    problems, numbers, words, evicted = check_outside_segments(root, plan, deep)
     packs = read_packs(files, plan, numbers)
     superseded = find_superseded(packs)
     for number, other in find_torn(packs, superseded).items():
@@ -126,7 +126,7 @@ def _bytes_on_disk(files: Files, number: int) -> int:
     return total
 
 
-class Beside(NamedTuple):
+class OutsideSegments(NamedTuple):
     """The result of `check_outside_segments`: problems, numbers of segments, counters, and evictions by hand."""
 
     problems: list[Problem]
@@ -135,7 +135,7 @@ class Beside(NamedTuple):
     evicted: dict[int, list[tuple[int, int]]]
 
 
-def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
+def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments:
     """Check the files of a store outside its segments; ``deep``: the saved states of samplers, too."""
     files = Files(root)
     good = check_root(files, plan)
@@ -147,7 +147,7 @@ def check_beside(root: str, plan: Plan, deep: bool) -> Beside:
         check_quarantine(files, words.next_segment if words else None)
         check_notes(files)
     states = verify_states(root, plan.store) if deep and layout.SAMPLERS in good else []
-    return Beside(files.problems + states, numbers, words, evicted)
+    return OutsideSegments(files.problems + states, numbers, words, evicted)
 
 
 def segment_numbers(files: Files) -> list[int]:

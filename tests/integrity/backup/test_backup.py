@@ -350,7 +350,7 @@ def test_a_full_disk_is_said_and_resumed(tmp_store: Path, to: Path) -> None:
         with failing(is_full), pytest.raises(dr.StorageFull) as full:
             store.backup(to, link=False)
         assert str(full.value).endswith(
-            f"no space for the backup at {to}; free some and make the backup again, which goes on where it was, or "
+            f"no space for the backup at {to}; free some and make the backup again, which resumes, or "
             f"delete {hidden_sibling(to)}"
         )
         store.backup(to, link=False)

@@ -93,7 +93,7 @@ def test_a_segment_in_quarantine_says_what_it_is(store_path):
     with dr.open(store_path) as store:
         (entry,) = store.quarantine
     assert (entry.segment, entry.steps, entry.where, entry.path) == (1, 10, ASIDE, SEGMENT)
-    assert entry.reason == "durable/c.0 does not fit the checksum that it was sealed with"
+    assert entry.reason == "durable/c.0 does not match its checksum from sealing"
     assert before <= entry.since <= time.time()
     with pytest.raises(AttributeError):
         entry.steps = 3
@@ -315,7 +315,7 @@ def test_a_segment_is_brought_back_only_where_that_is_safe(store_path, tmp_path)
     flip_counters(store_path / SEGMENT)
     repair(store_path)
     before = digest(store_path)
-    with pytest.raises(Refused, match=f"^segment 1 is still damaged: {SEGMENT}/durable/c.0 does not fit"):
+    with pytest.raises(Refused, match=f"^segment 1 is still damaged: {SEGMENT}/durable/c.0 does not match"):
         repair(store_path, restore=1)
     assert digest(store_path) == before
     flip_counters(store_path / ASIDE)
@@ -443,7 +443,9 @@ def test_what_is_no_segment_makes_room_for_one(store_path):
 def test_another_segment_with_its_number_keeps_its_place(store_path):
     set_aside(store_path)
     shutil.copytree(store_path / "segments/00000000", store_path / SEGMENT)
-    with pytest.raises(Refused, match=f"^{SEGMENT} is another segment than {ASIDE}; move it out of the store first$"):
+    with pytest.raises(
+        Refused, match=f"^{SEGMENT} is a different segment from {ASIDE}; move it out of the store first$"
+    ):
         repair(store_path, restore=1)
 
 
@@ -452,7 +454,7 @@ def test_a_segment_that_retention_would_delete_at_once_is_not_brought_back(tmp_s
     set_aside(path, 0)
     with dr.open(path, "a") as store:
         write(store, 50, 80)
-    with pytest.raises(Refused, match="^segment 0 has nothing newer than what .* it would be evicted at"):
+    with pytest.raises(Refused, match="^segment 0 has no step newer than the last eviction: it would be evicted at"):
         repair(path, restore=0)
     assert read(path) == list(range(30, 80))
     assert len(quarantine(path)) == 1

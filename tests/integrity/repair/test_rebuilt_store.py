@@ -64,7 +64,7 @@ def test_what_is_lost_is_told_with_episodes_steps_and_ids(path):
     base = 1 << 35
     assert (action.what, action.where, action.steps) == ("rebuilt", SEGMENT, 10)
     assert action.detail == (
-        "reward/c.0.1 does not fit the checksum that it was sealed with: rows 8 to 15 of lane 0; "
+        "reward/c.0.1 does not match its checksum from sealing: rows 8 to 15 of lane 0; "
         f"2 episodes, 10 steps lost, ids {base + 6} to {base + 17}; "
         f"the damaged one is now counters/quarantine/{SEGMENT}"
     )
@@ -106,7 +106,7 @@ def test_damage_where_no_row_is_costs_nothing(tmp_store):
     flip(chunk, chunk.stat().st_size - 1)
     done = repair(tmp_store)
     assert [(action.what, action.steps) for action in done.actions] == [("rebuilt", 0)]
-    assert ": no row that counts; no step is lost" in done.actions[0].detail
+    assert ": no counted row; no step is lost" in done.actions[0].detail
     assert firsts(tmp_store) == without()
     assert b"steps_lost" not in (tmp_store / "segments/00000000/zarr.json").read_bytes()
     assert repair(tmp_store).actions == []

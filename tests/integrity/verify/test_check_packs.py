@@ -94,7 +94,7 @@ def test_nothing_is_wrong_with_a_pack_that_is_not_counted_yet(tmp_store, monkeyp
 def test_a_pack_that_is_not_counted_though_its_segments_are_gone_is_found(pack):
     path, number, *_ = pack
     set_words(path, next_segment=number)
-    detail = f"the next segment is {number}, and segments/{number:08} is there"
+    detail = f"the next segment is {number}, but segments/{number:08} is there"
     assert [(problem.kind, problem.detail) for problem in verify(path)] == [("counters", detail)]
 
 

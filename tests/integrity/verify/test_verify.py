@@ -199,7 +199,7 @@ def test_a_dead_writers_segment_and_one_of_another_boot_are_no_damage(tmp_store,
     # Of a copy only what is marked counts: the rest may be anything, and is told.
     (problem,) = verify(tmp_path / "copy")
     assert (problem.kind, problem.where) == ("unproven", "segments/00000000")
-    assert problem.detail.startswith("up to 3 steps of writer 0 behind the last mark")
+    assert problem.detail.startswith("up to 3 steps of writer 0 after the last mark")
     flags = tmp_path / "copy/segments/00000000/done/c.0.0"
     data = bytearray(flags.read_bytes())
     data[6:8] = b"\xff\xff"
@@ -539,7 +539,7 @@ def test_steps_in_quarantine_are_a_finding_until_somebody_decides_about_them(sto
     (problem,) = verify(store_path, deep=True)
     assert (problem.kind, problem.where) == ("quarantine", f"counters/quarantine/{SEGMENT}")
     assert problem.detail == (
-        "12 steps are set aside from segment 1 (zarr.json does not fit its checksum); diskreplay repair --restore 1 "
+        "12 steps are set aside from segment 1 (zarr.json does not match its checksum); diskreplay repair --restore 1 "
         "brings it back, --drop 1 deletes it"
     )
     record = store_path / f"counters/quarantine/{SEGMENT}.record.json"
