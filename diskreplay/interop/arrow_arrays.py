@@ -60,7 +60,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 def with_missing(column: "Array", there: NDArray[np.bool_]) -> "Array":
     """Spread the rows of a column over the places where ``there`` is true; the other places are null.
 
-    A list is there in each row, with nulls for numbers: pyarrow before 26 writes no null for a list of fixed size.
+    Each null row still has a list, whose numbers are null: pyarrow before 26 writes no null for a list of fixed size.
     """
     if pa.types.is_fixed_size_list(column.type):
         size = column.type.list_size
@@ -104,7 +104,7 @@ def _shape(kind: "DataType", name: str) -> Shape:
         shape.append(kind.list_size)
         kind = kind.value_type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise FormatError(f"the column {name} has values of the type {kind}, of which no array can be made")
+        raise FormatError(f"the column {name} has values of the type {kind}, which cannot become an array")
     return tuple(shape)
 
 

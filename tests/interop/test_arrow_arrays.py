@@ -35,10 +35,10 @@ def test_a_part_of_a_column_is_its_own_rows() -> None:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        (pa.array(["a"]), "the column x has values of the type string, of which no array can be made"),
+        (pa.array(["a"]), "the column x has values of the type string, which cannot become an array"),
         (pa.array([1, None]), "the column x lacks 1 values"),
         (pa.array([[1], None], pa.list_(pa.int8(), 1)), "the column x lacks 1 values"),
-        (pa.array([[1, 2], [3]]), "the column x has values of the type list.*, of which no array can be made"),
+        (pa.array([[1, 2], [3]]), "the column x has values of the type list.*, which cannot become an array"),
     ],
 )
 def test_what_is_no_array_is_refused(column: pa.Array, said: str) -> None:

@@ -1,4 +1,4 @@
-"""The options that all imports share: which feature of a data set becomes which leaf of the store, and of which dtype.
+"""The options that all imports share: the leaf of the store that each feature becomes, and its dtype.
 
 A reader gives each feature a default path, such as ``"obs/image"``. The options move features to other paths.
 """
@@ -40,23 +40,23 @@ class Options(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The features that become this part of a step. A name makes the feature the part itself; a list, or a dict
-        ``{name in the store: name in the data set}``, makes a dict of them; a slash nests. The name of a folder of
-        features stands for those in it. Without ``extra`` all features that are left are extra fields.
+        The features that become this part of a step. A name makes the feature the part itself. A list, or a dict
+        ``{name in the store: name in the data set}``, makes a dict of them. A slash in a name nests. The name of a
+        folder of features stands for all features in it. Without ``extra``, the other features are extra fields.
     rename : dict of str to str
-        ``{name in the data set: name in the store}``. A name that begins with a part, as "obs/top", moves the feature
-        there; another one names it anew within its part.
+        ``{name in the data set: name in the store}``. A name that begins with a part, such as "obs/top", moves
+        the feature there; another name renames it within its part.
     skip : str or list of str
-        Features, or folders of features, that are left out.
+        Features, or folders of features, to leave out.
     on_error : {"raise", "skip"}
         "skip" leaves out episodes that cannot be read, and names them in `Imported.skipped`.
     compression : "zstd" or ("zstd", level)
         The compression of the store.
     dtype : dict of str to str
-        ``{path in the store: dtype}``, as ``{"obs/image": "uint8"}``. A value that the dtype cannot hold is refused,
-        unless the dtype ends with ":unsafe", which rounds.
+        ``{path in the store: dtype}``, such as ``{"obs/image": "uint8"}``. A value that the dtype cannot hold is
+        refused, unless the dtype ends with ":unsafe", which rounds.
     where : callable
-        A predicate over the episodes of the data set; see `SourceEpisode`. The others are left out.
+        A predicate over the episodes of the data set, see `SourceEpisode`. Other episodes are left out.
     """
 
     obs: Names | None
@@ -87,7 +87,7 @@ class Choice:
     where: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
-        """Raise SchemaError where an option has a value of another kind."""
+        """Raise SchemaError if the value of an option is of the wrong kind."""
         check_option("on_error", self.on_error, ("raise", "skip"))
         for name in ("obs", "action", "reward", "extra", "skip"):
             given = getattr(self, name)
@@ -104,18 +104,18 @@ class Choice:
             raise SchemaError(f"where must be a function of an episode, not {self.where!r:.80}")
 
     def named(self, option: str) -> list[str] | None:
-        """Return the features that "obs", "action", "reward", "extra" or "skip" names; None where it is not given."""
+        """Return the features that "obs", "action", "reward", "extra" or "skip" names; None if it is not given."""
         given: Any = getattr(self, option)
         if given is None or isinstance(given, str):
             return None if given is None else [given]
         return list(given.values() if isinstance(given, Mapping) else given)
 
     def skips(self, name: str) -> bool:
-        """Tell whether a feature of a data set is left out, by its name or by that of a folder above it."""
+        """Tell whether ``skip`` names a feature of a data set, or a folder above it."""
         return any(is_in(name, skipped) for skipped in self.named("skip") or ())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that decide what the store holds, for the note of the import."""
+        """Return the options that determine the data in the store, for the note of the import."""
         found: dict[str, Any] = {}
         for name, given in vars(self).items():
             if name == "compression" or given in (None, (), [], "raise"):
@@ -130,12 +130,12 @@ class Choice:
 
 
 def is_in(name: str, folder: str) -> bool:
-    """Tell whether a feature has this name, or lies in the folder of this name: slashes or dots part names."""
+    """Tell whether a feature has this name, or is in the folder of this name: slashes or dots separate names."""
     return name == folder or name.startswith((f"{folder}/", f"{folder}."))
 
 
 def check_option(name: str, value: object, choices: Collection[object]) -> None:
-    """Raise SchemaError where the value of an option is none of its choices."""
+    """Raise SchemaError if the value of an option is not one of its choices."""
     known = list(choices)
     if value not in known:
         raise SchemaError(f"{name} must be {', '.join(map(str, known[:-1]))} or {known[-1]}, not {value!r}")
@@ -143,14 +143,14 @@ def check_option(name: str, value: object, choices: Collection[object]) -> None:
 
 @dataclass(frozen=True)
 class SourceEpisode:
-    """An episode of a data set as a predicate sees it: the attributes of `Episode` that a data set has.
+    """The episode that a predicate receives: the attributes of `Episode` that a data set has.
 
     Attributes
     ----------
     number : int
         Its number in the data set; the first is 0.
     schema : Schema
-        That of the store.
+        The schema of the store.
     """
 
     number: int
@@ -178,7 +178,7 @@ class SourceEpisode:
         return "terminated" if self.terminated else "cut" if self.cut else "truncated"
 
     def __getitem__(self, name: str) -> Any:
-        """Return "obs", "action", "reward" or an extra field, ``(T, ...)``, or an episode field, or None without it."""
+        """Return "obs", "action", "reward" or an extra field, ``(T, ...)``, or an episode field; None if missing."""
         if name in (OBS, ACTION, REWARD):
             return self._data.tree(self.schema, name)
         for part in (EXTRA, FIELDS):
@@ -191,16 +191,16 @@ class SourceEpisode:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the features of a data set go.
+    """The leaves of a store for the features of a data set.
 
     Attributes
     ----------
     schema : Schema
-        That of the store.
+        The schema of the store.
     paths : dict of str to str
-        The leaf of each feature that is kept, by the path that its reader gives it.
+        The leaf of each kept feature, by the path that the reader gives the feature.
     not_kept : list of str
-        Names of features that are in no leaf.
+        Names of features without a leaf.
     unsafe : set of str
         The leaves whose values may be rounded.
     """
@@ -211,14 +211,14 @@ class Layout:
     unsafe: Collection[str] = field(default=(), repr=False)
 
     def apply(self, what: str, episode: EpisodeData) -> EpisodeData:
-        """Return an episode by the leaves of the store; ``what`` names it in messages.
+        """Return an episode with the leaves of the store; ``what`` names it in messages.
 
         Raises
         ------
         SchemaError
-            A dtype that was asked for cannot hold a value.
+            A chosen dtype cannot hold a value.
         FormatError
-            An episode field is a nest, and lacks some of its values.
+            An episode field is a nest, and the episode lacks some leaves of it.
         """
         count = len(episode)
         steps = {new: episode.steps[old] for old, new in self.paths.items() if old in episode.steps}
@@ -228,7 +228,7 @@ class Layout:
             path: self._cast(what, path, rows if is_final and is_obs(path) else rows[:count])
             for path, rows in steps.items()
         }
-        rewards = made.get(REWARD)  # without any, they are zeros in every format
+        rewards = made.get(REWARD)  # a data set without rewards gets zeros
         made[REWARD] = np.zeros(count, self.schema.reward.dtype) if rewards is None else rewards.reshape(count)
         fields = {path: self._cast(what, path, value) for path, value in given.items()}
         for path in self.schema.leaves:
@@ -244,7 +244,7 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # Integers wrap into others of their size and back: both comparisons are needed.
+            # An integer may wrap, and wrap back to its value: both comparisons are needed.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -264,33 +264,33 @@ def lay_out(
     choice: Choice,
     left_out: Collection[str] = (),
 ) -> Layout:
-    """Return where features go by default and by the options.
+    """Return the layout of features by their default paths and the options.
 
     Parameters
     ----------
     place : str
         The data set, for messages.
     leaves : dict of str to Field
-        What the reader yields, by the default path.
+        The fields that the reader yields, by default path.
     names : dict of str to str
-        The name of the feature behind each default path.
+        The feature's name for each default path.
     schema : Schema, optional
-        That of the leaves, with tuples; it is used where no option moves a feature.
+        The schema of the leaves, which may have tuples. It is used if no option moves a feature.
     choice : Choice
         The options.
     left_out : list of str
-        Features that the reader has left out, since the caller skips them.
+        Features that the reader left out because the caller skips them.
 
     Raises
     ------
     SchemaError
-        An option names a feature that is not there, or the same leaf twice; or no feature is the observation or the
-        action. The message lists the features, and the call that would work.
+        An option names a missing feature, or two features would be the same leaf. Or no feature is the observation or
+        the action; the message lists the features and a call that works.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
     dtypes, unsafe = _dtypes(place, choice.dtype or {}, {*paths.values(), REWARD})
-    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # of zeros, if no feature is the reward
+    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # zeros if no feature is the reward
     for old, new in paths.items():
         kind = leaves[old]
         shape = () if new == REWARD and kind.shape == (1,) else kind.shape
@@ -312,7 +312,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return a schema with the trees of another one where these have the same leaves: they may have tuples."""
+    """Return `found` with the trees of `given` for parts that have the same leaves: `given` may have tuples."""
     if given is None:
         return found
 
@@ -324,7 +324,7 @@ def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field])
 
 
 def _dtypes(place: str, given: Mapping[str, Any], paths: Collection[str]) -> tuple[dict[str, Any], set[str]]:
-    """Return the dtypes that the caller wants by paths, and the paths whose values may be rounded."""
+    """Return the wanted dtypes by path, and the paths whose values may be rounded."""
     found, unsafe = dict[str, Any](), set[str]()
     for path, dtype in given.items():
         if path not in paths:
@@ -337,7 +337,7 @@ def _dtypes(place: str, given: Mapping[str, Any], paths: Collection[str]) -> tup
 
 
 class _Chooser:
-    """The way from the features of a data set to the leaves of a store."""
+    """Chooses the leaves of a store for the features of a data set."""
 
     def __init__(
         self,
@@ -350,11 +350,11 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            if path in leaves:  # a step and an episode may each have a feature of the same name
+            if path in leaves:  # a feature of steps and one of episodes may share a name
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return the leaves by default paths, and the names of features that are in none."""
+        """Return the leaves by default path, and the names of features without a leaf."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()
@@ -384,7 +384,7 @@ class _Chooser:
         for name, path in (self._choice.rename or {}).items():
             if name not in target:
                 self._find(name, "rename")
-                raise SchemaError(f"{self._place}: rename names {name!r}, which is no feature that is kept")
+                raise SchemaError(f"{self._place}: rename names {name!r}, which is not a kept feature")
             target[name] = path if path.split("/")[0] in _PARTS else f"{target[name].split('/')[0]}/{path}"
         self._check(target)
         return {self._names[name]: path for name, path in target.items()}, not_kept
@@ -406,7 +406,7 @@ class _Chooser:
                     yield name, f"{part}/{below or self._short(name, part)}"
 
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
-        """Return the feature of a name, or those in the folder of that name with their names in it."""
+        """Return the feature of this name, or the features in the folder of this name, each with its path below it."""
         if wanted in self._names:
             return [(wanted, "")]
         for slash in "/.":
@@ -415,7 +415,7 @@ class _Chooser:
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is no feature; {self.advice()}")
 
     def _short(self, name: str, part: str) -> str:
-        """Return the name of a feature below a part: that of its default leaf, or else its own."""
+        """Return the name of a feature below a part: the end of its default path, or its own name."""
         _, _, below = self._names[name].partition("/")
         return below or _ROLE.sub("", name)
 
@@ -423,7 +423,7 @@ class _Chooser:
         by_path = dict[str, str]()
         for name, path in target.items():
             if path in by_path:
-                raise SchemaError(f"{self._place}: {by_path[path]!r} and {name!r} are both to be {path}; rename one")
+                raise SchemaError(f"{self._place}: {by_path[path]!r} and {name!r} would both be {path}; rename one")
             is_of_episodes = self._names[name].startswith(f"{FIELDS}/")
             if is_of_episodes != path.startswith(f"{FIELDS}/"):
                 kind = "an episode has one value of" if is_of_episodes else "each step has a value of"
@@ -431,7 +431,7 @@ class _Chooser:
             by_path[path] = name
 
     def advice(self) -> str:
-        """Return the features, and a call that takes them."""
+        """Return a list of the features, and a call that names them, as text."""
         steps = {name: path for name, path in self._names.items() if not path.startswith(f"{FIELDS}/")}
         listed = [f"{name} {self._leaves[path].dtype}{list(self._leaves[path].shape)}" for name, path in steps.items()]
         if len(listed) > _SHOWN:

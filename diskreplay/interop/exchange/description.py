@@ -1,4 +1,4 @@
-"""`dataset.json`: what a folder of episodes in a format of diskreplay's own says of itself."""
+"""`dataset.json`: the description of a data set in one of diskreplay's own formats."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _FILE, _VERSION = "dataset.json", 1
 
 @dataclass(frozen=True)
 class Description:
-    """The schema of a data set, how many episodes and steps it has, and what an import noted of it.
+    """The schema of a data set, its numbers of episodes and steps, and the note of an import.
 
     It is written last: a folder without it is no data set.
     """
@@ -37,9 +37,9 @@ class Description:
         Raises
         ------
         StoreNotFound
-            The folder has none of this format.
+            The folder has no description.
         FormatError
-            It cannot be read.
+            The description cannot be read, or is of another format.
         """
         path = folder / _FILE
         try:
@@ -57,7 +57,7 @@ class Description:
 
     @classmethod
     def write(cls, plan: Plan, format_name: str) -> None:
-        """Write the description of a data set whose episodes are all there."""
+        """Write the description of a data set after all its episodes."""
         document = {
             "format": format_name,
             "version": _VERSION,

@@ -1,4 +1,4 @@
-"""One ended episode as arrays by the paths of a schema: what readers of formats make, and writers get."""
+"""An ended episode as arrays by the paths of a schema: readers of formats make it, and writers get it."""
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
 ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
 """Names of data that a format may lack, next to paths of leaves, "priority" and "hidden" (the marks of hidden steps).
 
-- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without it; the last is repeated.
+- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without it; its last one is repeated.
 - ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: one that is neither.
 - ``notes``: notes of episodes. ``schema``: the schema. ``metadata``: the import's note about the whole data set.
 """
@@ -32,18 +32,18 @@ class EpisodeData:
     Attributes
     ----------
     steps : dict of str to array
-        By the paths of `Schema.step_leaves`: observations, ``(T + 1, ...)`` with a final one, else ``(T, ...)``; all
-        else ``(T, ...)``.
+        Rows by the paths of `Schema.step_leaves`. Observations are ``(T + 1, ...)`` with a final one, otherwise
+        ``(T, ...)``; other leaves are ``(T, ...)``.
     terminated, truncated : bool
-        How the environment ended it; neither: it was cut.
+        How the environment ended it. Both false: the episode was cut.
     fields : dict of str to array
-        Episode fields by their paths, ``"episode/seed"``, those that were given.
+        The given episode fields by path, such as ``"episode/seed"``.
     priority : array, optional
-        Initial priorities ``(T,)``, NaN where none was given; None: no step has one.
+        Initial priorities ``(T,)``; NaN: the step has none. None: no step has one.
     notes : optional
-        What no array holds, as JSON: texts, values that only some steps have.
+        Data that no array holds, as JSON: texts, and values that only some steps have.
     hidden_steps : int
-        How many of the first steps a capacity or an age hides from samplers.
+        The number of first steps that a capacity or an age hides from samplers.
     """
 
     steps: Arrays
@@ -55,12 +55,12 @@ class EpisodeData:
     hidden_steps: int = 0
 
     def __len__(self) -> int:
-        """Return the number of steps: only observations may have a row more."""
+        """Return the number of steps; only observations may have one more row."""
         return min(map(len, self.steps.values()))
 
     @property
     def cut(self) -> bool:
-        """Whether it was ended by nobody's rules: neither terminated nor truncated."""
+        """Whether it was neither terminated nor truncated."""
         return not (self.terminated or self.truncated)
 
     @property
@@ -75,7 +75,7 @@ class EpisodeData:
         Raises
         ------
         SegmentGone
-            It has left the store since the snapshot.
+            The episode has left the store since the snapshot.
         """
         fields = [path for path in schema.leaves if is_part(path, FIELDS) and (wanted is None or path in wanted)]
         names = dict.fromkeys(path.split("/")[1] for path in fields)
@@ -102,7 +102,7 @@ class EpisodeData:
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
-        """Return the episode with a final observation: its last one again where it has none."""
+        """Return the episode with a final observation; if it has none, its last one is repeated."""
         if self.has_final_obs:
             return self
         return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})
@@ -118,11 +118,11 @@ class EpisodeData:
         return replace(self, steps={**self.steps, **obs})
 
     def tree(self, schema: Schema, part: str) -> Any:
-        """Return a part of the steps nested as the schema is: "obs", "action", "reward" or "extra"."""
+        """Return a part of the steps, nested as in the schema: "obs", "action", "reward" or "extra"."""
         return nested(schema, part, self.steps)
 
     def append_to(self, writer: Writer, schema: Schema) -> None:
-        """Append the episode to a store of the schema; one piece, unless only some of its steps have a priority.
+        """Append the episode to a store of the schema in one piece, or by steps if only some steps have a priority.
 
         Raises
         ------
@@ -169,17 +169,17 @@ def with_hidden(schema: Schema, path: str) -> Schema:
 
 
 def is_part(path: str, part: str) -> bool:
-    """Tell whether a path is that of a part, such as "obs", or of a leaf below it."""
+    """Tell whether a path is a part, such as "obs", or a leaf below it."""
     return path == part or path.startswith(f"{part}/")
 
 
 def is_obs(path: str) -> bool:
-    """Tell whether a path is that of an observation."""
+    """Tell whether a path is a leaf of the observation."""
     return is_part(path, OBS)
 
 
 def nested(schema: Schema, part: str, values: Mapping[str, Any]) -> Any:
-    """Return what is below a part, nested as the schema is; of extra and episode fields a dict, empty where none is."""
+    """Return the values of a part, nested as in the schema; without values, extra and episode fields are ``{}``."""
     if part in (EXTRA, FIELDS) and not any(is_part(path, part) for path in values):
         return {}
     return schema.unflatten(part, values)

@@ -1,7 +1,7 @@
-"""Export: the ended episodes of a store to a data set, which appears when it is complete.
+"""Export: write the ended episodes of a store to a data set. The data set appears when it is complete.
 
 The options choose leaves of the store, their names and their dtypes. A format gets the resulting schema and episodes.
-Data that it cannot hold are named before the first episode is written.
+The export names data that the format cannot hold before it writes the first episode.
 """
 
 import os
@@ -59,10 +59,10 @@ class ExportOptions(TypedDict, total=False):
         itself. A list, or a dict ``{name in the part: path in the store}``, makes a dict of them. The path of a dict of
         the schema stands for its leaves. Leaves that no option names keep their part, unless ``extra`` is given.
     rename : dict of str to str
-        ``{path in the store: new name}``. A name that begins with a part, as "obs/top", moves the leaf there; another
-        one renames it within its part.
+        ``{path in the store: new name}``. A name that begins with a part, such as "obs/top", moves the leaf there;
+        another name renames it within its part.
     skip : str or list of str
-        Leaves, or dicts of the schema, that are left out.
+        Leaves, or dicts of the schema, to leave out.
     dtype : dict of str to str
         ``{path in the store: dtype}``. A value that the dtype cannot hold is refused, unless the dtype ends with
         ":unsafe", which rounds.
@@ -135,7 +135,7 @@ class Format:
 
 @dataclass(frozen=True)
 class ChosenEpisode:
-    """An ended episode of a store, by the leaves that are exported."""
+    """An ended episode of a store, with the exported leaves."""
 
     _episode: Episode
     _layout: Layout
@@ -158,7 +158,7 @@ class ChosenEpisode:
 
     @property
     def has_notes(self) -> bool:
-        """Whether the import that made the store noted something of it."""
+        """Whether the import that made the store kept a note on it."""
         return self._note is not None
 
     @property
@@ -186,7 +186,7 @@ class ChosenEpisode:
         Raises
         ------
         SchemaError
-            A dtype that was asked for cannot hold a value.
+            A chosen dtype cannot hold a value.
         SegmentGone
             The episode has left the store since the snapshot.
         """
@@ -195,7 +195,7 @@ class ChosenEpisode:
 
 
 MakeFormat = Callable[[Schema, Sequence[ChosenEpisode], Mapping[str, Json]], Format]
-"""Makes the writer for a schema, the episodes, and the `metadata` of a `Plan`."""
+"""Returns the format for a schema, the episodes, and the `metadata` of a `Plan`."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Exported:
     episodes, steps : int
         Their numbers in the data set.
     open_episodes : int
-        The number of episodes that were left out since they have not ended.
+        The number of episodes that were left out because they have not ended.
     not_held : list of NotHeld
         Data of these episodes that the format cannot hold. They are not in the data set.
     lossy : list of NotHeld
@@ -246,7 +246,7 @@ def export_from(
         The data set. Nothing may be there. It appears when it is complete. An export that fails leaves nothing. One
         that is killed leaves a hidden folder ``.NAME.new-...`` next to the path.
     make_format : callable
-        Returns the writer for a schema, the exported episodes, and the note of the import that made the store.
+        Returns the format for a schema, the exported episodes, and the note of the import that made the store.
     options : ExportOptions
         The chosen leaves, names, dtypes and episodes.
     progress : callable, optional
@@ -290,7 +290,7 @@ def export_from(
 
 
 def _choice(options: ExportOptions) -> Choice:
-    """Return the options of an export; TypeError for an unknown one, as of any function."""
+    """Return the options of an export; TypeError for an unknown one, as a Python function raises."""
     for name in options:
         if name in RENAMED:
             raise SchemaError(f"the option {name} is called {RENAMED[name]} now, in all formats")
@@ -300,7 +300,7 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Return where the leaves of a store go. Dtypes are given by the paths in the store, also of renamed leaves."""
+    """Return the layout of a store's leaves. The option dtype uses paths of the store, also for renamed leaves."""
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
     found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))
@@ -334,12 +334,12 @@ def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeD
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """Yield a path in a new, hidden folder: its content appears at the target when the block succeeds.
+    """Yield a path in a new, hidden folder, and move its content to the target when the block succeeds.
 
-    Nothing is left of the folder when the block fails.
+    The folder is deleted if the block fails.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A part of the name: a file name has at most 255 bytes, and a character up to 4.
+    # Only a part of the name: a file name has at most 255 bytes, and a character up to 4.
     with TemporaryDirectory(prefix=f".{target.name[:_PREFIX_CHARACTERS]}.new-", dir=target.parent) as folder:
         draft = Path(folder, target.name)
         yield draft
@@ -361,8 +361,8 @@ def place_hidden(
 ) -> tuple[Format, str | None]:
     """Decide how a data set marks the steps that a capacity or an age hides.
 
-    It has an extra field for that if steps are hidden, so that the data set of a store without hidden steps has none.
-    If the format has no place for such a field, the result of the export names the marks.
+    The data set has an extra field for the marks only if steps are hidden. If the format has no place for such a field,
+    the result of the export names the marks.
 
     Parameters
     ----------
@@ -398,9 +398,9 @@ def place_hidden(
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that are met, in the order in which they began, and how many open ones would be.
+    """Return the ended episodes that meet the predicate, in the order of their start, and the number of open ones.
 
-    Those whose segment has left the store meanwhile are left out.
+    Episodes whose segment has left the store meanwhile are left out.
     """
     ended, left = [], 0
     for episode in episodes:
@@ -415,12 +415,12 @@ def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episo
 
 
 def began(episode: Episode) -> float:
-    """Return when the first step of an episode was published: by it episodes of any writers are ordered."""
+    """Return the time of an episode's first step, when it was published; episodes of all writers are ordered by it."""
     return float(episode.times[0])
 
 
 def in_order(episodes: Iterable[Episode]) -> list[Episode]:
-    """Return episodes in the order in which they began, without those whose segment has left meanwhile."""
+    """Return episodes in the order of their start; leave out episodes whose segment has left the store meanwhile."""
     dated = []
     for episode in episodes:
         with suppress(SegmentGone):
@@ -431,18 +431,18 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the data that a format lacks and some episode has.
+    """Return the unsupported data that any episode has.
 
-    Episodes are read until all names are found. Of the arrays of their steps, only priorities are read.
+    Episodes are read until all names are found. Priorities are the only arrays of steps that are read.
 
     Parameters
     ----------
     schema, episodes
         The schema of the exported leaves, and the exported episodes.
     noted : mapping
-        The note of the import that made the store, of the data set.
+        The note about the data set, by the import that made the store.
     lacking : mapping of str to str
-        The reasons by paths of leaves and by the names above.
+        The reasons by paths of leaves, and by the names in `diskreplay.interop.exchange.episode_data`.
 
     Raises
     ------
@@ -460,7 +460,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names of data that an episode has, except leaves of steps; ``among`` are read."""
+    """Return the names of an episode's data, except leaves of steps; fields and priorities only from ``among``."""
     found = {path for path in (schema.leaves.keys() - schema.step_leaves.keys()) & among if episode.has_field(path)}
     found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
     if episode.terminated == episode.truncated:
@@ -473,16 +473,16 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 
 
 class ColumnWriter:
-    """An array of a file that is written in order, some whole blocks of rows at a time.
+    """Writes rows to an array of a file in order, in whole blocks.
 
     Parameters
     ----------
     array
-        Of h5py or zarr: what takes rows by slices.
+        The array of h5py or zarr; rows are assigned to slices of it.
     block_rows : int
-        Rows of a block.
+        The number of rows of a block.
     begin : int
-        The first row that is appended. Those before it in its block have the value ``fill``.
+        The first row to write. Rows before it in its block get the value ``fill``.
     """
 
     def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:
@@ -492,7 +492,7 @@ class ColumnWriter:
         self._waiting = [np.full((self._count, *array.shape[1:]), fill, array.dtype)]
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add rows, which are written when they fill a block."""
+        """Add rows, and write the full blocks."""
         self._waiting.append(rows)
         self._count += len(rows)
         if self._count >= self._block_rows:

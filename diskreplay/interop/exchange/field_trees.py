@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
-    """Return the fields of arrays ``(rows, ...)``; SchemaError, which names the place, where one cannot be stored."""
+    """Return the fields of arrays ``(rows, ...)``; SchemaError for an array that cannot be stored, with its place."""
     found = dict[str, Field]()
     for path, values in rows.items():
         try:
@@ -29,7 +29,7 @@ def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -
 
 
 def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
-    """Return the schema of leaves by their paths, in dicts nested by the slashes; SchemaError where a path is none."""
+    """Return the schema of leaves by path, in dicts nested by the slashes; SchemaError for an invalid path."""
     for path in leaves:
         *above, _ = accumulate(path.split("/"), "{}/{}".format)
         if fields := [folder for folder in above if folder in leaves]:
@@ -41,14 +41,14 @@ def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
 
 
 def field_tree(leaves: Mapping[str, Field], part: str) -> Any:
-    """Return the tree of a part: the field that is the part, or a dict of those below it, which may be empty."""
+    """Return the tree of a part: its own field, or a dict of the fields below it, which may be empty."""
     prefix = f"{part}/"
     below = {path.removeprefix(prefix): field for path, field in leaves.items() if path.startswith(prefix)}
     return leaves[part] if part in leaves else nest(below)
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by keys that slashes join as nested dicts."""
+    """Return values in dicts that the slashes of their keys nest."""
     tree: dict[str, Any] = {}
     for path, value in values.items():
         *keys, last = path.split("/")
@@ -60,7 +60,7 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def space_of(tree: Any) -> "Space[Any]":
-    """Return the space of a tree of fields; a Box of all values of its dtype where a field says nothing of a space.
+    """Return the space of a tree of fields. A field without a space becomes a Box of all values of its dtype.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def space_of(tree: Any) -> "Space[Any]":
         from gymnasium import spaces
 
     if isinstance(tree, Mapping):
-        return spaces.Dict(OrderedDict((key, space_of(inner)) for key, inner in tree.items()))  # a dict would be sorted
+        return spaces.Dict(OrderedDict((key, space_of(inner)) for key, inner in tree.items()))  # gymnasium sorts a dict
     if isinstance(tree, tuple):
         return spaces.Tuple([space_of(inner) for inner in tree])
     assert isinstance(tree, Field)
@@ -80,13 +80,13 @@ def space_of(tree: Any) -> "Space[Any]":
     if kind == "Discrete" and not tree.shape:
         try:
             return spaces.Discrete(said["n"], start=said["start"], dtype=tree.dtype.type)
-        except TypeError:  # gymnasium before 1.2.2: it is int64
+        except TypeError:  # gymnasium before 1.2.2 has only int64
             return spaces.Discrete(said["n"], start=said["start"])
     if kind == "MultiDiscrete":
         nvec, start = np.asarray(said["nvec"]), np.broadcast_to(said["start"], tree.shape)
         return spaces.MultiDiscrete(nvec, dtype=tree.dtype.type, start=start)
     if kind == "MultiBinary":
-        # Not a tuple of one number, which Stable-Baselines3 does not take for a vector.
+        # Stable-Baselines3 does not accept a tuple of one number as the shape of a vector.
         return spaces.MultiBinary(tree.shape if len(tree.shape) > 1 else tree.shape[0])
     low, high = (said["low"], said["high"]) if kind == "Box" else _range(tree.dtype)
     return spaces.Box(_bounds(low, tree), _bounds(high, tree), dtype=tree.dtype.type)
@@ -99,6 +99,6 @@ def _range(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 def _bounds(values: Any, field: Field) -> NDArray[Any]:
-    # Infinities are spelled as texts, which float64 reads; integers of 64 bits would not survive it.
+    # float64 reads infinities, which are texts here. It would round integers of 64 bits.
     read = np.asarray(values, np.float64 if field.dtype.kind == "f" else field.dtype)
     return np.broadcast_to(read.astype(field.dtype), field.shape)

@@ -1,7 +1,7 @@
-"""Data sets that others made: regular files alone, sizes that are bounded before they are believed, one class of error.
+"""Checks of foreign data sets: only regular files, sizes within bounds, and one class of error.
 
 Nothing in a data set is trusted. It may name files that block or never end, claim more than it holds, or make a library
-raise whatever its authors did not think of.
+raise errors that the library's authors did not expect.
 """
 
 import errno
@@ -40,7 +40,7 @@ _DOCUMENT_BYTES = 64 << 20
 # Deflate packs at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
 _MOST_ABSENT = 1 << 17  # chunks
-# Errors of the system that say nothing of the data: they pass as they are.
+# Errors of the system, not of the data. They pass unchanged.
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR),
@@ -49,12 +49,12 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Have a data set opened in a block, which is given its size in bytes.
+    """Check the files of a data set for a block that reads it; yield their size in bytes.
 
     Raises
     ------
     FormatError
-        It has something other than regular files and folders, or the block met any error of damaged data.
+        It has something other than regular files and folders, or damaged data raise any error in the block.
     """
     with reading(place):
         yield check_files(place)
@@ -62,10 +62,10 @@ def foreign(place: Path) -> Iterator[int]:
 
 @contextmanager
 def reading(name: Path | str) -> Iterator[None]:
-    """Raise FormatError for every error that damaged data causes in a block; others as they are.
+    """Raise FormatError for every error that damaged data cause in a block; other errors pass unchanged.
 
     Errors of this package, missing libraries, and errors of the disk or of permissions are no fault of the data. An
-    error of this package becomes one printable line, which names the data set where a path is given.
+    error of this package becomes one printable line. The line names the data set if ``name`` is a path.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def reading(name: Path | str) -> Iterator[None]:
 
 
 def _line(text: object) -> str:
-    """Return a text in one line; names in a data set, and words of a library, may have any character."""
+    """Return a text as one printable line: names in a data set, and messages of a library, may have any character."""
     line = str(text)
     if line.isprintable():
         return line
@@ -102,10 +102,10 @@ def _reason(error: Exception) -> str:
 
 
 def check_files(place: Path) -> int:
-    """Check that a data set is a regular file, or a folder of regular files; return how many bytes these have.
+    """Check that a data set is a regular file, or a folder of regular files; return their size in bytes.
 
-    Links lead to files of the same data set, or to the blobs of the Hugging Face cache that the folder lies in. A place
-    where nothing is has 0 bytes.
+    A link may lead to a file of the same data set, or to a blob of the Hugging Face cache that the folder is in. The
+    size of a missing data set is 0.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def check_files(place: Path) -> int:
 
 
 def _blobs(root: str) -> str | None:
-    """Return the folder that links of a snapshot in the Hugging Face cache lead to; None elsewhere."""
+    """Return the folder of blobs for a snapshot in the Hugging Face cache; None for other folders."""
     above, snapshots = os.path.split(os.path.dirname(root))
     return os.path.join(above, "blobs") if snapshots == "snapshots" else None
 
@@ -187,20 +187,20 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) -> None:
-    """Check that so many bytes can come from a file, or a data set, of ``stored`` bytes.
+    """Check that ``nbytes`` can come from a file, or a data set, of ``stored`` bytes.
 
-    A claim of up to ``small`` bytes passes for any file: constant values take next to nothing.
-    Raises FormatError where no compression packs more than that.
+    A claim of up to ``small`` bytes passes for any file: constant values compress to almost nothing. Raises FormatError
+    for a larger claim that no compression reaches.
     """
     if nbytes < 0 or nbytes > max(small, stored * _MOST_PACKED):
         raise FormatError(f"{what} claims {nbytes} bytes, which cannot come from {stored} stored bytes; it is damaged")
 
 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
-    """Check that an array of so many chunks can come from ``stored`` bytes: a library takes memory and time for each.
+    """Check that an array's number of chunks can come from ``stored`` bytes: each chunk costs memory and time.
 
-    An index has eight bytes or more for a chunk. Few chunks pass in any case, since a file may lack chunks of zeros.
-    Raises FormatError for more.
+    An index has eight bytes or more for a chunk. A small number of chunks always passes, since a file may omit chunks
+    of zeros. Raises FormatError for more chunks.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
     if count > max(_MOST_ABSENT, stored // 8):
@@ -208,7 +208,7 @@ def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what:
 
 
 def check_memory(nbytes: int, what: str) -> None:
-    """Check that so many bytes may be held in memory at once.
+    """Check that ``nbytes`` may be in memory at once.
 
     Raises FormatError beyond half of the machine's memory.
     """
@@ -221,15 +221,14 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the wanted arrays of an archive by their names, or all. They cannot be written to.
+    """Return the wanted arrays of an archive by name; without ``wanted``, all. The arrays are read-only.
 
     Raises
     ------
     FormatError
-        The archive is damaged, or there is none. A wanted array does not have the bytes of its header's shape, or has
-        Python objects.
+        The archive is damaged or missing. A wanted array has Python objects, or not the number of bytes that its
+        header's shape needs.
     """
-    # Opened here: the module leaves a file open that has the first bytes of a zip file and is none.
     with reading(path), open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
         members = archive.infolist()
         nbytes = sum(member.file_size for member in members)
@@ -248,12 +247,12 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
     with archive.open(member) as opened:
         read_header = _HEADERS.get(npy.read_magic(opened))
         if read_header is None:
-            raise FormatError(f"{what} is no array of a version that is read")
+            raise FormatError(f"{what} is not an array of a supported version of the .npy format")
         shape, is_fortran, dtype = read_header(opened)
         if dtype.hasobject:
             raise FormatError(f"{what} is an array of Python objects, which could run code")
         nbytes = member.file_size - opened.tell()
         if math.prod(shape) * dtype.itemsize != nbytes:
             raise FormatError(f"{what} does not have the bytes of its shape {shape!s:.80}")
-        # All at once: NumPy reads 256 KiB at a time, which zlib takes longer for. No more than the directory says.
+        # One read: zlib takes longer for NumPy's reads of 256 KiB. The archive's directory bounds the size.
         return np.ndarray(shape, dtype, opened.read(nbytes), order="F" if is_fortran else "C")

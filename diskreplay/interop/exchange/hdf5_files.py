@@ -1,7 +1,7 @@
-"""HDF5 files that others made: their data sets are arrays inside of the file, as long as the file can hold.
+"""Checks of foreign HDF5 files: data sets must be arrays inside of the file, with sizes that the file can hold.
 
-HDF5 lets a file name others: external storage, external links, and virtual data sets of parts of other files. Reading
-such a data set would copy whatever file it names.
+HDF5 lets a file name other files: by external storage, external links, and virtual data sets of parts of other files.
+Reading such a data set would copy any file that it names.
 """
 
 import math
@@ -30,7 +30,7 @@ def check_hdf5(path: Path) -> None:
         A link or data set leads to another file; a data set is packed several times, or claims more than the file can
         hold. The message names it.
     OSError
-        It is no HDF5 file.
+        The file is not HDF5.
     """
     stored = path.stat().st_size
     with h5py.File(path, "r") as file:
@@ -65,7 +65,7 @@ def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
             name = f"{above}{os.fsdecode(key)}"
             link = group.links.get_info(key).type
             if link == h5py.h5l.TYPE_SOFT:
-                continue  # its target in this file has a name of its own
+                continue  # its target in this file is listed under its own name
             if link != h5py.h5l.TYPE_HARD:
                 raise FormatError(f"{path}: {name} is a link to another file; copy its data into this file")
             item = h5py.h5o.open(group, key)

@@ -1,6 +1,6 @@
-"""Import: a new store of the episodes of a data set, or the rest of one that was begun.
+"""Import: append the episodes of a data set to a new store, or resume an interrupted import.
 
-Earlier releases kept values in side folders. An import names these values, and reads none.
+Earlier releases kept some values in side folders. An import names these values and does not read them.
 """
 
 import math
@@ -53,19 +53,19 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
-# Notes of so many episodes are one document: all that a resumed import reads again.
+# Episodes whose notes share a document. A resumed import reads only the episodes of the last document again.
 EPISODES_A_NOTE = 128
-# The least bytes of a segment of a compressed import, and the most segments. The background merges more packs than
+# The least bytes of a segment in a compressed import, and the most segments. The background would merge more packs than
 # that, which takes their disk space twice.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
-# An import that cuts more often than once in so many steps warns.
+# An import warns if it cuts more often than once in this number of steps.
 _STEPS_A_CUT = 10
 
 
 class Planned(NamedTuple):
-    """An import before it begins: the episodes of the data set, the steps to come, and their bytes without compression.
+    """The plan of an import: the episodes of the data set, the steps to append, and their bytes without compression.
 
-    Episodes that a predicate leaves out are counted. ``free`` are the bytes that the disk has.
+    The numbers include episodes that a predicate leaves out. ``free`` is the free disk space in bytes.
     """
 
     episodes: int
@@ -88,38 +88,38 @@ class Source:
     Attributes
     ----------
     format : str
-        Its format, "npz".
+        The name of its format, such as "npz".
     place : Path
         The file or folder.
     schema : Schema or None
-        What its steps hold, by default. None where nobody can tell which feature is the observation or the action.
+        The default schema of its steps. None: the reader cannot tell which feature is the observation or the action.
     episodes, steps : int
-        How many it has.
+        Their numbers in the data set.
     read : callable
-        ``read(n, paths)`` yields its episodes in order, the first of them number n. Leaves that are not among ``paths``
-        may lack, or be there.
+        ``read(n, paths)`` yields the episodes in order, from number n on. They have the leaves at ``paths``; other
+        leaves are optional.
     metadata : dict
-        What the format says of the whole data set, as JSON.
+        The format's metadata of the whole data set, as JSON.
     cut : int
-        After how many steps the reader cut an episode, since the next row has another observation than the step led to.
+        The number of cuts: the reader cuts an episode where the next row's observation is not the step's next one.
     part : str
-        Which part of the data set it is, such as a split; empty: all.
+        The part of the data set, such as a split. Empty: all of it.
     export_path : Path, optional
-        The path that an export of the data set has: side folders are looked for there. None: ``place``.
+        The path that an export was given; the import looks there for side folders. None: ``place``.
     skipped : list of Skipped
         Episodes that the reader left out.
     not_kept : list of str
-        What the data set has beside its features.
+        Data of the data set that are not features.
     left_out : list of str
-        Features that the reader has left out, since the caller skips them.
+        Features that the reader left out because the caller skips them.
     texts : dict of str to list of str
         The texts that numbers stand for, by the default path of their leaf, or by another name.
     leaves : dict of str to Field, optional
-        What the episodes hold by the default path of each feature. None: the leaves of ``schema``.
+        The fields of the episodes by the default path of each feature. None: the leaves of ``schema``.
     names : dict of str to str, optional
-        The name of the feature behind each default path. None: the paths.
+        The feature's name for each default path. None: the paths.
     numbers : list of int, optional
-        The number of each episode in the data set, for messages. None: from 0 on, without a gap.
+        The number of each episode in the data set, for messages. None: 0, 1, 2 and so on.
     """
 
     format: str
@@ -141,11 +141,11 @@ class Source:
     numbers: Sequence[int] | None = None
 
     def number_of(self, position: int) -> int:
-        """Return the number that the data set gives the episode at a position."""
+        """Return the data set's number of the episode at a position."""
         return position if self.numbers is None else self.numbers[position]
 
     def lay_out(self, choice: Choice) -> Layout:
-        """Return where its features go; raises what `lay_out` raises."""
+        """Return the layout of its features; raises the errors of `lay_out`."""
         leaves = self.leaves
         if leaves is None:
             assert self.schema is not None
@@ -155,29 +155,29 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The data set in messages and notes."""
+        """The name of the data set in messages and notes."""
         return f"{self.place} {self.part}".rstrip()
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did.
+    """The result of an import.
 
     Attributes
     ----------
     path : str
-        The store.
+        The path of the store.
     episodes, steps : int
-        How many were appended by this call.
+        The numbers that this call appended.
     resumed : int
-        How many episodes an earlier call had appended.
+        The number of episodes that earlier calls appended.
     cut : int
-        How many episodes of the data set were cut because the row behind a step has another observation than the one
-        that the step led to. An import that cuts after more than one step in ten warns.
+        The number of cuts in the data set. An episode is cut where the next row's observation is not the step's next
+        observation. An import with more than one cut in ten steps warns.
     skipped : list of Skipped
         The episodes that ``on_error="skip"`` left out.
     not_kept : list of str
-        Features of the data set that the options left out.
+        Features that the options left out, and data that are not features.
     """
 
     path: str
@@ -192,39 +192,41 @@ class Imported:
 def import_into(
     path: str | PathLike[str], source: Source, choice: Choice, progress: Progress | Announced | None = None
 ) -> Imported:
-    """Append the chosen episodes of a data set to a new store, or those that an interrupted import left out.
+    """Append the chosen episodes of a data set to a new store, or resume an interrupted import.
 
-    The store keeps the metadata of the data set, and what no array holds, in its notes: see `import_notes`.
+    The notes of the store keep the metadata of the data set, and values that no array holds: see `import_notes`.
 
     Parameters
     ----------
     path : path
-        The store: nothing, an empty store with this schema, or one that an import of the same data set has begun.
+        The store: nothing is there, an empty store with this schema, or an import of the same data set.
     source : Source
         The data set.
     choice : Choice
-        The options of the caller. An import is resumed with the options that it began with.
+        The options of the caller. A resumed import needs the options of the first call.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
 
     Raises
     ------
     StoreExists
-        There is something else.
+        Something else is at the path. Or the store is an import of other data or with other options. Or the store or
+        the data set changed since an import was interrupted.
     SchemaError
         An option does not fit the data set; nothing was written. Or an episode does not fit the schema that the data
-        set declares; those before it are in the store.
+        set declares; the episodes before it are in the store.
     FormatError
-        An episode cannot be read; those before it are in the store. Or an earlier release was interrupted when it
-        exported the data set.
+        An episode cannot be read; the episodes before it are in the store. Or an export by an earlier release was
+        interrupted and left this data set.
     StorageFull
-        The disk has less space than the steps need without compression; nothing was written.
+        The disk has less space than the steps need, and neither ``compression`` nor ``where`` is given. Nothing was
+        written.
 
     Warns
     -----
     UserWarning
-        Many episodes are cut. Or an earlier release kept values of the data set in a side folder, which is not read; a
-        call that appends nothing does not warn of it.
+        Many episodes are cut. Or the data set has a side folder of an earlier release, which is not read; a call that
+        finds the import complete does not warn of it.
     """
     with reading(source.place):
         if source.episodes > source.steps:
@@ -281,7 +283,7 @@ def import_into(
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return the steps that no earlier call has appended, and their bytes."""
+    """Return the plan, with the steps that no earlier call has appended."""
     steps = source.steps
     with suppress(ReplayError), open_store(path) as store:
         is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
@@ -291,7 +293,7 @@ def _plan(path: Path, source: Source, schema: Schema) -> Planned:
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
-    """Return whether the import is complete, and how many episodes are in the store; make its note without one."""
+    """Return whether the import is complete, and the store's number of episodes; write the note of a new import."""
     note = store.read_note(NOTE)
     changed = store.info()["steps_evicted"] > 0 or bool(store.quarantine)
     if note is None:
@@ -320,9 +322,9 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
-    """Append the episodes behind those that are there; return how many, and their steps."""
+    """Append the episodes that the store lacks; return the numbers of episodes and steps."""
     there, steps = store.episodes[:begun], 0
-    # Episodes are found again by their number where all are taken, else by reading from the beginning.
+    # If all episodes are wanted, a number finds an episode again. Otherwise the data set is read from the beginning.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, there[:first]))
@@ -349,7 +351,7 @@ def _append(
 
 
 class _Selection:
-    """The episodes of a data set that the caller wants, by the leaves of the store.
+    """The wanted episodes of a data set, with the leaves of the store.
 
     Attributes
     ----------
@@ -367,7 +369,7 @@ class _Selection:
         return self._choice.where is not None or self._choice.on_error == "skip"
 
     def try_where(self) -> None:
-        """Call the predicate once: one that cannot be used raises before anything is written."""
+        """Call the predicate for one episode: a faulty predicate raises before anything is written."""
         if self._choice.where is not None:
             with closing(self.episodes(0)) as episodes:
                 next(episodes, None)
@@ -381,7 +383,7 @@ class _Selection:
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
-        """Yield the episodes that can be read and fit; whatever damage makes of reading them is a FormatError."""
+        """Yield the readable episodes that fit the layout, with their positions; damage of any kind is FormatError."""
         number = first
         while number < self.source.episodes:
             try:
@@ -393,7 +395,7 @@ class _Selection:
                         number += 1
                     if number < self.source.episodes:
                         raise FormatError(
-                            f"{self.source.name} has {number} of the {self.source.episodes} episodes that it says"
+                            f"{self.source.name} has {number} of the {self.source.episodes} episodes that it declares"
                         )
             except (FormatError, SchemaError) as error:
                 if self._choice.on_error == "raise":
@@ -403,7 +405,7 @@ class _Selection:
 
 
 def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has the leaves that its data set promises, each with a row a step, of the same shape."""
+    """Check that an episode has the declared leaves, with one row a step, the declared shapes, and numbers."""
     name, number = source.name, source.number_of(position)
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"episode {number} of {name} has no {missing[0]}; it has {', '.join(episode.steps)}")
@@ -427,29 +429,30 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
 def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int) -> None:
     if len(there) != len(episode):
         raise StoreExists(
-            f"episode {number} of {store.path} has {len(there)} steps and that of the data set {len(episode)}: it "
-            "cannot be resumed; give the path of a new store"
+            f"episode {number} has {len(there)} steps in {store.path} and {len(episode)} in the data set, so the "
+            "import cannot be resumed; give the path of a new store"
         )
     for path, rows in EpisodeData.of(there, store.schema).steps.items():
         own = episode.steps[path]
         if len(rows) != len(own) or rows.tobytes() != own.tobytes():
             raise StoreExists(
-                f"episode {number} of {store.path} has other values of {path} than that of the data set: other "
-                "episodes are wanted or can be read now, so it cannot be resumed; give the path of a new store"
+                f"episode {number} has other values of {path} in {store.path} than in the data set: other episodes are "
+                "wanted or readable now, so the import cannot be resumed; give the path of a new store"
             )
 
 
 class _Segments:
     """The segments of an import. With compression, each is compressed before the next one begins.
 
-    The disk then holds the compressed steps, one segment as it was written, and its pack.
+    The disk then holds the compressed steps, one segment without compression, and its pack.
 
     Parameters
     ----------
     store : Store
         The store.
     most_bytes : int or None
-        The bytes of a segment without compression. None: segments are not compressed, and as long as the store's.
+        The size of a segment without compression, in bytes. None: segments are not compressed and have the store's
+        size.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -457,7 +460,7 @@ class _Segments:
         self._nbytes, self._writer = 0, store.writer(durability="none")
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return this object."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -477,12 +480,12 @@ class _Segments:
         return self._writer.last_id - len(episode) + 1
 
     def _compress(self) -> None:
-        with suppress(StoreLocked):  # another process compacts the store; a later call takes the rest
+        with suppress(StoreLocked):  # another process compacts the store; a later call compresses the rest
             self._store.compact(only_compress=True)
 
 
 def _as_note(value: Json) -> Json:
-    """Return a value as strict JSON: infinities, NaN, and keys that are no texts become texts."""
+    """Return a value as strict JSON: infinities, NaN, and keys other than texts become texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -492,7 +495,7 @@ def _as_note(value: Json) -> Json:
 
 
 class _Notes:
-    """Notes of episodes on their way to the store, some in each document."""
+    """Collects the notes of episodes, and writes one document of the store for `EPISODES_A_NOTE` episodes."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._number, self._waiting = store, 0, dict[str, Json]()
@@ -511,9 +514,9 @@ class _Notes:
 
 
 def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
-    """Return what an import noted in a store: about the data set, and of episodes by the id of their first step.
+    """Return the notes of an import: the note about the data set, and notes of episodes by the id of their first step.
 
-    Both are empty where the store was not made by an import.
+    Both are empty if no import made the store.
     """
     of_episodes: dict[int, Json] = {}
     for name in store.note_names():
@@ -530,21 +533,22 @@ _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 
 
 def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapping[str, Json]) -> tuple[Path, str]:
-    """Return the side folder of a data set, and the names of its values, which the import of the data set lacks.
+    """Return the side folder of a data set, and the names of its values that the import lacks.
 
     Parameters
     ----------
     place : Path
-        The file or folder that an export has made.
+        The file or folder of the export.
     format_name : str
-        Its format, "npz".
+        Its format, such as "npz".
     schema, metadata
-        What the import finds without the side folder.
+        The schema and metadata that the data set has without the side folder.
 
     Returns
     -------
     tuple of Path and str
-        The names, with commas between them; empty if there is no side folder, or all its values are in the data set.
+        The folder, and the names with commas between them. The text is empty if there is no side folder, or if the
+        data set has all its values.
 
     Raises
     ------

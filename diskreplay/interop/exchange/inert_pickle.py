@@ -1,4 +1,4 @@
-"""Reading pickles without running code: numbers, texts, containers, arrays, and records of known classes."""
+"""Read pickles without running code: numbers, texts, containers, arrays, and records of known classes."""
 
 import mmap
 import os
@@ -15,27 +15,27 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-# Of tuples inside of tuples: the hash of more of them, as a key of a dict, overflows the stack.
+# The most levels of nested tuples. The hash of deeper ones, as keys of a dict, overflows the stack.
 _MOST_DEEP = 64
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# Opcodes of bytes, and a length that is worth passing over.
+# Opcodes of bytes. The check skips their values from this length on.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
-_OF_NUMPY = ("numpy._core", "numpy.core")  # the second is that of numpy 1
+_OF_NUMPY = ("numpy._core", "numpy.core")  # the second is the name in NumPy 1
 
 
 class Record:
-    """An object of a pickle whose class was not imported: what it was called with, and its attributes.
+    """An object of a pickle whose class was not imported: the arguments of its class, and its attributes.
 
     Attributes
     ----------
     class_name : str
         The dotted name of its class.
     args : tuple
-        What the class was called with.
+        The arguments of the call of its class.
     state : object
-        What the object would have been restored from, in most cases a dict of its attributes.
+        The pickled state of the object, usually a dict of its attributes.
     """
 
     class_name: ClassVar[str] = ""
@@ -44,7 +44,7 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Keep the arguments; UnpicklingError where a few bytes of a file would copy many of them."""
+        """Keep the arguments; UnpicklingError for more than 64, since a few bytes of a file could copy many."""
         if len(args) > _MOST_ARGUMENTS:
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
@@ -57,12 +57,12 @@ class Record:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes by name; none where the state is not a dict."""
+        """The attributes by name; empty if the state is not a dict."""
         return self.state if isinstance(self.state, dict) else {}
 
 
 class PickledArray:
-    """An array of a pickle; ``values`` is None where it is not one of numbers."""
+    """An array of a pickle; ``values`` is None if its dtype is not a known one of numbers."""
 
     __slots__ = ("values",)
 
@@ -81,7 +81,7 @@ class PickledArray:
 
 
 class _Dtype:
-    """A dtype of numbers. It is never restored by numpy, whose dtypes trust what a pickle says of their layout."""
+    """A dtype of numbers. NumPy never restores it, since NumPy trusts the layout that a pickle claims."""
 
     __slots__ = ("known",)
 
@@ -109,7 +109,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, classes: Collection[str], nbytes: int) -> None:
         super().__init__(file)
         self._classes, self._left = classes, 2 * nbytes
-        # Made anew for each file: a pickle may change the attributes of what it is given here.
+        # New for each file: a pickle may change the attributes of the objects that it gets here.
         self._known: dict[str, Any] = {
             "numpy.dtype": _subclass(_Dtype),
             "numpy.ndarray": _subclass(Record),
@@ -122,7 +122,7 @@ class _Unpickler(pickle.Unpickler):
             self._known[f"{package}.numeric._frombuffer"] = _Function(_from_buffer)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands in for a class or function; UnpicklingError where it is not a known one."""
+        """Return the replacement of a class or function; UnpicklingError for an unknown one."""
         dotted = f"{module}.{name}"
         if dotted not in self._known:
             if dotted not in self._classes:
@@ -139,14 +139,14 @@ class _Unpickler(pickle.Unpickler):
         return dict(items)
 
     def _copy(self, items: int) -> None:
-        """Count copied values: a file can name the same text or list again and again."""
+        """Count copied values: a file can name the same text or list many times."""
         self._left -= items
         if self._left < 0:
             raise pickle.UnpicklingError("it copies the same values many times")
 
 
 class _Function:
-    """A function that a pickle may call, and not change."""
+    """A function that a pickle may call but not change."""
 
     __slots__ = ("_function",)
 
@@ -162,22 +162,22 @@ def _subclass(base: type) -> type:
 
 
 def load(path: Path, classes: Collection[str]) -> Any:
-    """Return the object of a pickle in which classes are named and not imported.
+    """Return the object of a pickle; its classes are not imported.
 
     Numbers, texts, bytes, lists, tuples, dicts and sets are themselves, arrays are `PickledArray`, and objects of the
-    named classes are `Record`. Nothing of the file is run.
+    named classes are `Record`. No code of the file runs.
 
     Parameters
     ----------
     path
         The file.
     classes : collection of str
-        The dotted names of classes, and of functions that make objects, that the file may ask for.
+        The dotted names of the classes, and of the functions that make objects, that the file may use.
 
     Raises
     ------
     FormatError
-        The file is damaged, is no pickle, or asks for anything else; the message names what.
+        The file is damaged or is no pickle. Or it uses another class or function; the message names it.
     """
     try:
         with (
@@ -185,7 +185,7 @@ def load(path: Path, classes: Collection[str]) -> Any:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore")  # of texts with damaged escapes
+            warnings.simplefilter("ignore")  # texts with damaged escapes warn
             _check(mapped)
             return _Unpickler(file, classes, len(mapped)).load()
     except pickle.UnpicklingError as error:
@@ -194,22 +194,22 @@ def load(path: Path, classes: Collection[str]) -> Any:
         raise
     except MemoryError:
         raise FormatError(f"{path} is damaged: it claims more than the memory holds") from None
-    except Exception as error:  # whatever damaged bytes make of calls, items and states
+    except Exception as error:  # damaged bytes cause any error in calls, items and states
         raise FormatError(f"{path} is damaged, or not a pickle: {type(error).__name__}: {error}") from None
 
 
 def _check(mapped: mmap.mmap) -> None:
-    """Check the opcodes of a pickle before they are followed: none claims more than the file has.
+    """Check the opcodes of a pickle before it is loaded: none claims more than the file has.
 
-    The place of a value in the memo is what memory is taken for, and so is the length of a value. Tuples are followed
-    on a stack of how deep each value is: Python hashes them without a limit.
+    The loader allocates memory for a value's place in the memo and for its length. The check also follows how deep the
+    values on the stack are nested, since Python hashes nested tuples without a limit.
 
     Raises
     ------
     ValueError
         An opcode is damaged or cut off.
     UnpicklingError
-        One claims more than there is, or tuples are nested too deeply.
+        An opcode claims more than the file has, or tuples are nested too deeply.
     """
     stack: list[int | None] = []  # None: a mark
     memo: dict[int, int] = {}
@@ -219,7 +219,7 @@ def _check(mapped: mmap.mmap) -> None:
         number = argument if isinstance(argument, int) else 0
         if name in _PUTS:
             if number > count:
-                raise pickle.UnpicklingError(f"it has {count} values and names the place {number} for one")
+                raise pickle.UnpicklingError(f"it has {count} values and puts one at the place {number} of its memo")
             memo[number] = _top(stack)
         elif name == "MEMOIZE":
             memo[len(memo)] = _top(stack)
@@ -227,7 +227,7 @@ def _check(mapped: mmap.mmap) -> None:
             stack.append(memo.get(number, 0))
         elif name == "FRAME":
             if number > left:
-                raise pickle.UnpicklingError(f"it claims {number} bytes where {left} are left")
+                raise pickle.UnpicklingError(f"it claims {number} bytes, and {left} are left")
         elif name == "MARK":
             stack.append(None)
         else:
@@ -238,7 +238,7 @@ def _check(mapped: mmap.mmap) -> None:
 
 
 class _Opcodes:
-    """A pickle whose arrays are passed over, and not copied."""
+    """A stream of a pickle's opcodes that skips the bytes of arrays instead of copying them."""
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._mapped, self._opcode = mapped, b""
@@ -255,7 +255,7 @@ class _Opcodes:
 
 
 class _PassedOver:
-    """Bytes of which only the number is looked at."""
+    """Skipped bytes, known only by their number."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -272,7 +272,7 @@ def _top(stack: list[int | None]) -> int:
 
 
 def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]:
-    """Take an opcode's values from the stack; return how deep each value is."""
+    """Take an opcode's values from the stack; return the depth of each."""
     found: list[int] = []
     names = [each.name for each in opcode.stack_before]
     if "mark" in names:
@@ -285,14 +285,14 @@ def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]
 
 
 def array(value: Any, name: str) -> NDArray[Any]:
-    """Return the numbers of an array; FormatError where the value is something else."""
+    """Return the numbers of an array; FormatError for any other value."""
     if not isinstance(value, PickledArray) or value.values is None:
         raise FormatError(f"{name} is not an array of numbers")
     return value.values.astype(value.values.dtype.newbyteorder("="), copy=False)
 
 
 def arrays(value: Any, name: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a dict; FormatError where the value is something else."""
+    """Return the arrays of a dict; FormatError for any other value."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise FormatError(f"{name} is not a dict of arrays")
     return {key: array(item, f"{name}[{key!r}]") for key, item in value.items()}

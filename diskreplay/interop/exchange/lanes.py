@@ -1,7 +1,7 @@
-"""Flat buffers of transitions: in which order their rows are, and where episodes begin and end in them.
+"""Flat buffers of transitions: the order of their rows, and the boundaries of episodes in them.
 
-A lane is one environment's stream of transitions. Such buffers say where an episode ended, and not where it began: it
-goes on as long as each transition leads to the observation that the next one begins with.
+A lane is one environment's stream of transitions. Such buffers mark where an episode ended, and not where it began. An
+episode continues as long as the next observation of each transition is the observation of the following one.
 """
 
 import math
@@ -21,33 +21,33 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Piece(NamedTuple):
-    """The part of a lane from position ``start`` to before ``stop``: an episode, or what is left of it."""
+    """The part of a lane from position ``start`` to before ``stop``: an episode, or the rest of one."""
 
     lane: int
     start: int
     stop: int
 
     def __len__(self) -> int:
-        """Return how many steps it has."""
+        """Return the number of steps."""
         return self.stop - self.start
 
 
 def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
-    """Return the rows of a ring buffer that were written, oldest first, where ``next_row`` is the next to be."""
+    """Return the written rows of a ring buffer, oldest first; ``next_row`` is the next one to write."""
     if not is_full:
         return np.arange(next_row)
     return (np.arange(rows) + next_row) % rows
 
 
 def rows_at(order: Ints) -> slice | Ints:
-    """Return row numbers as a slice if each is one more than the last: arrays give a view of these rows, no copy."""
+    """Return consecutive row numbers as a slice, which gives a view of an array and no copy; others unchanged."""
     if len(order) and (np.diff(order) == 1).all():
         return slice(int(order[0]), int(order[-1]) + 1)
     return order
 
 
 def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order: Ints) -> Bools:
-    """Tell after which transitions a lane continues with another observation, as `differ` compares, than they led to.
+    """Tell after which transitions the next row's observation is not the transition's next observation, by `differ`.
 
     Parameters
     ----------
@@ -86,8 +86,8 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
 def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
     """Tell which rows of two arrays are different observations.
 
-    Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. Files round: a row also equals its own rounding
-    to float32, or to the narrower dtype of the two arrays.
+    Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. A row also equals its own rounding to float32,
+    or to the narrower dtype of the two arrays, since files may round.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
     )
     if led_to.dtype != goes_on.dtype:
         return ~_same(led_to, goes_on)
-    # Most rows have the same bytes, which are compared faster than floats, some at a time.
+    # Most rows have the same bytes. Words of several bytes are compared faster than floats.
     words = f"u{math.gcd(led_to.shape[1] * led_to.itemsize, 8)}"
     found: Bools = np.any(led_to.view(words) != goes_on.view(words), axis=-1)
     if (at := np.flatnonzero(found)).size:
@@ -113,7 +113,7 @@ def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
 
 
 def _same(one: NDArray[Any], other: NDArray[Any]) -> Bools:
-    """Tell which rows, ``(N, values)``, have the same values."""
+    """Tell which rows of two arrays, ``(N, values)``, have the same values."""
     found: Bools = np.all(_equal(one, other), axis=-1)
     floats = [rows.dtype for rows in (one, other) if rows.dtype.kind == "f"]
     if not floats or found.all():
@@ -133,7 +133,7 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> Bools:
 
 
 def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return the observations of an episode with the final one behind them, in their own dtype.
+    """Return the observations of an episode followed by the final one, in the dtype of the observations.
 
     Parameters
     ----------
@@ -155,15 +155,15 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
         cast = final.astype(obs.dtype)
     if differ(final, cast).any():
         raise FormatError(
-            f"{name} is of {final.dtype} and has values that {obs.dtype}, its observations' dtype, cannot hold"
+            f"{name} has {final.dtype} values that {obs.dtype}, the dtype of the observations, cannot hold"
         )
     return np.concatenate([obs, cast])
 
 
 def pieces(ended: Bools) -> list[Piece]:
-    """Return the pieces of lanes, ``(T, lanes)``, in the order in which they began, those of one time by their lane.
+    """Return the pieces of all lanes by their start; pieces with the same start are in the order of their lanes.
 
-    ``ended`` tells after which transitions a piece ends; each lane's last one ends with the lane.
+    ``ended``, ``(T, lanes)``, tells after which transitions a piece ends. The last piece of a lane ends with the lane.
     """
     found: list[Piece] = []
     for lane in range(ended.shape[1]):
@@ -173,16 +173,16 @@ def pieces(ended: Bools) -> list[Piece]:
 
 
 class LaneFiller:
-    """Shares pieces out to lanes as `pieces` found them: each goes on where the shortest lane ends.
+    """Assigns pieces to lanes: each piece is placed at the end of the shortest lane.
 
-    Pieces that come in the order in which they began, of lanes that all began together, get the lane they were in.
+    If all lanes began together, pieces in the order of `pieces` get the lanes that they came from.
     """
 
     def __init__(self, lanes: int) -> None:
         self.lengths = [0] * lanes
 
     def place(self, steps: int) -> Piece:
-        """Return where the next piece goes."""
+        """Return the place of the next piece, which has ``steps`` steps."""
         lane = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         start = self.lengths[lane]
         self.lengths[lane] += steps

@@ -1,4 +1,4 @@
-"""Progress of imports and exports: a caller gets steps, and one that asks for it the plan, episodes and bytes, too."""
+"""Progress of imports and exports: a function gets steps; an `Announced` gets the plan, episodes and bytes, too."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Announced:
 
 
 class Tally:
-    """Counts episodes, and reports each.
+    """Counts episodes, and reports the progress after each.
 
     Parameters
     ----------
@@ -39,9 +39,9 @@ class Tally:
     schema : Schema
         The schema of the steps.
     episodes, steps : int
-        Their numbers in all.
+        The total numbers.
     done : tuple of int
-        The numbers of episodes and steps that an earlier call had done.
+        The numbers of episodes and steps that an earlier call finished.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Tally:
         return Amount(episodes, steps, steps * self._step_bytes)
 
     def add(self, steps: int) -> None:
-        """Count an episode of so many steps."""
+        """Count an episode with this number of steps."""
         self._done = self._amount(self._done.episodes + 1, self._done.steps + steps)
         if isinstance(self._progress, Announced):
             self._progress.report(self._done, self._total)

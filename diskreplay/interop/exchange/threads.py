@@ -1,4 +1,4 @@
-"""Reading ahead in a thread while earlier values are used, and writing in one while the next episodes are read."""
+"""Read ahead in a thread while earlier values are used; write in a thread while the next episodes are read."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -12,12 +12,12 @@ from diskreplay.workers import Job, Workers
 
 T = TypeVar("T")
 
-# Short episodes are handed over together, since threads wait for one another longer than reading one takes.
+# Short episodes are handed over together: to hand over one takes threads longer than to read one.
 _AHEAD_BYTES = 1 << 20
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
-    """Yield what each call returns, or raise what it raises, in order; a thread makes the next one meanwhile."""
+    """Yield the result of each call, or raise its error, in order; a thread runs the next call meanwhile."""
     with closing(Workers(1, "diskreplay-import")) as thread:
         before: Job[T] | None = None
         for read in reads:
@@ -32,7 +32,7 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
 def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
     """Yield episodes, or raise the error of reading one, in order; a thread reads the next ones meanwhile.
 
-    It reads until their arrays take ``_AHEAD_BYTES``, and not fewer than one.
+    The thread reads at least one episode, and stops when the arrays take ``_AHEAD_BYTES``.
     """
     with closing(read_ahead(repeat(partial(_next_ones, episodes)))) as packs:
         for some, error in packs:
@@ -44,13 +44,13 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Return some episodes, none at the end, and the error behind them."""
+    """Return the next episodes, none at the end, and the error that stopped the reading."""
     found, nbytes = list[EpisodeData](), 0
     try:
         while nbytes < _AHEAD_BYTES and (episode := next(episodes, None)) is not None:
             found.append(episode)
             nbytes += _nbytes(episode)
-    except Exception as error:  # raised where the episode is wanted
+    except Exception as error:  # raised when the caller reaches the episode
         return found, error
     return found, None
 
@@ -61,16 +61,16 @@ def write_behind(
     most_bytes: int,
     most_episodes: float = math.inf,
 ) -> None:
-    """Write episodes some at a time: a thread writes while the next ones are read.
+    """Write episodes in groups: a thread writes a group while the next one is read.
 
     Parameters
     ----------
     episodes : iterable
         The episodes.
     write : callable
-        ``write(first, episodes)`` writes some of them; the first has the number ``first``. Its errors are raised.
+        ``write(first, episodes)`` writes a group; ``first`` is the number of its first episode. Its errors are raised.
     most_bytes, most_episodes
-        It is called when episodes take so many bytes, or are so many.
+        A group is complete when its arrays take ``most_bytes`` or it has ``most_episodes``.
     """
     with closing(Workers(1, "diskreplay-export")) as thread:
         job: Job[None] | None = None

@@ -1,7 +1,7 @@
 """Checks of the documents of zarr arrays, before zarr reads an array: dtypes, sizes and codecs.
 
-zarr makes the codecs that a document names, and some of them run code, or call others that do: pickle is one. So dtypes
-and codecs must be on a list. The codecs of the list unpack numbers and nothing else.
+zarr creates the codecs that a document names. Some of them run code, such as pickle, or call other codecs that do. So
+dtypes and codecs must be on a list. The codecs of the list unpack numbers and nothing else.
 """
 
 import bz2
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
     compressor : str, optional
         The codec whose header or stream gives the size of an unpacked chunk. None: no compressor.
     most : int
-        To how many bytes a chunk may be unpacked by it: filters add a checksum, or change the dtype.
+        The most bytes of a chunk that it has unpacked: filters may add a checksum, or change the dtype.
     """
 
     nbytes: int
@@ -60,32 +60,32 @@ class Layout(NamedTuple):
     most: int
 
     def may_unpack(self, data: bytes) -> bool:
-        """Tell whether a chunk is whole and unpacks to no more than it may, without unpacking more than that."""
+        """Tell whether a chunk is complete and unpacks to ``most`` bytes or fewer; it never unpacks more than that."""
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
             return False
-        if self.compressor == "blosc":  # it reads as many packed bytes as its header says, though they end before
+        if self.compressor == "blosc":  # it reads the packed length of its header, even beyond the end of the data
             is_whole = len(data) >= _BLOSC_HEADER and int.from_bytes(data[12:16], "little") <= len(data)
             return is_whole and int.from_bytes(data[4:8], "little") <= most
         if self.compressor == "lz4":
             return int.from_bytes(data[:4], "little") <= most
         if self.compressor == "zstd":
-            return _zstd_size(data) <= 2 * most  # blocks may be shorter than they can be
+            return _zstd_size(data) <= 2 * most  # the estimate takes blocks at their largest size
         make = _STREAMS.get(self.compressor or "")
         return make is None or _stream_fits(make, data, most)
 
 
 class Documents:
-    """The documents of a group of zarr, in a folder or in a zip file that is open.
+    """The documents of a group of zarr, in a folder or in an open zip file.
 
     Parameters
     ----------
     place : Path
-        The folder or file, whose files were checked.
+        The folder or zip file. Its files were checked.
     archive : ZipFile, optional
-        The file; None: it is a folder.
+        The zip file. None: ``place`` is a folder.
     stored : int
-        How many bytes all of it has.
+        The size of the folder or file in bytes.
     """
 
     def __init__(self, place: Path, archive: zipfile.ZipFile | None, stored: int) -> None:
@@ -103,12 +103,12 @@ class Documents:
         return sorted({part[1] for part in parts if len(part) == 3 and part[2] in _DOCUMENTS})
 
     def check(self, name: str) -> Layout | None:
-        """Check an array, by a path such as "data/img", before it is opened; None: no such array.
+        """Check an array, such as "data/img", before it is opened; return None if it does not exist.
 
         Raises
         ------
         FormatError
-            Its dtype, a codec or a size is not one that is read; the message names it.
+            Its dtype, a codec or a size is not supported; the message names it.
         """
         if any(part in ("", ".", "..") or "\\0" in part for part in name.split("/")):
             raise FormatError(f"{self._place}: {name!r} cannot be the name of an array")
@@ -126,7 +126,7 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return a document. A zip file may have several of one name, and readers differ in the one they take."""
+        """Return a document and its duplicates: a zip file may have several of one name, and readers choose one."""
         if self._archive is None:
             file = self._place / name
             if not file.is_file():
@@ -162,7 +162,7 @@ class Documents:
         return self._layout(name, np.dtype(kind), said.get("shape"), chunks, names)
 
     def _named(self, name: str, codecs: Json, *, in_shard: bool = False) -> list[tuple[str, Mapping[str, Json]]]:
-        """Return the codecs of version 3 with their configurations; those inside of shards are checked."""
+        """Return the codecs of version 3 with their configurations; check the codecs inside of shards."""
         found: list[tuple[str, Mapping[str, Json]]] = []
         for each in codecs if isinstance(codecs, list) else [codecs]:
             codec = each if isinstance(each, Mapping) else {"name": each}
@@ -231,7 +231,7 @@ class Documents:
 
 
 class _Stream(Protocol):
-    """What zlib and bz2 have in common."""
+    """The common methods of the decompressors of zlib and bz2."""
 
     @property
     def eof(self) -> bool: ...
@@ -250,7 +250,7 @@ _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any
 
 
 def _stream_fits(make: Callable[[], _Stream], data: bytes, most: int) -> bool:
-    """Tell whether consecutive streams unpack to ``most`` bytes or fewer. Damage is left to zarr, which names it."""
+    """Tell whether consecutive streams unpack to ``most`` bytes or fewer. Damaged streams pass: zarr reports them."""
     left = most
     while data:
         stream = make()
@@ -267,7 +267,7 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes, most: int) -> bool:
 
 
 def _zstd_size(data: bytes) -> int:
-    """Return the most bytes that the first frame of zstd unpacks to: what its header says, or its blocks can hold."""
+    """Return the most bytes that a zstd frame unpacks to: the size in its header, or the largest size of its blocks."""
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1
     width = (is_single, 2, 4, 8)[code]
@@ -278,7 +278,7 @@ def _zstd_size(data: bytes) -> int:
     while not is_last and at + 3 <= len(data):
         header = int.from_bytes(data[at : at + 3], "little")
         is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        total += size  # of a packed block this is less than it unpacks to, so that a block more is believed
+        total += size  # less than a packed block unpacks to: the total may lack up to one block
         at += 3 + (1 if kind == 1 else size)
         if kind == 2:
             total += _ZSTD_BLOCK - size if not is_last else 0

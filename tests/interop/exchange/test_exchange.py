@@ -110,7 +110,9 @@ def test_an_import_is_not_resumed_where_the_data_have_changed(tmp_path: Path) ->
     with lacks_episode(data_set, 3):
         npz.import_dataset(data_set, tmp_path / "a")
     (data_set / "episode-00000001.npz").rename(data_set / "episode-00000000.npz")
-    with pytest.raises(dr.StoreExists, match="^episode 0 of .* has 1 steps and that of the data set 2: it cannot be"):
+    with pytest.raises(
+        dr.StoreExists, match="^episode 0 has 1 steps in .* and 2 in the data set, so the import cannot be"
+    ):
         npz.import_dataset(data_set, tmp_path / "a")
 
 

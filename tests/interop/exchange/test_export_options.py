@@ -160,7 +160,7 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
     [
         ({"skip": "obs/nose"}, "skip names 'obs/nose', which is no feature; its features are obs/arm float64"),
         ({"rename": {"obs/nose": "x"}}, "rename names 'obs/nose', which is no feature"),
-        ({"rename": {"obs/arm": "eye"}}, "'obs/arm' and 'obs/eye' are both to be obs/eye; rename one"),
+        ({"rename": {"obs/arm": "eye"}}, "'obs/arm' and 'obs/eye' would both be obs/eye; rename one"),
         ({"dtype": {"obs/nose": "uint8"}}, "dtype names 'obs/nose', and the exported leaves are obs/arm, obs/eye"),
         ({"dtype": {"obs/eye": "text"}, "rename": {"obs/eye": "top"}}, "obs/top: "),
         ({"rename": {"episode/level": "extra/level"}}, "an episode has one value of 'episode/level', so it cannot be"),

@@ -233,13 +233,16 @@ def deep(tuples: int) -> bytes:
 
 
 PICKLES = {
-    "a place in the memo": (b"Nr" + (1 << 29).to_bytes(4, "little") + b".", "names the place 536870912 for one$"),
-    "a place in text": (b"Np99999999\n.", "names the place 99999999 for one$"),
+    "a place in the memo": (
+        b"Nr" + (1 << 29).to_bytes(4, "little") + b".",
+        "puts one at the place 536870912 of its memo$",
+    ),
+    "a place in text": (b"Np99999999\n.", "puts one at the place 99999999 of its memo$"),
     "tuples as a key": (deep(1 << 18), "tuples are nested deeper than 64$"),
     "tuples by the memo": (b"\x80\x04})" + b"\x94\x85" * (1 << 18) + b"Ns.", "tuples are nested deeper than 64$"),
     "a frame": (
         b"\x80\x04\x95" + (1 << 62).to_bytes(8, "little") + b"N.",
-        "claims 4611686018427387904 bytes where 2 are",
+        "claims 4611686018427387904 bytes, and 2 are",
     ),
     "bytes": (b"\x80\x04\x8e" + (1 << 62).to_bytes(8, "little") + b"N.", "but only 2 remain"),
     "copies": (

@@ -87,9 +87,7 @@ def test_a_final_observation_takes_the_dtype_of_the_others_if_that_holds_it() ->
     found = with_final(obs, third, "next")
     assert (found.dtype, found.tolist()) == (np.float32, [[0], [0], [np.float32(1 / 3)]])
     assert with_final(obs.astype("i4"), np.array([[7.0]], ">f8"), "next").tolist() == [[0], [0], [7]]
-    with pytest.raises(
-        FormatError, match="^next is of int64 and has values that uint8, its observations' dtype, cannot"
-    ):
+    with pytest.raises(FormatError, match="^next has int64 values that uint8, the dtype of the observations, cannot"):
         with_final(obs.astype("u1"), np.array([[300]]), "next")
     with pytest.raises(FormatError, match=r"^observations have the shape \(6, 1\), and next ones \(6, 2\)$"):
         breaks([np.zeros((6, 1))], [np.zeros((6, 2))], np.arange(6))

@@ -104,7 +104,7 @@ def test_what_no_leaf_takes_is_named(tmp_path: Path) -> None:
         ({"obs": "stat"}, "obs names 'stat', which is no feature; its features are actions"),
         ({"skip": ["depth"]}, "skip names 'depth', which is no feature"),
         ({"rename": {"depth": "top"}}, "rename names 'depth', which is no feature"),
-        ({"rename": {"image": "state"}}, "'state' and 'image' are both to be obs/state; rename one"),
+        ({"rename": {"image": "state"}}, "'state' and 'image' would both be obs/state; rename one"),
         ({"obs": ["state", "actions"]}, "'actions' is taken twice, as obs/actions and action"),
         ({"skip": ["state"]}, "obs names 'state', which is no feature"),
         ({"rename": {"image": "episode/image"}}, "each step has a value of 'image', so it cannot be episode/image"),
@@ -263,7 +263,7 @@ def test_an_import_with_other_episodes_than_before_is_not_resumed(tmp_path: Path
     with pytest.raises(InterruptedError):
         import_dataset(root, tmp_path / "b", on_error="skip", progress=stopping(9))
     file.write_bytes(data)
-    with pytest.raises(dr.StoreExists, match="episode 1 of .* has other values of action .* cannot be resumed"):
+    with pytest.raises(dr.StoreExists, match="episode 1 has other values of action in .* cannot be resumed"):
         import_dataset(root, tmp_path / "b", on_error="skip")
 
 
