@@ -197,23 +197,22 @@ def as_priority(value: Any) -> float:
     return max(priority, layout.LEAST_PRIORITY)
 
 
-def as_priorities(values: Any, count: int, chosen: Any = slice(None), may_lack: bool = False) -> NDArray[np.float64]:
+def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
     """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``; None means no priorities.
 
-    Values that are not ``chosen`` are not checked. With ``may_lack``, NaN means that a step has none. Raises
-    SchemaError for any other value that is not finite.
+    NaN means that a step has none. Values that are not ``chosen`` are not checked. Raises SchemaError for an infinite
+    one.
     """
     if values is None:
         return np.zeros(count)
     priorities: NDArray[np.float64] = np.abs(_PRIORITY.cast(values, "priority", (count,)))
     bad = np.zeros(count, np.bool_)
-    bad[chosen] = ~np.isfinite(priorities[chosen])
-    if may_lack:
-        bad &= ~np.isnan(priorities)
+    bad[chosen] = np.isinf(priorities[chosen])
     if bad.any():
         at = int(np.argmax(bad))
-        lacking = ", or NaN for a lane that has none" if may_lack else ""
-        raise SchemaError(f"priority[{at}] is {priorities[at]}; give absolute TD errors, finite numbers{lacking}")
+        raise SchemaError(
+            f"priority[{at}] is {priorities[at]}; give absolute TD errors, finite ones, or NaN for a step without one"
+        )
     return np.where(np.isnan(priorities), 0.0, np.maximum(priorities, layout.LEAST_PRIORITY))
 
 

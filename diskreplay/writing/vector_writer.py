@@ -489,7 +489,7 @@ class VectorWriter(BaseWriter):
             return
         if priority is not None or self._gives_priorities:
             chosen = slice(None) if lanes is None else lanes
-            values.append(self._with_priorities(as_priorities(priority, count, chosen, may_lack=True)))
+            values.append(self._with_priorities(as_priorities(priority, count, chosen)))
         ended = ends | cuts
         some_end = bool(np.count_nonzero(ended))  # also in skipped lanes
         with self._recording():

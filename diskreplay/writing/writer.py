@@ -487,9 +487,9 @@ class Writer(BaseWriter):
     ) -> None:
         """Append an episode of T steps at once; readers see all of it or nothing.
 
-        ``obs`` has T + 1 rows with the final observation, or T without it; all other values have T, also ``priority``.
-        An episode that is neither terminated nor truncated is recorded as cut. An episode that `append` left open is
-        cut first. Raises as `append`.
+        ``obs`` has T + 1 rows with the final observation, or T without it; all other values have T, also ``priority``,
+        which is NaN for steps without one. An episode that is neither terminated nor truncated is recorded as cut. An
+        episode that `append` left open is cut first. Raises as `append`.
         """
         given = {"terminated": terminated, "truncated": truncated, "episode": episode, "priority": priority}
         self._append_episode(self._lane, obs, action, reward, **given, **extra)

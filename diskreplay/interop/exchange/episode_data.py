@@ -122,7 +122,7 @@ class EpisodeData:
         return nested(schema, part, self.steps)
 
     def append_to(self, writer: Writer, schema: Schema) -> None:
-        """Append the episode to a store of the schema in one piece, or by steps if only some steps have a priority.
+        """Append the episode to a store of the schema in one piece.
 
         Raises
         ------
@@ -130,36 +130,9 @@ class EpisodeData:
             A value does not fit the schema; nothing was written.
         """
         extra, fields = self.tree(schema, EXTRA), nested(schema, FIELDS, self.fields)
-        if self.priority is not None and np.isnan(self.priority).any():
-            self._append_steps(writer, schema, fields)
-            return
         steps = {part: self.tree(schema, part) for part in (OBS, ACTION, REWARD)}
         ends = {"terminated": self.terminated, "truncated": self.truncated}
         writer.append_episode(**steps, **ends, episode=fields, priority=self.priority, **extra)
-
-    def _append_steps(self, writer: Writer, schema: Schema, fields: dict[str, Any]) -> None:
-        assert self.priority is not None
-        last, final = len(self) - 1, len(self) - 1 + self.has_final_obs
-
-        def at(part: str, t: int) -> Any:
-            rows = {path: rows[t] for path, rows in self.steps.items() if is_part(path, part)}
-            return nested(schema, part, rows)
-
-        for t, priority in enumerate(self.priority):
-            ended = t == last and not self.cut
-            writer.append(
-                at(OBS, t),
-                at(ACTION, t),
-                self.steps[REWARD][t],
-                t == last and self.terminated,
-                t == last and self.truncated,
-                next_obs=at(OBS, t + 1) if t < final else None,
-                episode=fields if ended else None,
-                priority=None if np.isnan(priority) else priority,
-                **at(EXTRA, t),
-            )
-        if self.cut:
-            writer.end_episode(episode=fields)
 
 
 def with_hidden(schema: Schema, path: str) -> Schema:

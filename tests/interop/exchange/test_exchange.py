@@ -75,6 +75,36 @@ def test_an_import_goes_on_after_the_episodes_that_are_there(tmp_path: Path, fai
     assert texts == [None if n % 2 else {"text": f"episode {n}"} for n in range(count)]
 
 
+def test_an_import_has_no_part_of_an_episode_wherever_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of an episode of which some steps have priorities."""
+    path, data_set, obs = tmp_path / "store", tmp_path / "set", np.zeros(3, np.float32)
+    with dr.create(path, SCHEMAS["vectors"]) as store, store.writer() as writer:
+        for t in range(6):
+            writer.append(obs, t, 0.0, terminated=t == 5, priority=None if t % 2 else t)
+        store.refresh()
+        npz.export_dataset(store, data_set)
+    calls = 0
+
+    def interrupted(method: Any) -> Any:
+        def call(*args: Any, **given: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            method(*args, **given)
+            if calls == 1:
+                raise KeyboardInterrupt
+
+        return call
+
+    for name in ("append", "append_episode"):
+        monkeypatch.setattr(dr.Writer, name, interrupted(getattr(dr.Writer, name)))
+    with pytest.raises(KeyboardInterrupt):
+        npz.import_dataset(data_set, tmp_path / "copy")
+    npz.import_dataset(data_set, tmp_path / "copy")
+    assert content(tmp_path / "copy") == content(path)
+
+
 def test_an_import_into_a_store_of_other_data_is_refused(tmp_path: Path) -> None:
     data_set, other = make_set(tmp_path / "set"), make_set(tmp_path / "other")
     with lacks_episode(data_set, 3):
