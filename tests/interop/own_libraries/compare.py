@@ -219,7 +219,7 @@ LIBRARIES = {
         (("lerobot==0.4.0", "numpy<2.3"), ("lerobot==0.4.4", "numpy<2.3")),
         torch=True,
         without=_NOT_OF_DATA_SETS,
-        own=("vectors", "doubles", "nested", "images"),
+        own=("doubles", "images"),
         adds=("task",),
     ),
 }

@@ -11,7 +11,7 @@ from tests.tiers import NIGHTLY
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.filterwarnings("ignore:.* are the observations:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_every_value_is_that_of_the_library_in_an_import_and_in_an_export(case: str, tmp_path: Path) -> None:
     if not NIGHTLY:
         pytest.skip("installs a library from PyPI: tools/nightly does")
