@@ -17,4 +17,6 @@ def test_every_value_is_that_of_the_library_in_an_import_and_in_an_export(case: 
         pytest.skip("installs a library from PyPI: tools/nightly does")
     counts = list(compare(*CASES[case], tmp_path))
     assert counts
-    assert all(each.values_in and each.values_out for each in counts)
+    for each in counts:
+        found = [number for number in (each.values_in, each.values_out) if number is not None]
+        assert found and min(found) > 0, each.name
