@@ -19,4 +19,4 @@ def test_every_value_is_that_of_the_library_in_an_import_and_in_an_export(case: 
     assert counts
     for each in counts:
         found = [number for number in (each.values_in, each.values_out) if number is not None]
-        assert found and min(found) > 0, each.name
+        assert min(found, default=0) > 0, each.name
