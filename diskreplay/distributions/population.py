@@ -56,7 +56,7 @@ from diskreplay.kernels.runs import (
     sort_runs,
     without_hidden,
 )
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 
 # Runs in the second region below which sorting is not worth it.
 SMALL = 1024
@@ -237,8 +237,8 @@ class Population:
         self.share, self.initial_errors = share, initial_errors
         self._starts = view.starts
         self._crossing = view.crossing()
-        self._find_starts = chosen("starts")
-        self._find_random = chosen("random_ids")
+        self._find_starts = get_kernel("starts")
+        self._find_random = get_kernel("random_ids")
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
@@ -468,7 +468,7 @@ class Population:
         """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
         out = np.empty(len(positions), np.int64)
         record = self._block.record_for(len(out))
-        chosen("ids_at")(positions.astype(np.float64), self._hidden, self._end, record, out)
+        get_kernel("ids_at")(positions.astype(np.float64), self._hidden, self._end, record, out)
         return out
 
     def random_ids(self, key: int, count: int) -> Ints:

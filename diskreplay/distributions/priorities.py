@@ -21,7 +21,7 @@ from diskreplay.kernels import frozen, pages as columns, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import lane_keys
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
 _MOST_EMPTY = 1 << 16, 64  # accepted pages of a saved table: this number, or this multiple of the pages in use
@@ -48,7 +48,7 @@ class SumTree:
     """
 
     def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
-        self._set, self.capacity = chosen("sumtree_set"), capacity
+        self._set, self.capacity = get_kernel("sumtree_set"), capacity
         self.starts, self.tree, self.sums, self.smallest = sumtree.tree_arrays(capacity, least, sumtree.TOP, memory)
 
     @property
@@ -95,7 +95,7 @@ class PriorityTable:
     _table: Ints
 
     def __init__(self, alpha: float, least: bool = False) -> None:
-        self._powers, self._offer, self._draw, self._update = map(chosen, ("powers", "offer", "draw", "update"))
+        self._powers, self._offer, self._draw, self._update = map(get_kernel, ("powers", "offer", "draw", "update"))
         self._alpha, self._least = alpha, least
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
@@ -110,7 +110,7 @@ class PriorityTable:
     @property
     def largest(self) -> float:
         """The largest raw priority given to an id that can be drawn, 0 before any; new ids enter with it, or with 1."""
-        return float(chosen("largest_given")(self._pages, self._raw, self._bounds))
+        return float(get_kernel("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
         """Make room for `count` pages, and keep those in use. The caller lists the pages."""
@@ -255,7 +255,7 @@ class PriorityTable:
         """Return the place of each id, -1 for an id that cannot be drawn."""
         places = np.empty(len(ids), np.int64)
         offered, lanes = self._offered
-        chosen("locate")(ids, offered[columns.ORIGIN, 0], lanes, self._pages, self._slots, places)
+        get_kernel("locate")(ids, offered[columns.ORIGIN, 0], lanes, self._pages, self._slots, places)
         return places
 
     def masses_of(self, ids: Ints) -> Floats:

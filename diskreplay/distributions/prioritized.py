@@ -13,7 +13,7 @@ from diskreplay.distributions.population import Population
 from diskreplay.distributions.priorities import PriorityTable
 from diskreplay.distributions.saved_state import kind_of
 from diskreplay.ids import Floats, Ints
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 
 _TINY = 5e-324  # the smallest positive float64
 
@@ -189,7 +189,7 @@ class Prioritized(Owned):
             self._scratch = np.empty((3, len(chances)))
         # N cancels out: the largest weight belongs to the smallest chance.
         least = draw.least if self._normalize == "store" else 0.0
-        chosen("weights")(chances, least, exponent, self._scratch, weights)
+        get_kernel("weights")(chances, least, exponent, self._scratch, weights)
         return weights
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:

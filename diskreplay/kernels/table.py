@@ -58,7 +58,7 @@ EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_
 
 
 @cache
-def chosen(name: str) -> Kernel:
+def get_kernel(name: str) -> Kernel:
     """Return the compiled kernel `name`. Raises MissingExtra if numba cannot be imported."""
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import compile_kernel, compiling, is_disabled
@@ -86,7 +86,7 @@ def compile_all(names: Sequence[str]) -> None:
         from diskreplay.kernels.cache import Several
 
     for name in Several(names):
-        chosen(name)
+        get_kernel(name)
 
 
 def help_compiling(names: Sequence[str]) -> None:
@@ -95,4 +95,4 @@ def help_compiling(names: Sequence[str]) -> None:
 
     with helper_lock():
         for name in reversed(names):
-            chosen(name)
+            get_kernel(name)

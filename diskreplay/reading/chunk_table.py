@@ -18,7 +18,7 @@ from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate, p
 from diskreplay.kernels.frozen import OWN_FOLDER
 from diskreplay.kernels.gathering import table_line
 from diskreplay.kernels.packed import pack
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading import chunk_budget
 from diskreplay.reading.chunk_budget import BLOCK_BYTES, DECOMPRESSED, IN_PACK, MAPPED, READ, Piece, Room, zeros_piece
 from diskreplay.reading.decompression import decompress, reads_no_disk
@@ -422,7 +422,7 @@ class ChunkTable:
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
         _held, (addresses,) = tables.addresses([self.leaf])
-        return int(chosen("initial_priorities")(ids, origin, lanes, pack(*where, *addresses), out))
+        return int(get_kernel("initial_priorities")(ids, origin, lanes, pack(*where, *addresses), out))
 
     def _blocks(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
         parts, bits = [], int(self.shift[folder])

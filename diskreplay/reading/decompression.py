@@ -10,7 +10,7 @@ import numpy as np
 
 from diskreplay.ids import Ints
 from diskreplay.kernels.huge_pages import whole_pages
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading.chunk_budget import MEMORY, Room
 from diskreplay.segments.shards import Shard
 from diskreplay.workers import Job, Workers
@@ -80,7 +80,7 @@ class _Cold:
     def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
         """Have the disk read all blocks of these inner chunks now, instead of one by one during the decompression."""
         if self.calls_until_warm > 0:
-            chosen("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
+            get_kernel("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
         """Note whether this thread has read from disk."""

@@ -14,7 +14,7 @@ from diskreplay.distributions.saved_state import state_of
 from diskreplay.errors import SegmentGone
 from diskreplay.ids import EpisodeTable, Floats, Ints, places_of
 from diskreplay.kernels.runs import lane_keys
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.sampling.batch import Batch, Tree, map_paths, wide_dtype
 from diskreplay.sampling.transforms import Arrays, Result, Transform, changed_observations, obs_leaves
@@ -212,7 +212,7 @@ class StoreMoments:
         if self._weights:
             reward = np.concatenate(rewards)
             good = _are_countable(reward)
-            chosen("discounted")(np.where(good, reward, 0.0), runs.steps, runs.before, self._gamma, returns)
+            get_kernel("discounted")(np.where(good, reward, 0.0), runs.steps, runs.before, self._gamma, returns)
             moments[RETURN] = self._merged(RETURN, moments[RETURN], returns[good])
             is_finite &= good
         not_finite = int(np.count_nonzero(~is_finite))

@@ -14,7 +14,7 @@ import numpy as np
 
 from diskreplay.errors import MissingExtra, SegmentGone
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, EpisodeTable
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading.follower import Follower
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.reading.step_account import read_account
@@ -183,7 +183,7 @@ class Activity:
         if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
             self._is_compiled = True
             with suppress(MissingExtra):
-                self._follower.follow_with(chosen)
+                self._follower.follow_with(get_kernel)
 
     def _look(self, root: Root) -> Look:
         self._compile(self._steps.growing())

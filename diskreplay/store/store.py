@@ -18,7 +18,7 @@ from diskreplay import markup
 from diskreplay.arguments import checked_limits, compression_level
 from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
-from diskreplay.kernels.table import chosen, compile_all
+from diskreplay.kernels.table import compile_all, get_kernel
 from diskreplay.reading.episodes import Episode, EpisodeList
 from diskreplay.reading.follower import Follower
 from diskreplay.reading.known_segments import warn_of_quarantine
@@ -216,7 +216,7 @@ class Store:
         """
         follower = self._open_follower()
         compile_all([follower.kernel_name, *also])
-        follower.follow_with(chosen)
+        follower.follow_with(get_kernel)
         self._is_compiled = True
         for writer in list(self._writers):
             self._compile_for(writer)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from diskreplay.ids import Ints
 from diskreplay.kernels.runs import Starts as Starts
-from diskreplay.kernels.table import Kernel, chosen
+from diskreplay.kernels.table import Kernel, get_kernel
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.schema.schema import Schema, Tree, with_tuples
 from diskreplay.workers import Job, Workers
@@ -92,11 +92,11 @@ class Pages(NamedTuple):
 
     def ask(self) -> None:
         """Start reading the pages from disk."""
-        chosen("advise")(self.starts, self.sizes, WILL_NEED)
+        get_kernel("advise")(self.starts, self.sizes, WILL_NEED)
 
     def wait(self) -> None:
         """Return when the pages are in memory. On an older kernel, the first access waits instead."""
-        chosen("advise")(self.starts, self.sizes, POPULATE_READ)
+        get_kernel("advise")(self.starts, self.sizes, POPULATE_READ)
 
 
 NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError, SegmentGone
 from diskreplay.ids import CUT, FIRST, NO_STEP, POSITION_BITS, TERMINATED, TRUNCATED, Ints
 from diskreplay.kernels import gathering as cols
-from diskreplay.kernels.table import Kernel, chosen
+from diskreplay.kernels.table import Kernel, get_kernel
 from diskreplay.reading import chunk_budget
 from diskreplay.reading.chunk_table import MappingGuard, TableLine, no_reference
 from diskreplay.reading.snapshot import LaneMap, Snapshot
@@ -249,7 +249,7 @@ class GatherPlan:
         if not self._record[cols.SOURCES]:
             self._record[cols.SOURCES] = self._sources.ctypes.data
         self._record[cols.WINDOWS], self._record[cols.ITEMS] = windows.memory.ctypes.data, windows.size
-        self._kernel, self.windows = chosen("gather"), windows
+        self._kernel, self.windows = get_kernel("gather"), windows
 
     def _bind_tables(self, snapshot: Snapshot) -> MappingGuard:
         """Write the addresses of a snapshot's tables to the record; return the object that keeps rows mapped."""

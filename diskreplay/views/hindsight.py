@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from diskreplay.distributions.number_arguments import fraction
 from diskreplay.ids import Ints
 from diskreplay.kernels import gathering as cols
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import check_fields
@@ -309,7 +309,7 @@ class HindsightReader(Reader):
             discount *= given[:, -1]
         r[:, 1:][np.logical_or.accumulate(reached, axis=1)[:, :-1]] = 0.0
         found = np.empty(size, np.float32)
-        chosen("nstep")(r, k, self._plain.gamma, found)
+        get_kernel("nstep")(r, k, self._plain.gamma, found)
         return found, terminated, np.where(terminated, 0.0, discount)
 
 

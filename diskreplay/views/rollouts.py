@@ -17,7 +17,7 @@ from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.ids import FIRST, NO_STEP, POSITION_BITS, TERMINATED, TRUNCATED, Floats, Ints
 from diskreplay.kernels.copying import COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
 from diskreplay.kernels.runs import ALL_STEPS, Starts
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import (
@@ -208,7 +208,7 @@ class StepRuns:
         `threads` copy parts of a large leaf. Raises SegmentGone if a segment was evicted, and FormatError if a chunk is
         missing.
         """
-        snapshot, table, kernel = self._snapshot, self._snapshot.leaf(leaf), chosen("copy_runs")
+        snapshot, table, kernel = self._snapshot, self._snapshot.leaf(leaf), get_kernel("copy_runs")
         slot, lane, first = self._runs[[SLOT, LANE, ROW]]
         bad = -1
         for _ in range(ATTEMPTS):
@@ -444,5 +444,5 @@ def estimates(
     """Return advantages and returns of columns of steps; `following` is V(next). See `kernels.returns.gae`."""
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
     carry = np.empty(rewards.shape[1])
-    chosen("gae")(rewards, values, following, ends, discounts, gamma, gae_lambda, carry, advantage, ret)
+    get_kernel("gae")(rewards, values, following, ends, discounts, gamma, gae_lambda, carry, advantage, ret)
     return advantage, ret

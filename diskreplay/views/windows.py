@@ -9,7 +9,7 @@ from diskreplay.errors import FormatError, InvalidIndex
 from diskreplay.ids import POSITION_BITS, Ints, locate
 from diskreplay.kernels import gathering as cols
 from diskreplay.kernels.huge_pages import whole_pages
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading import chunk_budget
 from diskreplay.reading.chunk_budget import DECOMPRESSED
 from diskreplay.reading.snapshot import Snapshot
@@ -108,7 +108,7 @@ class Windows:
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
         """Find the window of each id; return the place of the first id without a window, or -1."""
-        find = chosen("find_windows")
+        find = get_kernel("find_windows")
         for _ in range(1 + ATTEMPTS):
             _held, ((done, _arrays),) = snapshot.tables.lines(["done"])
             where = snapshot.record, done.ctypes.data

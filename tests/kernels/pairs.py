@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 
-from diskreplay.kernels.table import MODULES, Kernel, chosen
+from diskreplay.kernels.table import MODULES, Kernel, get_kernel
 
 
 class Pairs(Mapping[str, tuple[Kernel, Kernel]]):
@@ -11,7 +11,7 @@ class Pairs(Mapping[str, tuple[Kernel, Kernel]]):
 
     def __getitem__(self, name: str) -> tuple[Kernel, Kernel]:
         module = import_module(f"tests.kernels.plain.{MODULES[name]}")
-        return chosen(name), getattr(module, f"{name}_plain")
+        return get_kernel(name), getattr(module, f"{name}_plain")
 
     def __iter__(self) -> Iterator[str]:
         return iter(MODULES)

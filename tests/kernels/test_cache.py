@@ -20,7 +20,7 @@ PICK = """
 import numpy as np
 from diskreplay.kernels import cache, table
 from diskreplay.kernels.packed import pack
-pick = table.chosen("ids_at")
+pick = table.get_kernel("ids_at")
 out, wanted = np.zeros((2, 3), np.int64)
 block = np.array([[7, 0], [2, 0], [3, 0], [0, 0], [0, 3]])
 pick(np.array([0.0, 1, 2]), 0, 1, pack(out, block, out[:0], wanted), out)
@@ -34,7 +34,7 @@ from diskreplay.kernels import cache, table
 from diskreplay.kernels.packed import pack
 out, wanted = np.zeros((2, 1), np.int64)
 block = np.array([[0, 0], [1, 0], [1000, 0], [0, 0], [0, 1000]])
-table.chosen("random_ids")(5, 0, 1, pack(out, block, out[:0], wanted), out)
+table.get_kernel("random_ids")(5, 0, 1, pack(out, block, out[:0], wanted), out)
 print(cache.folder(), out[0])
 """
 # Forks while another thread compiles, with each of four kernels; prints the folder and how often.
@@ -44,7 +44,7 @@ faulthandler.dump_traceback_later(60, exit=True)
 from diskreplay.kernels import cache, table
 forks = 0
 for name in ("nstep", "powers", "gae", "stream"):
-    thread = threading.Thread(target=table.chosen, args=(name,))
+    thread = threading.Thread(target=table.get_kernel, args=(name,))
     thread.start()
     while thread.is_alive():
         if not (child := os.fork()):
@@ -100,7 +100,7 @@ def test_what_only_kernels_call_is_compiled_with_them_and_not_kept(tmp_path):
 # Compiles or loads a kernel; prints the folder and how often it was compiled itself.
 ONE = """
 from diskreplay.kernels import cache, table
-print(cache.folder(), sum(table.chosen("{}").stats.cache_misses.values()))
+print(cache.folder(), sum(table.get_kernel("{}").stats.cache_misses.values()))
 """
 
 
@@ -114,7 +114,7 @@ def test_a_shared_kernel_is_compiled_once_for_itself_and_those_that_call_it(tmp_
 
 @pytest.mark.slow(turns=4)
 def test_who_compiles_says_so_once(tmp_path):
-    code = PICK.replace("print(", 'table.chosen("nstep")\nprint(')
+    code = PICK.replace("print(", 'table.get_kernel("nstep")\nprint(')
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == f"{cache.COMPILING}\n"
     assert finish(start(code, NUMBA_CACHE_DIR=tmp_path))[2] == ""
     quiet = "import logging\nlogging.getLogger('diskreplay').setLevel('ERROR')\n" + code
@@ -126,7 +126,7 @@ SEVERAL = """
 from diskreplay.kernels import cache, table
 names = "advise", "nstep", "discounted", "stream"
 table.compile_all(names)
-print(cache.folder(), sum(sum(table.chosen(name).stats.cache_misses.values()) for name in names))
+print(cache.folder(), sum(sum(table.get_kernel(name).stats.cache_misses.values()) for name in names))
 """
 
 

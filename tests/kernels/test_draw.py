@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**32 - 1)
 def kernels(kind: int) -> Iterator[None]:
     """Choose the compiled kernels, 0, or the plain ones, 1."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(priorities, "chosen", lambda name: KERNELS[name][kind])
+        patch.setattr(priorities, "get_kernel", lambda name: KERNELS[name][kind])
         patch.setattr(priorities, "FIRST_PAGES", 1)
         yield
 

@@ -19,7 +19,7 @@ llvmlite.binding.set_option("", f"-x86-cmov-converter={sys.argv[1]}")
 from diskreplay.kernels import table
 counts = {}
 for name in ("random_ids", "ids_at", "sumtree_find", "initial_priorities"):
-    (code,) = table.chosen(name).inspect_asm().values()
+    (code,) = table.get_kernel(name).inspect_asm().values()
     counts[name] = len(re.findall(r"^\\tj(?!mp)", code, re.MULTILINE))
 print(json.dumps(counts))
 """

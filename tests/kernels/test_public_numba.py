@@ -61,7 +61,7 @@ def test_a_private_name_is_seen(source: str, kind: str, name: str) -> None:
 
 
 def test_a_kernel_has_a_dispatcher_with_one_signature_and_takes_no_other_types() -> None:
-    kernel = table.chosen("nstep")
+    kernel = table.get_kernel("nstep")
     assert len(kernel.signatures) == 1
     with pytest.raises(TypeError, match="No matching definition"):
         kernel([1.0], [1], 1.0, [0.0])

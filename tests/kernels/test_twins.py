@@ -18,7 +18,7 @@ from diskreplay.kernels.copying import COUNT as RUN_COUNT, FIELD, ITEM, LANE, RO
 from diskreplay.kernels.gathering import MANY_SLOTS
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, FIRST, STRIDE
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading.snapshot import SegmentTable
 from tests.kernels.pairs import KERNELS
 from tests.kernels.plain.advance import freeze_plain
@@ -498,7 +498,7 @@ def run_python(code: str, **environment: str) -> str:
 @pytest.mark.slow
 def test_only_kernels_that_are_asked_for_are_loaded() -> None:
     code = (
-        "import sys; from diskreplay.kernels.table import chosen; chosen('gather'); chosen('ids_at'); "
+        "import sys; from diskreplay.kernels.table import get_kernel; get_kernel('gather'); get_kernel('ids_at'); "
         "print([name for name in ('priorities', 'sumtree', 'returns') "
         "if f'diskreplay.kernels.{name}' in sys.modules])"
     )
@@ -557,12 +557,12 @@ def import_slowly(name):
         time.sleep(0.3)  # for a fork to come, or to wait for the end of this
     return find_module(name)
 cache.import_module = import_slowly
-threading.Thread(target=table.chosen, args=("weights",)).start()
+threading.Thread(target=table.get_kernel, args=("weights",)).start()
 begun.wait()
 child = os.fork()
 if not child:
     signal.alarm(300)
-    table.chosen("advise")
+    table.get_kernel("advise")
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -576,4 +576,4 @@ def test_making_a_view_loads_no_compiled_code() -> None:
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_the_chosen_kernel_is_the_compiled_one(name: str) -> None:
-    assert chosen(name) is KERNELS[name][0]
+    assert get_kernel(name) is KERNELS[name][0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading import chunk_budget, chunk_table, decompression, episodes, followed_rows, known_segments
 from diskreplay.reading.snapshot import LaneMap
 from diskreplay.segments import folder, shards
@@ -157,7 +157,7 @@ def while_compiling(store: dr.Store, work: Any) -> None:
 
     def compiled_slowly(name: str) -> Any:
         work()
-        return chosen(name)
+        return get_kernel(name)
 
-    with mock.patch("diskreplay.store.store.chosen", compiled_slowly):
+    with mock.patch("diskreplay.store.store.get_kernel", compiled_slowly):
         store.follow_compiled()

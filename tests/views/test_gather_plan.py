@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import diskreplay as dr
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.views import base, gather_plan
 from diskreplay.views.base import CopyThreads
 from tests.kernels.pairs import KERNELS
@@ -31,7 +31,7 @@ def calls_of(
         return at_once[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather_plan, "chosen", lambda name: kernel if name == "gather" else chosen(name))
+        patch.setattr(gather_plan, "get_kernel", lambda name: kernel if name == "gather" else get_kernel(name))
         if way == "in parts":
             patch.setattr(base, "PART", 1)
             threads = CopyThreads(2)

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 import diskreplay as dr
 from diskreplay.kernels.huge_pages import whole_pages
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.views import gather_plan
 from diskreplay.views.base import NO_PAGES
 from tests.kernels.plain import gather as module
@@ -53,7 +53,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot, view: Any, id
 
     row_address, plain = module.row_address, module.gather_plain
     with monkeypatch.context() as patch:
-        patch.setattr(gather_plan, "chosen", lambda name: plain if name == "gather" else chosen(name))
+        patch.setattr(gather_plan, "get_kernel", lambda name: plain if name == "gather" else get_kernel(name))
         patch.setattr(module, "row_address", recorded)
         gathered(view, snapshot, ids)
     return found - {0}

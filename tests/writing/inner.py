@@ -3,7 +3,7 @@
 from typing import Any
 
 import diskreplay as dr
-from diskreplay.kernels.table import chosen
+from diskreplay.kernels.table import get_kernel
 from diskreplay.segments import sealing
 from diskreplay.segments.documents.layout import CLOSE_LANES as CLOSE_LANES
 from diskreplay.store import store
@@ -21,7 +21,7 @@ COMPILE_ALL: Point = (store, "compile_all")
 
 def write_lanes() -> Any:
     """Return the compiled code that writes a step of many lanes."""
-    return chosen("write_lanes")
+    return get_kernel("write_lanes")
 
 
 def stop_clock(patch: Any) -> None:

@@ -91,7 +91,7 @@ def reading(path: str, distribution: str) -> dict[str, float]:
     from diskreplay.kernels import table
 
     view = dr.Transitions(n_step=5)
-    table.chosen("random_ids")
+    table.get_kernel("random_ids")
     torch.zeros(256).sum()
     before = memory()["RssAnon"]
     store = dr.open(path)
@@ -275,7 +275,7 @@ def starting(path: str) -> dict[str, float]:
 
     load, view, sampler_of = dr.open, dr.Transitions(n_step=3), dr.Sampler
     for name in ("gather", "random_ids"):
-        table.chosen(name)
+        table.get_kernel(name)
     times = [perf_counter()]
     segments = [entry.path for entry in os.scandir(f"{path}/segments") if entry.is_dir()]
     for segment in segments:

@@ -166,10 +166,10 @@ class _Times:
         """Have all modules that were imported get kernels that are measured."""
         from diskreplay.kernels import table
 
-        get: Callable[[str], Callable[..., Any]] = table.chosen
+        get: Callable[[str], Callable[..., Any]] = table.get_kernel
         for module in [module for path, module in sys.modules.items() if path.startswith("diskreplay.")]:
-            if module is not table and vars(module).get("chosen") is get:
-                module.chosen = partial(self._measured, get)  # type: ignore[attr-defined]
+            if module is not table and vars(module).get("get_kernel") is get:
+                module.get_kernel = partial(self._measured, get)  # type: ignore[attr-defined]
 
     def _measured(self, get: Callable[[str], Callable[..., Any]], name: str) -> Callable[..., Any]:
         kernel, calls, clock = get(name), self._calls, perf_counter_ns
