@@ -1,16 +1,19 @@
-"""Try extras as users get them: the wheel with each in an environment of its own, its tests, and an uninstall.
+"""Try extras as users install them: the wheel with each extra in its own environment, its tests, and an uninstall.
 
-The wheel is built of the sdist, whose tests run. What an extra needs, and nothing else, is linked from the checkout's
-`.venv` where it is there in a version that fits, so that torch is not installed again; pip installs the rest.
+The wheel is built from the sdist, and the tests of the sdist run. The requirements of an extra, and no other libraries,
+are linked from the checkout's `.venv` if it has a version that fits; this avoids another installation of torch. pip
+installs the rest.
 
-Some extras allow several versions of a library. The checkout's tests of the adapter, and the pages that use it, run
-with these versions, too: in the checkout's `.venv`, each version in a folder before it. `tools/test` runs them with the
-version that is in the `.venv`.
+Some extras allow several versions of a library. The tests of the checkout for the adapter, and the pages that use it,
+run with these versions, too: each version is in a folder before the checkout's `.venv` on the path. `tools/test` runs
+them with the version in the `.venv`.
 
-`--lowest` and `--newest` install by uv the lowest or the newest versions that `pyproject.toml` allows, on each Python
-that `--python` names, and run more tests. `--table` keeps what passed in `ranges.json`, and writes the table of a page.
+`--lowest` and `--newest` install, with uv, the lowest or the newest versions that `pyproject.toml` allows, on each
+Python that `--python` names, and run more tests. `--table` saves the passed runs in `ranges.json`, and writes the table
+of a page.
 
-Several are tried at a time, one per processor. With `--whole` it is one after the other: slow tests take much memory.
+Extras are tried in parallel, one per processor. With `--whole`, they are tried one after the other: slow tests take
+much memory.
 """
 
 import argparse
@@ -39,12 +42,12 @@ from tools.ranges import CORE, LOWEST, NEWEST
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "tools/constraints.txt"
-NAMES = "tests/interop/test_foreign_names.py"  # what adapters have of their libraries
-# What must be importable with an extra, and the tests that then have to pass.
+NAMES = "tests/interop/test_foreign_names.py"  # the names that adapters use of their libraries
+# Modules that must be importable with an extra, and tests that must pass with it.
 TRIED = {
     CORE: ("diskreplay",),
     "torch": ("diskreplay.interop.torch", "tests/interop/test_torch.py"),
-    "gym": ("diskreplay.interop.gymnasium",),  # whose tests sample, too
+    "gym": ("diskreplay.interop.gymnasium",),  # its tests sample, too
     "sb3": ("diskreplay.interop.sb3", "tests/interop/test_sb3.py", NAMES),
     "torchrl": (
         "diskreplay.interop.torchrl",
@@ -80,7 +83,7 @@ WITH_EACH = {
     )
 }
 MODULES = {"pillow": "PIL", "protobuf": "google"}
-# The tests at each end of the ranges, if they are not the ones of TRIED, and other extras that they need.
+# Tests at each end of the ranges, if they differ from TRIED, and other extras that they need.
 AT_ENDS = {
     CORE: (
         *("tests/segments/test_blocks.py", "tests/segments/test_values.py"),
@@ -111,13 +114,13 @@ AT_ENDS = {
     "video": ("tests/cli/test_frames.py", "tests/test_pictures.py"),
 }
 BESIDE = {"gym": ("torch",), "wandb": ("torch",), "plot": ("torch", "video"), "video": ("plot",)}
-# Their bounds exclude some of the versions that are pinned. torch stays: what is linked is not replaced.
+# Their bounds exclude some pinned versions. torch stays: linked libraries are not replaced.
 WITHOUT_PINS = ("rllib", "tianshou")
-NO_TESTS = 5  # pytest's code where all are deselected: those of Tianshou are slow
+NO_TESTS = 5  # pytest's exit code if all tests are deselected: tests of Tianshou are slow
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "packaging", "scipy")
-# What the examples and tests of an extra need that the extra does not bring.
+# Requirements of the examples and tests of an extra that the extra does not have.
 EXAMPLES = {"ray": ("gymnasium",), "wandb": ("prometheus-client", "tensorboard", "tensorboardx")}
-# A collector's day, without any extra.
+# The work of a collector, without any extra.
 COLLECT = """
 import sys
 import numpy as np
@@ -145,13 +148,13 @@ with dr.create(sys.argv[1], dr.Schema.from_env(env)) as store:
     env.close()
     assert store.refresh() > 5
 """
-PROGRAMS = {"gym": RECORD}  # of the others, COLLECT
+PROGRAMS = {"gym": RECORD}  # other extras run COLLECT
 
 
 def run(
     *command: Any, cwd: Path = ROOT, path: str = "", fine: Sequence[int] = (0,), more: Mapping[str, str] | None = None
 ) -> None:
-    """Run a command without the imports that this process has; what it prints is shown where its code is not `fine`."""
+    """Run a command without the imports of this process; show its output if its exit code is not `fine`."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env | ({"PYTHONPATH": path} if path else {}) | dict(more or {}),
@@ -162,7 +165,7 @@ def run(
 
 
 def build(scratch: Path) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel of it; return the wheel and the folder of the sdist, without the package."""
+    """Build the sdist, and the wheel from it; return the wheel, and the folder of the sdist without the package."""
     hatchling = scratch / "hatchling"
     run(sys.executable, "-m", "pip", "install", "--quiet", "--target", hatchling, "hatchling")
     run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", scratch, path=str(hatchling))
@@ -171,7 +174,7 @@ def build(scratch: Path) -> tuple[Path, Path]:
         sdist.extractall(scratch, filter="data")
     (folder,) = (path for path in scratch.glob("diskreplay-*") if path.is_dir())
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch, cwd=folder, path=str(hatchling))
-    (folder / "diskreplay").rename(scratch / "source")  # where no test finds it
+    (folder / "diskreplay").rename(scratch / "source")  # no test may find it
     (wheel,) = scratch.glob("*.whl")
     return wheel, folder
 
@@ -185,7 +188,7 @@ class Environment:
         run(interpreter, "-m", "venv", "--without-pip", folder)
 
     def link(self, requirements: Iterable[str]) -> None:
-        """Link what is required, and what that requires, from the environment of this process."""
+        """Link requirements and their dependencies from the environment of this process."""
         (site,) = self.folder.glob("lib/python*/site-packages")
         for distribution in closure(requirements, self._wheel):
             tops = {Path(file).parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
@@ -194,13 +197,13 @@ class Environment:
                     link.symlink_to(str(distribution.locate_file(link.name)))
 
     def install(self, extra: str) -> None:
-        """Install the wheel, with an extra or with none, and what its tests need beside it."""
+        """Install the wheel, with an extra or without, and the requirements of its tests."""
         what = str(self._wheel) + (f"[{extra}]" if extra != CORE else "")
         pins = () if extra in WITHOUT_PINS else ("-c", CONSTRAINTS)
         self._pip("install", "--quiet", *pins, what, *EXAMPLES.get(extra, ()))
 
     def uninstall(self) -> list[Path]:
-        """Uninstall the package; return what is left of it."""
+        """Uninstall the package; return its remaining files."""
         self._pip("uninstall", "--quiet", "--yes", "diskreplay")
         return list(self.folder.rglob("*diskreplay*"))
 
@@ -209,7 +212,7 @@ class Environment:
 
 
 def closure(requirements: Iterable[str], wheel: Path) -> Iterator[metadata.Distribution]:
-    """Yield the distributions here that are required, directly or not, in versions that fit."""
+    """Yield the installed distributions that are required, directly or indirectly, in versions that fit."""
     waiting, seen = list(map(Requirement, requirements)), set()
     (info,) = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
     own = metadata.PathDistribution(info)
@@ -235,7 +238,7 @@ def closure(requirements: Iterable[str], wheel: Path) -> Iterator[metadata.Distr
 
 
 def interpreters() -> Iterator[str]:
-    """Yield this Python, and one of each other version that is installed here and that the package supports."""
+    """Yield this Python, and one of each other installed version that the package supports."""
     yield sys.executable
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for minor in {11, 12, 13, 14} - {sys.version_info.minor}:
@@ -260,11 +263,11 @@ class Resolver:
     """
 
     def __init__(self, scratch: Path, overrides: Iterable[str] = ()) -> None:
-        import uv  # nothing else needs it
+        import uv  # only this class needs it
 
         self._uv = uv.find_uv_bin()
         self._scratch, self._torch = scratch, scratch / "torch.txt"
-        # Other builds take gigabytes. This one lies where PIP_FIND_LINKS says, or UV_TORCH_BACKEND=cpu finds it.
+        # Other builds take gigabytes. PIP_FIND_LINKS or UV_TORCH_BACKEND=cpu leads to this one.
         self._torch.write_text("\n".join([f"torch=={pins()['torch']}+cpu", *overrides]))
         places = os.environ.get("PIP_FIND_LINKS", "").split()
         self._options = ["--only-binary", ":all:", *(part for place in places for part in ("--find-links", place))]
@@ -281,7 +284,7 @@ class Resolver:
     ) -> None:
         """Install requirements into the environment of a Python.
 
-        Packages that have no wheels are ``built``. Dependencies are left out if they are ``without``.
+        ``built`` names packages without wheels, which are built. ``without`` leaves out dependencies.
         """
         resolution = "lowest-direct" if end == LOWEST else "highest"
         sources = (part for name in built for part in ("--no-binary", name))
@@ -293,13 +296,13 @@ class Resolver:
             run(*command, *of_torch, "--excludes", excludes.name, "--python", python, *requirements)
 
     def has_torch(self, interpreter: str) -> bool:
-        """Return whether the CPU build of torch is to be had for a Python."""
+        """Return whether a CPU build of torch is available for a Python."""
         command = (self._uv, "pip", "compile", "--quiet", "--no-deps", *self._options, "--python", interpreter)
         return subprocess.run([*command, str(self._torch)], capture_output=True, check=False).returncode == 0
 
 
 class Python(NamedTuple):
-    """An interpreter, its version such as 3.13, and whether the CPU build of torch is to be had for it."""
+    """An interpreter, its version such as 3.13, and whether a CPU build of torch is available for it."""
 
     path: str
     minor: str
@@ -315,7 +318,7 @@ def pins() -> dict[str, str]:
 def attempt_end(
     extra: str, end: str, python: Python, resolver: Resolver, wheel: Path, sdist: Path, scratch: Path, whole: bool
 ) -> ranges.Run | None:
-    """Install an extra in the versions at an end of its ranges, run its tests, and return what ran.
+    """Install an extra with the versions at an end of its ranges, run its tests, and return the run.
 
     Without a CPU build of torch, tests that need it skip, and an extra whose library needs torch does not run.
     """
@@ -323,7 +326,7 @@ def attempt_end(
     module, *tests = TRIED.get(extra, ("diskreplay",))
     minor, torch, needs_torch = python.minor, python.has_torch, project.needs(extra, "torch", python.minor)
     if not torch and extra != "torch" and needs_torch:
-        print(f"{extra}, {end}, Python {minor}: not run, no CPU build of torch is there", flush=True)
+        print(f"{extra}, {end}, Python {minor}: not run, no CPU build of torch is available", flush=True)
         return None
     needed = list(dict.fromkeys(project.needed([extra, *BESIDE.get(extra, ())], minor)))
     tools = {*TEST_TOOLS, "google-crc32c", *EXAMPLES.get(extra, ())} - {Requirement(line).name for line in needed}
@@ -341,7 +344,7 @@ def attempt_end(
             }
             left_out = {each.name for extra in project.extras for each in project.own(extra)} - there.keys()
             modules = " ".join(sorted(MODULES.get(name, name.replace("-", "_")) for name in left_out))
-            # Old libraries with new ones below them warn of what the new ones will remove.
+            # Old libraries on new ones warn of features that the new ones will remove.
             warnings = ("-W", "default::DeprecationWarning") if end == LOWEST else ()
             chosen = () if whole else ("-m", "not slow")
             command = (environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *warnings, *chosen)
@@ -389,7 +392,7 @@ def attempt_version(extra: str, version: str, scratch: Path) -> None:
     """Run the tests for versions of an extra's library with one of them."""
     started = perf_counter()
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        # Its dependencies are in the .venv: the version there needs the same.
+        # Its dependencies are in the .venv: the version there has the same ones.
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
         run(*pip, "--target", folder, version)
         (found,) = metadata.distributions(path=[folder])
@@ -405,7 +408,7 @@ def attempt_version(extra: str, version: str, scratch: Path) -> None:
 def attempts(
     names: Iterable[str], wheel: Path, sdist: Path, scratch: Path, whole: bool
 ) -> Iterator[Callable[[], None]]:
-    """Yield what tries these extras, the longest first: versions of their libraries, then their environments."""
+    """Yield functions that try these extras, the longest first: versions of their libraries, then environments."""
     for extra in names:
         for version in VERSIONS.get(extra, ()):
             yield partial(attempt_version, extra, version, scratch)
@@ -418,7 +421,7 @@ def attempts_at_ends(
     names: Iterable[str], ends: Iterable[str], pythons: Sequence[str], wheel: Path, sdist: Path, scratch: Path,
     whole: bool,
 ) -> Iterator[Callable[[], ranges.Run | None]]:  # fmt: skip
-    """Yield what tries extras at ends of their ranges on these Pythons."""
+    """Yield functions that try extras at ends of their ranges on these Pythons."""
     resolver, here = Resolver(scratch), {minor_of(each): each for each in interpreters()}
     for minor in pythons:
         if minor not in here:
@@ -429,7 +432,7 @@ def attempts_at_ends(
 
 
 def main() -> None:
-    """Try what the command line names."""
+    """Try the extras of the command line."""
     extras = list(ranges.Project.read().extras)
     parser = argparse.ArgumentParser(prog="tools/extras", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -438,19 +441,19 @@ def main() -> None:
         metavar="name",
         help=f"{', '.join(TRIED)}; with --lowest or --newest, {', '.join(extras)}, by default all",
     )
-    parser.add_argument("--whole", action="store_true", help="the slow tests, too, and core on every Python there is")
+    parser.add_argument("--whole", action="store_true", help="the slow tests, too, and core on every installed Python")
     for end in (LOWEST, NEWEST):
         text = f"instead, with the {end} versions that pyproject.toml allows"
         parser.add_argument(f"--{end}", dest="ends", action="append_const", const=end, default=[], help=text)
     parser.add_argument("--python", action="append", help="a Python for --lowest and --newest, such as 3.13; this one")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="keep what passed, and write its table into a page")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="save passed runs, and write their table into a page")
     arguments = parser.parse_args()
     if not (arguments.names or arguments.ends):
         parser.error("name an extra, or give --lowest or --newest for every extra that has ranges")
     if unknown := set(arguments.names).difference(extras if arguments.ends else TRIED):
         parser.error(f"there is no {' or '.join(sorted(unknown))} to try: see --help")
     if arguments.table and not arguments.ends:
-        parser.error("--table keeps what --lowest and --newest run: give one of these, too")
+        parser.error("--table saves runs of --lowest and --newest: give one of these, too")
     with (
         tempfile.TemporaryDirectory(prefix="diskreplay-extras-") as folder,
         ThreadPoolExecutor(1 if arguments.whole else os.cpu_count()) as pool,
@@ -466,7 +469,7 @@ def main() -> None:
             try:
                 done = attempted.result()
             except SystemExit as error:
-                if not arguments.ends:  # those that have not begun never do
+                if not arguments.ends:  # cancel the ones that have not begun
                     pool.shutdown(cancel_futures=True)
                     raise
                 print(error, flush=True)

@@ -12,7 +12,7 @@ PACKAGE = Path(diskreplay.__file__).parent
 
 
 class Import(NamedTuple):
-    """One imported module, and the name taken from it if there is one."""
+    """An imported module, and the name imported from it, if any."""
 
     module: str
     name: str | None
@@ -21,7 +21,7 @@ class Import(NamedTuple):
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return every module of the package by its dotted name below diskreplay; that of a package is the package's."""
+    """Return every module of the package by its dotted name below diskreplay; `__init__` has its package's name."""
     found = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
@@ -37,7 +37,7 @@ def _is_typing_block(node: ast.AST) -> TypeGuard[ast.If]:
 
 
 def imports_in(tree: ast.Module, part: str = "") -> list[Import]:
-    """Return every import of a module, wherever it is; calls of import_module with a literal count too."""
+    """Return every import of a module, nested ones included, and calls of import_module with a literal."""
     nodes, found = list(ast.walk(tree)), []
     for_types = {
         id(below) for node in nodes if _is_typing_block(node) for inner in node.body for below in ast.walk(inner)
@@ -48,9 +48,9 @@ def imports_in(tree: ast.Module, part: str = "") -> list[Import]:
             case ast.Import(names=names):
                 found += [Import(alias.name, None, node.lineno, typing_only) for alias in names]
             case ast.ImportFrom(module=module, names=names, level=level):
-                # Kernels are also imported from a copy, under another name.
+                # Kernels are also imported from a copy with another name.
                 is_copied = part == "kernels" and level == 1
-                assert level == 0 or is_copied, f"line {node.lineno}: relative imports hide which wall they pass"
+                assert level == 0 or is_copied, f"line {node.lineno}: relative imports hide the layers that they cross"
                 if level:
                     module = ".".join(["diskreplay", part, *([module] if module else [])])
                 found += [Import(str(module), alias.name, node.lineno, typing_only) for alias in names]
@@ -69,7 +69,7 @@ def imports_of(module: str) -> list[Import]:
 
 
 def named_module(item: Import) -> str | None:
-    """Return the module that an import names, below diskreplay, "" for the package; None for other libraries."""
+    """Return the module named by an import, below diskreplay; "" for the package, None for other libraries."""
     if item.module.split(".")[0] != "diskreplay":
         return None
     below = item.module.removeprefix("diskreplay").removeprefix(".")
@@ -78,7 +78,7 @@ def named_module(item: Import) -> str | None:
 
 
 def imported_module(item: Import) -> str | None:
-    """Return the module that an import loads: as `named_module`, but for a public name the one that defines it."""
+    """Return the module that an import loads: as `named_module`, but a public name counts for its own module."""
     named = named_module(item)
     if named == "" and item.name is not None:
         return diskreplay._MODULES.get(item.name, "").removeprefix("diskreplay.")
@@ -88,7 +88,7 @@ def imported_module(item: Import) -> str | None:
 def circles(imports: Mapping[str, list[Import]]) -> list[list[str]]:
     """Return the groups of modules that import each other, each in order; imports for types alone count.
 
-    The package itself, which only imports what users name, is in none.
+    The package itself, which only imports public names, is left out.
     """
     targets = {
         module: {imported_module(item) for item in items} - {module} for module, items in imports.items() if module

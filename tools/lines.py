@@ -1,4 +1,4 @@
-"""How much code there is: lines by part, modules, circles of imports, and the largest classes and functions."""
+"""Counts code: lines by part, modules, circles of imports, and the largest classes and functions."""
 
 import argparse
 import ast
@@ -26,7 +26,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """A class or function, and a number: its lines of code, or its complexity."""
+    """A class or function with a number: its lines of code, or its complexity."""
 
     size: int
     name: str
@@ -36,7 +36,7 @@ class Size:
 class Part:
     """Modules and lines of code of a folder of the package, and lines of its tests.
 
-    `inner_tests` are lines of test modules that import other than public modules.
+    `inner_tests` counts lines of test modules that import private modules.
     """
 
     modules: int = 0
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass
 class Report:
-    """What is counted. `parts` are the folders of the package and of the tests; modules beside them are "."."""
+    """The counts. `parts` are the folders of the package and the tests; modules outside folders are in "."."""
 
     parts: dict[str, Part] = field(default_factory=dict)
     circles: list[list[str]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Report:
     complexities: list[Size] = field(default_factory=list)
 
     def total(self, without: tuple[str, ...] = ()) -> Part:
-        """Return the sum of the parts, but for some."""
+        """Return the sum of the parts without some."""
         sums = Counter[str]()
         for name, part in self.parts.items():
             if name not in without:
@@ -65,7 +65,7 @@ class Report:
 
 
 def code_lines(source: str, tree: ast.Module) -> set[int]:
-    """Return the numbers of the lines of code: not those of blanks, comments and strings that are statements."""
+    """Return the numbers of the lines of code: no blank lines, comments or strings that are statements."""
     found = set[int]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -116,14 +116,14 @@ def _branches(node: ast.AST) -> int:
 
 
 def public_modules() -> set[str]:
-    """Return the modules that users import, below diskreplay: those that pages of `docs/api` name, errors, the kit."""
+    """Return the public modules, below diskreplay: modules on pages of `docs/api`, errors, and the test kit."""
     pages = "\n".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     adapters = re.findall(r"(?m)^::: diskreplay\.(interop\.\w+)", pages)
     return {"", "errors", *adapters, *(name for name in MODULES if name.split(".")[0] == "testing")}
 
 
 def imports_inner(tree: ast.Module, public: set[str]) -> bool:
-    """Tell whether a module imports one of the package that is not public."""
+    """Return whether a module imports a private module of the package."""
     return not {named_module(item) for item in imports_in(tree)} <= {None, *public}
 
 

@@ -1,4 +1,4 @@
-"""What ran with the lowest and the newest versions that the project allows, and the table of it for users.
+"""Runs with the lowest and the newest versions that the project allows, and their table for users.
 
 `tools/extras --lowest --newest` runs, and `ranges.json` keeps the last run of each extra, end and Python.
 """
@@ -17,7 +17,7 @@ CORE = "core"
 ENDS = LOWEST, NEWEST = "lowest", "newest"
 RUNS = ROOT / "tools/ranges.json"
 BEGIN, END = "<!-- tools/extras --table -->\n", "<!-- end -->\n"
-# Extras that did not run on a Python, and why.
+# Extras that did not run on a Python, and the reason.
 _NO_TORCH = "no CPU build of torch was there"
 NOT_RUN = {
     **{(extra, "3.13"): _NO_TORCH for extra in ("sb3", "torchrl", "tianshou", "ray", "rllib", "jax")},
@@ -28,7 +28,7 @@ NOT_FOR_USERS = ("all", "bench", "docs", "fuzz", "test")
 
 @dataclass(frozen=True)
 class Run:
-    """A run of an extra's tests: the versions of its own dependencies, and libraries that could not be installed."""
+    """A run of an extra's tests: versions of its own dependencies, and libraries that could not be installed."""
 
     extra: str
     end: str
@@ -39,20 +39,20 @@ class Run:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a later run replaces."""
+        """The key under which a later run replaces this one."""
         return self.extra, self.end, self.python
 
 
 @dataclass(frozen=True)
 class Project:
-    """What `pyproject.toml` declares for users: the requirements of the core and of each extra."""
+    """The requirements of the core and of each extra in `pyproject.toml`."""
 
     name: str
     extras: dict[str, list[Requirement]]
 
     @classmethod
     def read(cls, path: Path = ROOT / "pyproject.toml") -> "Project":
-        """Read a file."""
+        """Read a `pyproject.toml`."""
         found = tomllib.loads(path.read_text())["project"]
         lines = {CORE: found["dependencies"], **found["optional-dependencies"]}
         extras = {extra: list(map(Requirement, lines[extra])) for extra in lines if extra not in NOT_FOR_USERS}
@@ -99,7 +99,7 @@ def save(runs: Iterable[Run], path: Path = RUNS) -> None:
 
 
 def table(project: Project, runs: Iterable[Run], not_run: Mapping[tuple[str, str], str]) -> str:
-    """Return a table in Markdown, a row for each dependency with its range and the ends that ran; then what did not."""
+    """Return a table in Markdown: each dependency with its range and the tested ends, then a list of missing runs."""
     declared = [(extra, each) for extra in project.extras for each in project.own(extra)]
     rows = ["| Dependency | Needed by | Range | Lowest | Newest | Run on |", "| --- | --- | --- | --- | --- | --- |"]
     runs = list(runs)

@@ -1,4 +1,4 @@
-"""Where a command's output goes: results to stdout or a file, bars to stderr and only to a terminal."""
+"""The output of commands: results go to stdout or a file, progress bars to a terminal on stderr."""
 
 import os
 import signal
@@ -31,23 +31,23 @@ from diskreplay.cli.text import aligned, count, duration, size, to_json
 from diskreplay.interop.exchange.progress import Amount
 from diskreplay.segments.files.durable import write_atomic
 
-# What a pipe gets instead of the 80 columns that rich would assume: tables there are for grep, not for a screen.
+# Columns of the output to a pipe, where rich assumes 80: grep reads these tables, not a screen.
 PIPE_WIDTH = 200
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports of `yes | head`
 
-PROBLEMS = 1  # the exit code of a command that found some
+PROBLEMS = 1  # the exit code of a command that found problems
 
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
 """The argument of every command that looks at a store."""
 
-SECONDS_A_LINE = 30.0  # of progress, where stderr is no terminal
+SECONDS_A_LINE = 30.0  # between lines of progress, if stderr is not a terminal
 
 Report = Callable[[int, int], None]
 Row = TypeVar("Row")
 
 
 def not_nan(value: float) -> float:
-    """Return the value of an option with bounds; typer before 0.29 takes NaN to be within any."""
+    """Return the value of an option with bounds, if it is not NaN: typer before 0.29 accepts NaN."""
     if value != value:
         raise typer.BadParameter("nan is not a number")
     return value
@@ -67,7 +67,7 @@ def emit(text: str) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace a file by ``data`` at once: a reader sees the old file or the new one. Write into a pipe or a device."""
+    """Replace a file atomically: a reader sees the old file or the new one. A pipe or a device is written to."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
@@ -76,7 +76,7 @@ def save(path: Path, data: bytes) -> None:
 
 
 def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
-    """Print a record as JSON, or its lines or tables for a person; end with the exit code of problems if any."""
+    """Print a record as JSON, or as lines or tables for a person; exit with 1 if there are problems."""
     if json:
         emit(to_json(record))
     elif isinstance(shown, (Group, Table)):
@@ -88,7 +88,7 @@ def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, probl
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> Table:
-    """Build two columns: names, and what there is to say of each."""
+    """Build a table of two columns: names and their values."""
     table = Table.grid(padding=(0, 2))
     for name, value in lines:
         table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
@@ -100,13 +100,13 @@ def _write(write: Callable[[], None]) -> None:
         write()
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, a pager) has seen enough. Without this Python complains when it flushes at exit.
+        # The reader (head, a pager) has closed the pipe. Without this, Python complains when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Set rows in columns as `text.aligned` does; each as a paragraph where a terminal is too narrow for that."""
+    """Align rows in columns like `text.aligned`; if a terminal is too narrow, each row is a paragraph."""
     console = Console(file=sys.stdout)
     if not console.is_terminal:
         return "\n".join(aligned(headers, rows))
@@ -119,11 +119,11 @@ def complain(message: str) -> None:
     try:
         print(f"diskreplay: {message}", file=sys.stderr, flush=True)
     except OSError:
-        pass  # nobody can hear; the exit code still tells
+        pass  # stderr is closed; the exit code still says it
 
 
 def ask(question: str) -> bool:
-    """Ask who sits at the terminal, and tell whether the answer was yes; without a terminal nobody is asked: no."""
+    """Ask a question on the terminal, and return whether the answer was yes; without a terminal, it is no."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -146,9 +146,9 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
-    """Show the episodes and bytes that are done, and the time left, while the block works.
+    """Show the finished episodes and bytes, and the time left, while the block works.
 
-    A terminal shows a bar. Anything else, such as the log of a job, gets a line every half minute.
+    A terminal shows a bar. Other outputs, such as the log of a job, get a line every 30 seconds.
     """
     console, said = Console(stderr=True), time.monotonic()
     columns = (TextColumn(title), BarColumn(), _Amounts())
@@ -166,7 +166,7 @@ def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
 
 
 class _Amounts(ProgressColumn):
-    """The text of `_amounts` behind a bar."""
+    """The text of `_amounts` after a bar."""
 
     def render(self, task: Task) -> Text:
         return Text(_amounts(task))
@@ -187,9 +187,9 @@ def _amounts(task: Task) -> str:
 
 @contextmanager
 def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle signals in the block, in the main thread; one that the process was started to ignore stays ignored."""
+    """Handle signals in the block, in the main thread; ignored signals, as with nohup, stay ignored."""
     in_main = threading.current_thread() is threading.main_thread()
-    wanted = [number for number in numbers if in_main and signal.getsignal(number) is not signal.SIG_IGN]  # as by nohup
+    wanted = [number for number in numbers if in_main and signal.getsignal(number) is not signal.SIG_IGN]
     previous = [(number, signal.signal(number, handler)) for number in wanted]
     try:
         yield
@@ -201,8 +201,8 @@ def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 class TextTable:
     """A table whose columns are functions from a row to its text. On a narrow terminal each row is a paragraph.
 
-    Columns whose headers begin with > are aligned to the right. At most ``limit`` rows are shown; ``hint`` says how to
-    see the others.
+    Columns whose headers begin with > are aligned to the right. At most ``limit`` rows are shown; ``hint`` names the
+    option that shows the others.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class TextTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self._title, style="bold")
-        # As text, and not str: rich would take [red] in a name for markup.
+        # A Text, not a str: rich would read [red] in a name as markup.
         yield from (Text(line, overflow="fold") for line in aligned(self.headers, self.cells, options.max_width))
         if self.total > len(self.cells):
             yield Text(f"{count(self.total - len(self.cells))} more{self._hint}")

@@ -22,16 +22,16 @@ from diskreplay.segments.documents.root import Limits, Root, check_local, read_r
 from diskreplay.segments.files.durable import sync_folder
 
 Target = Annotated[Path, typer.Argument(metavar="TO", help="The folder of the new store; nothing may be there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Make nothing, only tell what would be copied.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Make nothing; only print the number of episodes and steps.")]
 
 
 def copy(path: console.StorePath, to: Target, where: Where = None, dry_run: DryRun = False) -> None:
-    """Copy the ended episodes of a store, or those that meet an expression, to a new store.
+    """Copy the ended episodes of a store, or of a selection, to a new store.
 
-    The new store has the same schema, limits and settings, and every value: final observations, episode fields, and
-    how each episode ended. Its episodes are in the order in which they began, by one writer, with ids and times of
-    their own; what samplers have saved and the notes of imported data are not copied. Open episodes are left out. The
-    new store appears whole, when all is copied.
+    The new store has the same schema, limits and settings. It keeps every value, final observations, episode fields,
+    and how each episode ended. One writer appends the episodes, oldest first, so ids and times are new. Saved states of
+    samplers, notes of imported data and open episodes are left out. The new store appears at its path when it is
+    complete.
     """
     _run([path], to, where, dry_run, read_root(path.absolute()).limits)
 
@@ -43,8 +43,8 @@ def merge(
 ) -> None:
     """Merge the ended episodes of stores with one schema into a new store.
 
-    As `copy` does. The settings are those of the first store, and there are no limits, which would delete some of what
-    is merged: `Store.resize` sets them. An episode that several stores have is there several times.
+    Episodes are copied as by `copy`. The new store has the settings of the first store and no limits, which would
+    evict some of the episodes: `Store.resize` sets them. An episode that is in several stores is copied from each.
     """
     *sources, to = paths
     if len(sources) < 2:
@@ -61,8 +61,8 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
         for store in stores[1:]:
             if store.schema != stores[0].schema:
                 raise dr.SchemaError(
-                    f"{store.path} has another schema than {stores[0].path}; "
-                    f"`diskreplay diff {text.clean(stores[0].path)} {text.clean(store.path)}` says where"
+                    f"{store.path} has a different schema from {stores[0].path}; "
+                    f"`diskreplay diff {text.clean(stores[0].path)} {text.clean(store.path)}` shows the difference"
                 )
         condition = None if where is None else compile_where(where, stores[0].schema)
         chosen, left = choose(chain.from_iterable(store.episodes for store in stores), condition)
@@ -81,7 +81,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
-    """Make a store with the settings of another for the block; it appears at its path when that has ended well."""
+    """Make a store with the settings of another for a block; it appears at its path after the block."""
     building = hidden_sibling(to.absolute(), f".new-{os.getpid()}")
     try:
         with dr.create(
@@ -100,7 +100,7 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
 
 
 def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> list[Episode]:
-    """Append episodes, one by one and each as it is; return those whose segment was there until then."""
+    """Append unchanged copies of episodes; return the copied ones. Episodes whose segment is gone are left out."""
     total, done, copied = sum(map(len, episodes)), 0, []
     with target.writer(durability="none") as writer:
         for episode in episodes:

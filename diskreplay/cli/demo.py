@@ -1,6 +1,6 @@
-"""`diskreplay demo`: runs the example `dqn_per`, in which four processes play CartPole while this one learns.
+"""`diskreplay demo`: runs the example `dqn_per`. Four processes play CartPole, and this process learns.
 
-`diskreplay/cli/dqn_per.py` is a link to the example: a wheel holds no examples, and this way there is one text.
+`diskreplay/cli/dqn_per.py` is a link to the example: a wheel has no examples, and a copy could drift.
 """
 
 import math
@@ -28,21 +28,21 @@ ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 def demo(
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the network, the games and the draws.")] = 0,
     path: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Make the store here and keep it; otherwise it is removed.")
+        Path | None, typer.Option(metavar="PATH", help="Make the store here and keep it; default: remove it.")
     ] = None,
     max_seconds: Annotated[
-        float, typer.Option(min=0, callback=console.not_nan, help="Give up after so many seconds of learning.")
+        float, typer.Option(min=0, callback=console.not_nan, help="Stop after this many seconds of learning.")
     ] = 300.0,
 ) -> None:
     """See a store at work: learn CartPole-v1 while four processes fill the store.
 
-    Each of four collectors appends what it plays with the newest policy. The trainer samples 5-step transitions from
-    the growing store, by priority, and learns a DQN, until the greedy policy's mean return over 20 episodes is 475 or
-    more. Then it prints what `inspect` prints. The exit code is 1 where it did not learn in time.
+    Four collectors play with the newest policy and append their steps. The trainer samples 5-step transitions from the
+    growing store, by priority, and trains a DQN until the greedy policy has a mean return of at least 475 over 20
+    episodes. Then it prints the output of `inspect`. The exit code is 1 if it did not learn in time.
     """
     if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise StoreExists(
-            f"{text.clean(path)} exists already, and the demo makes a new store: give it another --path, or look at "
+            f"{text.clean(path)} exists already, and the demo makes a new store: choose another --path, or look at "
             f"this one with `diskreplay inspect {text.clean(path)}`"
         )
     started, give_up_at = time.monotonic(), math.inf
@@ -52,9 +52,9 @@ def demo(
         TemporaryDirectory(prefix="diskreplay-demo-", ignore_cleanup_errors=True) as folder,
     ):
         with MissingExtra.raised_for("the demo", "torch,gym"):
-            if find_spec("numba") is None:  # which the first sampler loads
+            if find_spec("numba") is None:  # the first sampler loads it
                 raise ImportError("No module named 'numba'")
-            # Here and not above: torch and gymnasium would slow the start of every other command.
+            # Imported here: torch and gymnasium would slow down the start of every other command.
             from diskreplay.cli import dqn_per
         where = path or Path(folder, "store")
         try:
@@ -65,7 +65,7 @@ def demo(
             ):
                 for learner in rounds:
                     check_signals()
-                    if learner.updates:  # kernels are compiled
+                    if learner.updates:  # from the first update on, kernels are compiled
                         give_up_at = min(give_up_at, time.monotonic() + max_seconds)
                     learnt = learner.mean_return >= dqn_per.ENOUGH_RETURN
                     if learnt or time.monotonic() >= give_up_at:
@@ -76,7 +76,7 @@ def demo(
                     f"{time.monotonic() - started:.1f} s"
                 )
         except ChildProcessError as error:
-            check_signals()  # one to all processes ends the collectors, too
+            check_signals()  # a signal to the process group ends the collectors, too
             console.complain(f"{text.one_line(error)}{kept}")
             raise typer.Exit(console.PROBLEMS) from None
         if not learnt:
@@ -90,11 +90,11 @@ def demo(
 
 @contextmanager
 def signals_noted() -> Iterator[Callable[[], None]]:
-    """Make the signals that end a process end the block, so that nothing stays behind; yield a check for one.
+    """Turn signals that would end the process into a normal end of the block, and yield a function that checks for one.
 
-    The check raises SystemExit after a signal, and so does the end of the block. The first signal raises nowhere else:
-    in the middle of compiling, that crashes the process, and in a finalizer Python drops what is raised. A second one,
-    of somebody who cannot wait for the check, raises where it comes.
+    After a signal, the check and the end of the block raise SystemExit. The first signal raises nowhere else: an
+    exception during compilation crashes the process, and Python drops an exception in a finalizer. A second signal
+    raises immediately.
     """
     received: list[int] = []
 

@@ -1,6 +1,6 @@
-"""`diskreplay doctor`: describes the libraries and the machine for a report of a problem, and finds problems.
+"""`diskreplay doctor`: describes the libraries and the machine for a bug report, and finds problems.
 
-The tested ranges of libraries are those of the metadata of the package.
+The tested ranges of libraries come from the metadata of the package.
 """
 
 import os
@@ -25,10 +25,10 @@ from diskreplay.reading.chunk_budget import MOST_MAPPINGS
 from diskreplay.segments.files.durable import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
 
-# What checksums (the first two) and compiled kernels use.
+# Features of a processor that checksums (the first two) and compiled kernels use.
 _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "avx512bw")
 _SHM = "/dev/shm"
-# Below these a line says so: bytes of a disk, of shared memory (Docker gives 64 MB), and descriptors of a process.
+# Values below these are problems: bytes of a disk, of shared memory (Docker gives 64 MB), descriptors of a process.
 _LITTLE_DISK, _LITTLE_SHM, _FEW_DESCRIPTORS = 10**9, 256 * 2**20, 1024
 # Extras for the development of the package.
 _DEVELOPMENT = {"all", "bench", "docs", "fuzz", "test"}
@@ -44,7 +44,7 @@ class Library(NamedTuple):
 
     @property
     def is_tested(self) -> bool:
-        """Whether the installed version, if there is one, is among the tested ones."""
+        """Whether the installed version was tested; True if it is not installed."""
         return self.version is None or self.tested.contains(self.version, prereleases=True)
 
 
@@ -52,21 +52,21 @@ def doctor(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder of stores.")] = Path("."),
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")] = False,
 ) -> None:
-    """Describe this machine for a report of a problem.
+    """Describe this machine for a bug report.
 
-    Versions, processor, file system of PATH (default: the current folder), cache of kernels, /dev/shm and limits of a
-    process. Each problem is a line that says what to do. Nothing is written, but a missing cache folder is made. Exit
-    code 1 if the package cannot be used here.
+    Prints versions, the processor, the file system of PATH (default: the current folder), the cache of kernels,
+    /dev/shm and limits of a process. Each problem is a line that says what to do. Nothing is written, except that a
+    missing cache folder is made. Exit code 1 if the package cannot be used here.
     """
     if not path.exists():
-        raise typer.BadParameter(f"{str(path)!r} is not there; name a folder that is", param_hint="'PATH'")
+        raise typer.BadParameter(f"{str(path)!r} does not exist; name a folder", param_hint="'PATH'")
     found = examine(path)
     shown = () if json else ((name, text.clean(value)) for name, value in lines(found))
     console.tell(found, console.facts(shown), json=json, problems=not found["usable"])
 
 
 def examine(path: Path) -> dict[str, Any]:
-    """Look at this process, its libraries, this machine, and the file system of a path."""
+    """Describe this process, its libraries, this machine, and the file system of a path."""
     libraries = known_libraries()
     found: dict[str, Any] = versions_of_this_process(libraries) | {
         "tested": {name: str(library.tested) for name, library in libraries.items()},
@@ -95,7 +95,7 @@ def _cpu() -> dict[str, Any]:
     first = _read("/proc/cpuinfo").partition("\n\n")[0]
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = re.match(r"(\d+) ([1-9]\d*)", _read("/sys/fs/cgroup/cpu.max"))  # of a container
+    quota = re.match(r"(\d+) ([1-9]\d*)", _read("/sys/fs/cgroup/cpu.max"))  # the quota of a container
     flags = fields.get("flags", "").split()
     return {
         "model": fields.get("model name") or platform.processor() or platform.machine(),
@@ -114,7 +114,7 @@ def _space(path: str) -> dict[str, int] | None:
 
 
 def _file_system(path: Path) -> dict[str, Any]:
-    # struct statfs is another one elsewhere.
+    # Other systems have a different struct statfs.
     kind = file_system_type(path) if _is_linux() else "unknown"
     mount_point, options = _mount(path)
     return {
@@ -129,7 +129,7 @@ def _file_system(path: Path) -> dict[str, Any]:
 
 
 def _mount(path: Path) -> tuple[str | None, list[str]]:
-    """Return the mount point of a path and its options; None and no options if the system does not tell."""
+    """Return the mount point of a path and its options; None and no options if they are unknown."""
     found: tuple[str | None, list[str]] = None, []
     for line in _read("/proc/self/mountinfo").splitlines():
         # number, parent, device, root, mount point, options, optional fields, "-", type, source, options of all mounts
@@ -137,7 +137,7 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
         with suppress(IndexError):
             escaped, options, shared = before.split(" ")[4], before.split(" ")[5], after.split(" ")[2]
             point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped)
-            # Of two at one place the later one is in use.
+            # If two are mounted at one place, the later one is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
                 found = point, [name for name in names if "/" not in name]  # an overlay names dozens of folders
@@ -160,11 +160,11 @@ def _numba() -> dict[str, Any]:
     """Return the state of numba and of the cache of kernels."""
     folder = why = kept = error = None
     try:
-        from diskreplay.kernels import cache  # Here and not above: it loads numba.
+        from diskreplay.kernels import cache  # Imported here: it loads numba.
 
         folder, why = cache.find_folder()
         kept = None if folder is None else cache.count_kept(folder)
-    except Exception as failure:  # a library that does not fit another one raises anything at its import
+    except Exception as failure:  # an import with an incompatible library may raise anything
         error = text.one_line(failure)
     return {
         "error": error,
@@ -176,18 +176,18 @@ def _numba() -> dict[str, Any]:
 
 
 def _fatal(libraries: Mapping[str, Library]) -> Iterator[str]:
-    """Say why the package cannot be used here."""
+    """Yield the reasons why the package cannot be used here."""
     try:
         check_platform()
     except dr.ReplayError as error:
-        yield f"{error}: use such a machine"
+        yield f"{error}: use a supported machine"
     for name, library in libraries.items():
         if library.is_core and library.version is None:
             yield f'{name} is not installed, and diskreplay needs it: pip install "{name}{library.tested}"'
 
 
 def _problems(found: Mapping[str, Any]) -> Iterator[str]:
-    """Say what may be in the way, and what to do about it."""
+    """Yield other problems, and what to do about each."""
     disk, shm, limits, numba = found["file_system"], found["shm"], found["limits"], found["numba"]
     if warning := network_warning(disk["type"], disk["path"]):
         yield warning
@@ -199,22 +199,22 @@ def _problems(found: Mapping[str, Any]) -> Iterator[str]:
         )
     if _is_linux() and (shm is None or shm["bytes"] < _LITTLE_SHM):
         yield (
-            f"{_SHM} {'is not there' if shm is None else 'has ' + text.size(shm['bytes'])}, which workers of a "
-            "DataLoader need: give the container --shm-size=8g, or use a Sampler with prefetch= instead of workers"
+            f"{_SHM} {'does not exist' if shm is None else 'has ' + text.size(shm['bytes'])}; workers of a "
+            "DataLoader need it: give the container --shm-size=8g, or use a Sampler with prefetch= instead of workers"
         )
     if limits["descriptors"] is not None and limits["descriptors"] < _FEW_DESCRIPTORS:
-        yield f"a process may have {limits['descriptors']:,} files open: allow it more (ulimit -n {_FEW_DESCRIPTORS})"
+        yield f"a process may have only {limits['descriptors']:,} files open: allow more (ulimit -n {_FEW_DESCRIPTORS})"
     if limits["mappings"] is not None and limits["mappings"] < 2 * MOST_MAPPINGS:
         yield (
-            f"a process may have {limits['mappings']:,} mappings, and stores keep up to {MOST_MAPPINGS:,}: "
-            "allow it more (sysctl vm.max_map_count=65530)"
+            f"a process may have only {limits['mappings']:,} mappings, but stores keep up to {MOST_MAPPINGS:,}: "
+            "allow more (sysctl vm.max_map_count=65530)"
         )
     if numba["error"] is not None and "numba" in found["libraries"]:
         yield f'numba cannot be loaded ({numba["error"]}): pip install --force-reinstall "diskreplay[torch]"'
     if numba["cache_error"] is not None:
         yield numba["cache_error"]
     if numba["variables"].get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
-        yield "NUMBA_DISABLE_JIT is set, so Python runs the kernels, far slower: unset it"
+        yield "NUMBA_DISABLE_JIT is set, so kernels run as plain Python, much slower: unset it"
 
 
 def _untested(libraries: Mapping[str, Library]) -> Iterator[str]:
@@ -232,23 +232,23 @@ def _untested(libraries: Mapping[str, Library]) -> Iterator[str]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give name and value of each line that people read."""
+    """Yield the name and the value of each line of the output."""
     cpu, disk, shm, limits, numba = (found[name] for name in ("cpu", "file_system", "shm", "limits", "numba"))
     yield "diskreplay", f"{found['diskreplay']}, Python {found['python']}, {found['platform']}"
     yield "libraries", ", ".join(f"{name} {version}" for name, version in found["libraries"].items())
     quota = "" if cpu["quota_cores"] is None else f" (a quota of {text.number(cpu['quota_cores'])})"
     yield "processor", ", ".join([f"{cpu['model']}, {text.plural(cpu['cores'], 'core')}{quota}", *cpu["features"]])
     yield "path", disk["path"]
-    shared = ["which several machines may have mounted"] if disk["network"] else []
+    shared = ["possibly mounted by several machines"] if disk["network"] else []
     free = f"{text.size(disk['free_bytes'])} of {text.size(disk['bytes'])} free"
     yield "file system", ", ".join([disk["type"], *shared, free, *disk["options"]])
-    yield _SHM, "not there" if shm is None else f"{text.size(shm['free_bytes'])} of {text.size(shm['bytes'])} free"
+    yield _SHM, "missing" if shm is None else f"{text.size(shm['free_bytes'])} of {text.size(shm['bytes'])} free"
     yield (
         "limits",
         f"{_limit(limits['descriptors'])} descriptors (at most {_limit(limits['most_descriptors'])}), "
         f"{text.count(limits['mappings'])} mappings",
     )
-    state = found["libraries"].get("numba", 'not installed, which samplers need: pip install "diskreplay[torch]"')
+    state = found["libraries"].get("numba", 'not installed, but samplers need it: pip install "diskreplay[torch]"')
     yield "numba", ", ".join([state, *(f"{name}={value}" for name, value in numba["variables"].items())])
     if numba["cache"] is not None:
         yield "kernels", f"{numba['kernels_kept']} compiled in {numba['cache']}"

@@ -1,6 +1,6 @@
-"""`diskreplay import` and `export`: data sets of other formats in and out of a store.
+"""`diskreplay import` and `export`: convert data sets of other formats into a store, and back.
 
-`--option NAME=VALUE` are arguments of the function of a format, as its signature has them.
+`--option NAME=VALUE` passes an argument to the function of a format, by its name there.
 """
 
 import inspect
@@ -37,7 +37,7 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats by the word before the colon, a module of `diskreplay.interop`, and what follows the colon."""
+"""The formats: the word before the colon, a module of `diskreplay.interop`, and the place after the colon."""
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -46,35 +46,35 @@ def _complete(incomplete: str) -> list[str]:
 
 def _data_set(what: str) -> Any:
     listed = ", ".join(f"{name} ({where})" for name, where in SCHEMES.items())
-    says = f"The data set, which is {what}; SCHEME is one of: {listed}."
+    says = f"The data set to {what}. SCHEME is one of: {listed}."
     return typer.Argument(metavar="SCHEME:WHERE", help=says, autocompletion=_complete)
 
 
 Source = Annotated[str, _data_set("read")]
-Target = Annotated[str, _data_set("made")]
+Target = Annotated[str, _data_set("write")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SHARED = {"progress", "dry_run"}
-_LARGE = 100_000_000  # bytes of an import that are told before it begins
+_LARGE = 100_000_000  # bytes; a larger import prints its size before it begins
 
 
 def _names(part: str) -> Any:
-    says = f"What becomes {part}: NAME is the {part} itself; NAME,... or NEW_NAME=NAME,... make a dict."
+    says = f"The names that become {part}: one NAME, or NAME,... or NEW_NAME=NAME,... for a dict."
     return typer.Option(metavar="NAMES", help=says)
 
 
-# The options of an import, by names of the data set, and of an export, by paths of the store.
+# Options of an import, with names of the data set, and of an export, with paths of the store.
 Obs = Annotated[str | None, _names("observation")]
 Action = Annotated[str | None, _names("action")]
 Reward = Annotated[str | None, _names("reward")]
 Extra = Annotated[str | None, _names("extra fields")]
-Rename = Annotated[str | None, typer.Option(metavar="NAME=NEW_NAME,...", help="Other names, as image=obs/top.")]
-Skip = Annotated[list[str] | None, typer.Option(metavar="NAME,...", help="Names that are left out; may be repeated.")]
+Rename = Annotated[str | None, typer.Option(metavar="NAME=NEW_NAME,...", help="New names, such as image=obs/top.")]
+Skip = Annotated[list[str] | None, typer.Option(metavar="NAME,...", help="Names to leave out; may be repeated.")]
 Dtype = Annotated[
     str | None,
     typer.Option(
         metavar="PATH=DTYPE,...",
-        help="Dtypes by paths in the store, as obs/image=uint8. Values that do not fit are refused, or rounded with "
-        ":unsafe behind the dtype.",
+        help="Dtypes by paths in the store, such as obs/image=uint8. Values that do not fit are an error, or rounded "
+        "if :unsafe follows the dtype.",
     ),
 ]
 Options = Annotated[
@@ -82,7 +82,7 @@ Options = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="An option of the format, as its function in Python has it; may be repeated. A wrong one lists all.",
+        help="An argument of the format's function in Python; may be repeated. A wrong name lists all.",
     ),
 ]
 
@@ -98,19 +98,19 @@ def import_store(
     rename: Rename = None,
     skip: Skip = None,
     on_error: Annotated[
-        str, typer.Option(metavar="raise|skip", help="skip leaves out episodes that cannot be read, and names them.")
+        str, typer.Option(metavar="raise|skip", help="skip: leave out unreadable episodes, and list them.")
     ] = "raise",
     dtype: Dtype = None,
     compression: Annotated[
-        str | None, typer.Option(metavar="zstd[:LEVEL]", help="How wide fields of the store are compressed.")
+        str | None, typer.Option(metavar="zstd[:LEVEL]", help="Compression of wide fields of the store.")
     ] = None,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a data set into a new store.
 
-    An import that was interrupted continues at the first episode that is not in the store when the command is repeated.
-    The store keeps every value, how each episode ended, and in its notes what the format says of the whole data set.
+    Repeat the command to continue an interrupted import at the first missing episode. The store keeps every value and
+    how each episode ended. Its notes keep the metadata of the data set.
     """
     scheme, place = _parsed(source)
     import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset
@@ -153,7 +153,7 @@ class WhereOfSource:
         self._condition: Callable[[Any], bool] | None = None
 
     def __call__(self, episode: SourceEpisode) -> bool:
-        """Tell whether an episode meets it; SchemaError for a name that the data set does not have."""
+        """Return whether an episode meets it; SchemaError for a name that is not in the data set."""
         if self._condition is None:
             made = compile_where(self.expression, episode.schema, SOURCE_PROPERTIES)
             self._condition = cast(Callable[[Any], bool], made)
@@ -169,7 +169,7 @@ def _shared(
     skip: list[str] | None,
     dtype: str | None,
 ) -> dict[str, Any]:
-    """Return the options that imports and exports share, as functions in Python take them."""
+    """Return the options of both imports and exports as arguments of the functions in Python."""
     return {
         "obs": _parse_names("--obs", obs),
         "action": _parse_names("--action", action),
@@ -190,7 +190,7 @@ def _watched(
         shown.enter_context(console.bar(before))
 
         def begin(planned: Any) -> None:
-            shown.close()  # no bar is drawn over tables
+            shown.close()  # a bar would overwrite the tables
             announce(planned)
             if not dry_run:
                 progress.report = shown.enter_context(console.transfer(title))
@@ -215,7 +215,7 @@ def _parse_pairs(option: str, given: str | None) -> dict[str, str] | None:
         return None
     pairs = [item.partition("=") for item in given.split(",")]
     if wrong := ["".join(pair) for pair in pairs if not all(pair)]:
-        raise typer.BadParameter(f"{option} is NAME=NAME,..., and {wrong[0]!r} is no pair")
+        raise typer.BadParameter(f"{option} is NAME=NAME,..., but {wrong[0]!r} is not a pair")
     found = {name: value for name, _, value in pairs}
     if len(found) < len(pairs):
         raise typer.BadParameter(f"{option} has a name twice: {given}")
@@ -226,7 +226,7 @@ def export_store(
     path: console.StorePath,
     target: Target,
     where: Where = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; only print the result.")] = False,
     option: Options = None,
     obs: Obs = None,
     action: Action = None,
@@ -237,17 +237,17 @@ def export_store(
     dtype: Dtype = None,
     compression: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="As --option compression=NAME, of a format that has it: parquet."),
+        typer.Option(metavar="NAME", help="Short for --option compression=NAME, for parquet."),
     ] = None,
     video: Annotated[
-        bool, typer.Option("--video", help="As --option video=true: encode images as video, which loses detail.")
+        bool, typer.Option("--video", help="Short for --option video=true: encode images as video, with some loss.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export the ended episodes of a store, or those that meet an expression, to a new data set.
+    """Export the ended episodes of a store, or of a selection, to a new data set.
 
-    Values that the format cannot hold are named before the export begins, and are not in the data set; the scheme npz
-    holds everything. An export that is interrupted leaves nothing. Open episodes are left out.
+    Before it begins, the export lists values that the format cannot hold: they are left out. The scheme npz holds
+    everything. An interrupted export leaves nothing. Open episodes are left out.
     """
     scheme, to = _parsed(target)
     check_local(to)
@@ -278,7 +278,7 @@ def export_store(
 
 
 def _listed(title: str, names: Sequence[str]) -> list[str]:
-    """Return a part of the last line; none without names."""
+    """Return a part of the last line; an empty list without names."""
     return [f"{title}: {', '.join(map(text.clean, names))}"] if names else []
 
 
@@ -290,7 +290,7 @@ def _show_names(title: str, named: Sequence[tuple[str, str]]) -> None:
 
 
 def _parsed(given: str) -> tuple[str, str]:
-    """Return the scheme and what follows the colon."""
+    """Return the scheme, and the text after the colon."""
     name, colon, where = given.partition(":")
     known = f"the schemes are {', '.join(SCHEMES)}"
     if not colon or not where:
@@ -315,12 +315,12 @@ class _Kind(NamedTuple):
 
 
 def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments that options name.
+    """Return the arguments of a function from options NAME=VALUE.
 
     Raises
     ------
     typer.BadParameter
-        The function has no such option, or it does not take the value.
+        If the function does not have the option or does not accept the value.
     """
     kinds = {
         name: _kind(parameter.annotation)

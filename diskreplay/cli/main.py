@@ -1,7 +1,7 @@
-"""The `diskreplay` command: collects the commands and turns what goes wrong into one line and an exit code.
+"""The `diskreplay` command: collects the commands, and turns errors into one line and an exit code.
 
-Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store, 130 interrupted. The demo ends
-with 128 and the number of the signal that ended it.
+Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store, 130 interrupted. The demo ends with
+128 plus the number of the signal that ended it.
 """
 
 import os
@@ -34,9 +34,9 @@ UNUSABLE, INTERRUPTED = 2, 130
 
 app = typer.Typer(
     name="diskreplay",
-    help="Inspect experience replay stores on disk, and see one at work.",
-    epilog="Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store.",
-    rich_markup_mode="markdown",  # joins the lines of a docstring's paragraph; "rich" would keep them apart
+    help="Inspect, repair, copy and convert experience replay stores on disk.",
+    epilog="Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store.",
+    rich_markup_mode="markdown",  # joins the lines of a paragraph; "rich" keeps the line breaks
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -74,7 +74,7 @@ def _start(
     json: Annotated[bool, typer.Option("--json", help="With --version: versions of all libraries, as JSON.")] = False,
 ) -> None:
     if json and not version:
-        raise typer.BadParameter("goes with --version, or behind a command that takes it", param_hint="'--json'")
+        raise typer.BadParameter("needs --version; for a command, put it after the command", param_hint="'--json'")
     if version:
         console.emit(
             text.to_json(versions_of_this_process(known_libraries())) if json else f"diskreplay {dr.__version__}"
@@ -85,12 +85,12 @@ def _start(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; no exception leaves it.
+    """Run the command line and return its exit code; raises no exception.
 
     Parameters
     ----------
     arguments
-        What follows the name of the program; None takes them from the process.
+        The arguments after the name of the program; None: those of the process.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    """Print a warning as one line, without the line of Python that it is of."""
+    """Print a warning as one line, without its line of source code."""
     console.complain(f"warning: {text.clean(' '.join(str(message).split()))}")
 
 

@@ -1,4 +1,4 @@
-"""`diskreplay verify` and `repair`: find damage in a store, and repair what can be repaired, one line each."""
+"""`diskreplay verify` and `repair`: find damage in a store, and repair it; a line for each problem and action."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -20,11 +20,11 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Read every sealed chunk and check its checksum.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of lines.")] = False,
 ) -> None:
-    """Look for what is wrong with a store.
+    """Check a store for damage.
 
     Checks its structure, the sizes of its files, its metadata against its schema, and its flags against its counters;
-    with --deep also the checksums of all that is sealed. Prints a line for each finding: kind, where, what. Nothing is
-    written, and a store that is being written can be verified. Exit code 1 if there is any finding.
+    with --deep also the checksums of all sealed data. Prints a line for each problem: kind, file, description. Nothing
+    is written, and other processes may write to the store meanwhile. Exit code 1 if there is a problem.
     """
     with console.bar("Verifying segments", in_bytes=deep) as progress:
         problems = find_problems(path, deep=deep, progress=progress)
@@ -33,32 +33,32 @@ def verify(
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
-    """Give a line for each finding: kind, where, what."""
+    """Return a line for each problem: kind, file, description."""
     return [f"{problem.kind}  {text.clean(problem.where)}  {text.clean(problem.detail)}" for problem in problems]
 
 
 def summary(problems: Sequence[Problem], path: str) -> str:
-    """Give the last line: how many there are, and which command helps."""
+    """Return the last line: the number of problems, and the next command."""
     if not problems:
         return "no problems"
-    helps = "--dry-run` tells what would be repaired"
+    helps = "--dry-run` shows the repairs"
     if all(problem.kind == "quarantine" for problem in problems):
         helps = "--restore SEGMENT` brings a segment back, --drop deletes it"
     return f"{text.plural(len(problems), 'problem')}; `diskreplay repair {path} {helps}"
 
 
 MOST_LOST = 10_000
-"""Steps that are set aside without asking."""
+"""The most steps that are set aside without asking."""
 
 
 def repair(
     path: console.StorePath,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, only tell what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; only list the actions.")] = False,
     foreign: Annotated[
-        bool, typer.Option("--foreign", help="Seal segments of other machines too; their writers must be dead.")
+        bool, typer.Option("--foreign", help="Also seal segments of other machines; their writers must be dead.")
     ] = False,
     salvage: Annotated[
-        bool, typer.Option("--salvage", help="Take also steps that no mark proves, where their flags are whole.")
+        bool, typer.Option("--salvage", help="Also count unproven steps whose flags are valid.")
     ] = False,
     max_lost_steps: Annotated[
         int,
@@ -73,19 +73,18 @@ def repair(
         typer.Option("--drop", metavar="SEGMENT", min=0, help="Only delete this segment from quarantine, for good."),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask, however many steps are set aside, nor before --drop deletes.")
+        bool, typer.Option("--yes", help="Do not ask before steps are set aside or --drop deletes.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of lines.")] = False,
 ) -> None:
-    """Repair what can be repaired of a store.
+    """Repair a damaged store.
 
-    Reads everything as verify --deep does. Metadata that follows from the rest is written anew. A segment with damaged
-    rows is rebuilt with the episodes that are whole, under the same ids. What is damaged, and what has no place in a
-    store, is moved to counters/quarantine inside it, and segments of dead writers are sealed. Nothing is deleted but
-    what processes that died left half made or half evicted, and what --drop names. What a living writer holds is left
-    alone. More steps than --max-lost-steps are set aside only after a yes on the terminal, or with --yes. Exit code 1
-    if steps were set aside or are in quarantine, or something is wrong that could not be repaired; with --dry-run if
-    anything is wrong.
+    Reads everything, like verify --deep. Metadata that follows from other files is written again. A segment with
+    damaged rows is rebuilt from its whole episodes, with the same ids. Damaged files, and files that do not belong in a
+    store, are moved to counters/quarantine inside it. Segments of dead writers are sealed. Only unfinished files of
+    dead processes are deleted, and the segment of --drop. Segments of living writers are left alone. The command asks
+    on the terminal, unless --yes is given, before it sets aside more steps than --max-lost-steps. Exit code 1 if steps
+    were set aside or are in quarantine, or a problem remains; with --dry-run if there is a problem.
     """
     if drop is not None:
         if restore is not None:
@@ -111,7 +110,7 @@ def repair(
     done = run(None if yes or dry_run else max_lost_steps)
     actions, lost = done.actions, done.steps_lost
     refused = text.plural(done.steps_refused, "step")
-    if done.steps_refused and console.ask(f"{refused} more would be set aside. Go on?"):
+    if done.steps_refused and console.ask(f"{refused} more would be set aside. Continue?"):
         before = [action for action in actions if action.what != "refused"]
         done = run(None)
         actions, lost = before + done.actions, lost + done.steps_lost
@@ -122,21 +121,21 @@ def repair(
 
 
 def aside(quarantine: Sequence[Quarantined]) -> list[Quarantined]:
-    """Return the segments in quarantine that hold steps."""
+    """Return the segments in quarantine that have steps."""
     return [entry for entry in quarantine if entry.segment is not None and entry.steps != 0]
 
 
 def report_lines(done: Repaired, dry_run: bool) -> list[str]:
-    """List the actions done or planned, the damage left, and the quarantine."""
+    """List the actions done or planned, the remaining damage, and the quarantine."""
     lines = [action_line(action, dry_run) for action in done.actions] or ["nothing to repair"]
     if done.steps_refused:
-        lines.append("to set them aside say --yes, or a higher --max-lost-steps")
+        lines.append("to set them aside use --yes, or a higher --max-lost-steps")
     unproven = [problem for problem in done.left if problem.kind == "unproven"]
     others = [problem for problem in done.left if problem.kind != "unproven"]
     if others and not dry_run:
         lines += ["not repaired; restore it from a backup:", *problem_lines(others)]
     if unproven and not dry_run:
-        lines += ["kept, and not shown; --salvage takes what is whole:", *problem_lines(unproven)]
+        lines += ["kept, but not shown; --salvage adds whole ones:", *problem_lines(unproven)]
     if entries := aside(done.quarantine):
         lines += [
             "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:",
@@ -146,7 +145,7 @@ def report_lines(done: Repaired, dry_run: bool) -> list[str]:
 
 
 def record_of(actions: Sequence[Action], done: Repaired, dry_run: bool) -> dict[str, Any]:
-    """Return the same for a program."""
+    """Return the report as a record for JSON."""
     return {
         "dry_run": dry_run,
         "actions": [asdict(action) for action in actions],
@@ -163,19 +162,19 @@ def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> N
     elif yes or console.ask(f"Delete {entry_line(entry)} for good?"):
         drop_segment(path, number)
     else:
-        actions, lines = [], [f"not {lines[0]}", "to delete it say --yes"]
+        actions, lines = [], [f"not {lines[0]}", "to delete it use --yes"]
         if json:
-            console.complain("not deleted; to delete it say --yes")
+            console.complain("not deleted; to delete it use --yes")
     console.tell(record_of(actions, Repaired(), dry_run), lines, json=json, problems=not actions)
 
 
 def entry_line(entry: Quarantined) -> str:
-    """Give what is in quarantine: which segment, where, how many steps, why."""
+    """Return the line of a segment in quarantine: number, folder, steps, reason."""
     steps = "unknown steps" if entry.steps is None else text.plural(entry.steps, "step")
     return f"segment {entry.segment}  {text.clean(entry.where)}  {steps}: {text.clean(entry.reason)}"
 
 
 def action_line(action: Action, dry_run: bool) -> str:
-    """Give what was done, or would be: what, where, and why or what became of it."""
+    """Return the line of an action, done or planned: action, file, reason or new place."""
     what = f"would be {action.what}" if dry_run else action.what
     return f"{what}  {text.clean(action.where)}  {text.clean(action.detail)}"

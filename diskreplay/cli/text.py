@@ -1,4 +1,4 @@
-"""Turning values into text: numbers a person can read, JSON a program can, and nothing that a terminal would obey."""
+"""Formats values as text: readable numbers, JSON for programs, and no control characters of a terminal."""
 
 import json
 import math
@@ -13,7 +13,7 @@ NOTHING = "-"
 
 
 def one_line(error: BaseException) -> str:
-    """Give an error's message on one line, or its name where it has no message."""
+    """Return an error's message on one line, or the name of its class if it has none."""
     return clean(" ".join(str(error).split())) or type(error).__name__
 
 
@@ -23,24 +23,24 @@ def count(number: int | None) -> str:
 
 
 def step_classes(counts: Mapping[str, int]) -> list[str]:
-    """Give the classes of the steps that are not visible, by their keys in `Store.info`: 49,369 hidden."""
+    """Return the counts of invisible steps by class, from their keys in `Store.info`: "49,369 hidden"."""
     names = {"hidden": "hidden", "evicted": "evicted", "discarded": "discarded", "lost": "lost to damage"}
     return [f"{count(counts[f'steps_{key}'])} {name}" for key, name in names.items() if counts[f"steps_{key}"]]
 
 
 def size(number: int | None) -> str:
-    """Give bytes in the largest unit that keeps a digit before the point: 12.3 MB."""
+    """Return bytes in the largest unit with a digit before the point: 12.3 MB."""
     if number is None:
         return NOTHING
     amount, unit = float(number), 0
-    # 999.95 and not 1000: what would be rounded to 1000.0 belongs to the next unit
+    # From 999.95 on, the next unit: it would be rounded to 1000.0.
     while abs(amount) >= (1000 if unit == 0 else 999.95) and unit < len(UNITS) - 1:
         amount, unit = amount / 1000, unit + 1
     return f"{number:,} B" if unit == 0 else f"{amount:,.1f} {UNITS[unit]}"
 
 
 def number(value: float | None) -> str:
-    """Give a measured number in about four significant digits: 475, 0.125, -1,234.5, 1.5e-07."""
+    """Return a measured number with about four significant digits: 475, 0.125, -1,234.5, 1.5e-07."""
     if value is None:
         return NOTHING
     value = float(value)
@@ -57,12 +57,12 @@ def number(value: float | None) -> str:
 
 
 def share(part: int, whole: int | None) -> str:
-    """Give a part as a percentage of the whole, or nothing where there is no whole."""
+    """Return a part as a percentage of the whole; "-" if the whole is 0 or None."""
     return f"{100 * part / whole:.0f}%" if whole else NOTHING
 
 
 def percent(part: float | None) -> str:
-    """Give a part of one so that a little is not nothing, and nearly all not all: 12.5%, < 0.1%."""
+    """Return a share as a percentage; a tiny share is not 0%, nearly all is not 100%: 12.5%, < 0.1%."""
     if part is None:
         return NOTHING
     if 0 < part < 0.001:
@@ -71,7 +71,7 @@ def percent(part: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Give a length of time in the largest unit of which there are two: 0.4 s, 90 s, 12 min, 30 h, 4 days."""
+    """Return a duration in the largest unit with a value of at least 2: 0.4 s, 90 s, 12 min, 30 h, 4 days."""
     if seconds is None:
         return NOTHING
     for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
@@ -81,23 +81,23 @@ def duration(seconds: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Give how often something happens: 1,234/s, 0.125/s."""
+    """Return a rate: 1,234/s, 0.125/s."""
     return NOTHING if per_second is None else f"{number(float(f'{per_second:.4g}'))}/s"
 
 
 def moment(value: object) -> str:
-    """Give a point in time, stored as seconds since 1970 or as ISO text, in UTC."""
+    """Return a time, given as seconds since 1970 or as ISO text, in UTC."""
     try:
         seconds = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value
         if isinstance(seconds, (int, float)):
             return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
-        pass  # it is shown as it is
+        pass  # shown unchanged
     return NOTHING if value is None else clean(value)
 
 
 def plural(amount: int, thing: str) -> str:
-    """Give an amount with its noun: 1 episode, 2,000 episodes."""
+    """Return an amount with its noun: 1 episode, 2,000 episodes."""
     return f"{amount:,} {thing}" if amount == 1 else f"{amount:,} {thing}s"
 
 
@@ -105,7 +105,7 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
     """Return the lines of a table: the headers, and a line for each row.
 
     Columns whose headers begin with > are aligned to the right. If a line is wider than `width`, each row becomes a
-    line that names its cells, and there are no headers.
+    line with the name before each cell, and there is no line of headers.
     """
     names = [header.removeprefix(">") for header in headers]
     sides = [">" if header != name else "<" for header, name in zip(headers, names, strict=True)]
@@ -146,7 +146,7 @@ def _bound(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Turn a value into what JSON knows: numpy scalars and arrays too, and null for NaN and infinities."""
+    """Convert a value, also NumPy scalars and arrays, for JSON; NaN and infinities become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -161,5 +161,5 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    """Give a value as JSON that every parser reads: ASCII, no NaN; on one line without an indent."""
+    """Return a value as JSON for any parser: ASCII, no NaN; one line if `indent` is None."""
     return json.dumps(plain(value), indent=indent, allow_nan=False)

@@ -22,17 +22,17 @@ def backup(
     path: console.StorePath,
     to: Target,
     no_link: Annotated[
-        bool, typer.Option("--no-link", help="Copy every byte: share no blocks and no files with the store.")
+        bool, typer.Option("--no-link", help="Copy every byte; share no blocks or files with the store.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of a line.")] = False,
 ) -> None:
-    """Make a consistent copy of a store, also while others write it.
+    """Make a consistent copy of a store, which other processes may write meanwhile.
 
-    The copy is the store as it is at one moment, with all ids, limits, priorities and saved states; open episodes are
-    cut ones there. Sealed data share their blocks with the copy (reflink) or are hard links where the file system can,
-    and are copied elsewhere; their checksums are read. It appears whole, when all is copied. A command that was
-    interrupted, or found the disk full, goes on where it was when it is repeated. Exit code 1 if something in the store
-    is damaged: it is copied as it is.
+    The copy has the state of the store at one moment, with all ids, limits, priorities and saved states. Open episodes
+    are cut in it. It shares the blocks of sealed data (reflink) or has hard links to it, if the file system can;
+    otherwise they are copied. Checksums of sealed data are checked. The copy appears at its path when it is complete.
+    Repeat the command to continue after an interruption or a full disk. Exit code 1 if the store is damaged: damaged
+    files are copied as they are.
     """
     try:
         with console.bar("Copying", in_bytes=True) as progress:
@@ -40,14 +40,14 @@ def backup(
     except KeyboardInterrupt:
         if unfinished_path(to.absolute()).exists():
             left = text.clean(unfinished_path(to))
-            console.complain(f"interrupted; the same command goes on where it was, or delete {left}")
+            console.complain(f"interrupted; repeat the command to continue, or delete {left}")
         raise
     lines = [*problem_lines(made.problems), summary(made, to)]
     console.tell(asdict(made), lines, json=json, problems=made.problems)
 
 
 def summary(made: Backup, to: Path) -> str:
-    """Give the last line: what was backed up, and how much of it is shared with the store."""
+    """Return the last line: the size of the backup, and the bytes that it shares with the store."""
     what = f"{text.plural(made.segments, 'segment')} of {text.plural(made.steps, 'step')}"
     shared = f", {text.size(made.bytes_shared)} of them shared with the store" if made.bytes_shared else ""
     line = f"backed up  {what}, {text.size(made.bytes)}{shared}  to {text.clean(to)}"
@@ -59,16 +59,16 @@ def compact(
     compression: Annotated[
         str | None,
         typer.Option(
-            "--compression", metavar="zstd[:LEVEL]", help="How wide fields are compressed; else as the store was made."
+            "--compression", metavar="zstd[:LEVEL]", help="Compression of wide fields; default: that of the store."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, only tell what would be merged.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; only print their number.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of a line.")] = False,
 ) -> None:
-    """Merge sealed segments into packs: fewer files, and a store of many short segments opens and samples faster.
+    """Merge sealed segments into packs. A store with many short segments then has fewer files and is faster.
 
-    Ids, episodes, priorities and saved states stay as they are, and other processes may write and sample meanwhile.
-    Segments that are being written, damaged ones, and such that fill half of a pack are left as they are.
+    Ids, episodes, priorities and saved states do not change. Other processes may write and sample meanwhile. Segments
+    that are written, damaged, or large enough to fill half a pack are not merged.
     """
     how = parse_compression(compression)
     with dr.open(path, "r" if dry_run else "a") as store, console.bar("Merging", in_bytes=True) as progress:
@@ -81,7 +81,7 @@ def compact(
 
 
 def parse_compression(compression: str | None) -> str | tuple[str, int] | None:
-    """Return what `Store.compact` and `create` take."""
+    """Return the `compression` argument of `Store.compact` and `create`."""
     if compression is None:
         return None
     name, colon, level = compression.partition(":")
@@ -97,15 +97,15 @@ def evict(
     path: console.StorePath,
     where: Required,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing, only tell what would be evicted.")
+        bool, typer.Option("--dry-run", help="Change nothing; only print the number of episodes.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Evict the episodes that meet an expression, for good.
 
-    They are hidden at once, in every process; their bytes are deleted when nothing else is left in their segment.
-    Episodes of segments that are still being written stay. Asks on the terminal, unless there is --yes; exit code 1 if
-    nothing was evicted for lack of a yes.
+    They disappear at once in every process. Their bytes are deleted when no other episode is left in their segment.
+    Episodes in segments that are still written stay. The command asks on the terminal, unless --yes is given. Exit
+    code 1 if the answer is not yes.
     """
     with dr.open(path, "r" if dry_run else "a") as store:
         condition = compile_where(where, store.schema)
@@ -114,7 +114,7 @@ def evict(
         what = f"{text.plural(len(chosen), 'episode')} of {text.plural(sum(chosen.values()), 'step')}"
         staying = sum(matching(store.episodes, condition)) - len(chosen)
         if staying:
-            console.complain(f"{text.plural(staying, 'episode')} of segments that are being written would stay")
+            console.complain(f"{text.plural(staying, 'episode')} in segments that are still written would stay")
         if dry_run:
             console.emit(f"would be evicted  {what}")
         elif not chosen:
@@ -122,5 +122,5 @@ def evict(
         elif yes or console.ask(f"Evict {what} for good?"):
             console.emit(f"evicted  {text.plural(store.evict(condition), 'step')}")
         else:
-            console.emit(f"not evicted  {what}\nto evict them say --yes")
+            console.emit(f"not evicted  {what}\nto evict them use --yes")
             raise typer.Exit(console.PROBLEMS)

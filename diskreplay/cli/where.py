@@ -1,7 +1,7 @@
 """The expressions of `--where`: conditions on episodes, in a small part of Python's syntax.
 
-They are parsed by Python and never run by it: comparisons, ``in``, ``and``, ``or``, ``not``, ``+ - * /``, numbers,
-texts and the names below. There are no calls and no attributes.
+Python parses an expression and never runs it. It may have comparisons, ``in``, ``and``, ``or``, ``not``, ``+ - * /``,
+numbers, texts and the names below, but no calls and no attributes.
 """
 
 import ast
@@ -26,13 +26,13 @@ Read = Callable[[Episode], Value]
 _OPTION = typer.Option(
     "--where",
     metavar="EXPRESSION",
-    help='Only episodes that meet this, such as "total_reward > 20 and length < 100".',
+    help='Only episodes that meet this condition, such as "total_reward > 20 and length < 100".',
 )
 Where = Annotated[str | None, _OPTION]
-"""The option of every command that selects episodes."""
+"""The option of commands that can select episodes."""
 
 Required = Annotated[str, _OPTION]
-"""The option of commands that select nothing without it."""
+"""The option of commands that require a selection."""
 
 _ATTRIBUTES = "total_reward", "length", "hidden_steps", "continues", "continued", "terminated", "truncated", "cut"
 PROPERTIES: Mapping[str, tuple[type, Read]] = {
@@ -50,15 +50,15 @@ SOURCE_PROPERTIES: Mapping[str, tuple[type, Read]] = {
     **{name: PROPERTIES[name] for name in _OF_SOURCES},
     "number": (float, operator.attrgetter("number")),
 }
-"""The properties of the episodes of a data set that is imported."""
+"""The properties of episodes of an imported data set."""
 
 RIGHT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
     **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
 }
-"""What other names of properties are called here, for messages."""
+"""The right names for other common names of properties, for messages."""
 
-FIELDS = "episode"  # episode["length"] is the field where a property has its name
+FIELDS = "episode"  # episode["length"] is the field, if a property has the same name
 
 _COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
@@ -80,15 +80,15 @@ _KINDS = {float: "a number", str: "a text"}
 def compile_where(
     expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
 ) -> Predicate:
-    """Return the function of an episode that an expression describes; it serves as any ``where`` does.
+    """Return the function of an episode that an expression describes, for any ``where`` argument.
 
-    A value that an episode lacks compares false, and so does what is computed of it. ``properties`` are the names that
-    the episodes have besides their fields.
+    A comparison with a missing value is false, and a calculation with one is a missing value. ``properties`` has the
+    names of an episode apart from its fields.
 
     Raises
     ------
     SchemaError
-        The expression is not one, or names what no episode of the schema has; the message has the column.
+        If the text is not an expression or uses an unknown name; the message has the column.
     """
     expression = expression.strip()
     try:
@@ -99,7 +99,7 @@ def compile_where(
         message, word = error.msg, "".join(re.findall(r"^\w+", (error.text or "")[column - 1 :]))
         if word in schema.episode and keyword.iskeyword(word):
             message = f'the field {word!r} is written {FIELDS}["{word}"]'
-        elif word in RIGHT_NAMES and word not in schema.episode:  # such as "return", which is a word of Python
+        elif word in RIGHT_NAMES and word not in schema.episode:  # such as "return", a keyword of Python
             message = f"{word!r} is {RIGHT_NAMES[word]}"
         raise SchemaError(f"--where: {message} (at column {column} of {expression!r})") from None
     except (RecursionError, MemoryError):
@@ -112,7 +112,7 @@ def compile_where(
 
 
 def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
-    """Tell for each episode whether it is met; not by those whose segment has left meanwhile."""
+    """Return for each episode whether it meets a condition; False if its segment is gone."""
     found = []
     for episode in episodes:
         try:
@@ -123,7 +123,7 @@ def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
 
 
 class _Term(NamedTuple):
-    kind: type  # float also for truth values
+    kind: type  # float also stands for truth values
     read: Read
 
 
@@ -132,13 +132,13 @@ class _Compiler:
         self._expression, self._fields, self._properties = expression, schema.episode, properties
 
     def condition(self, node: ast.expr) -> Read:
-        """Compile what is true or false."""
+        """Compile a condition."""
         return self._of_kind(node, float)
 
     def _of_kind(self, node: ast.expr, kind: type) -> Read:
         term = self._term(node)
         if term.kind is not kind:
-            raise self._error(node, f"{ast.unparse(node)} is {_KINDS[term.kind]}, and {_KINDS[kind]} is needed")
+            raise self._error(node, f"{ast.unparse(node)} is {_KINDS[term.kind]}, but {_KINDS[kind]} is needed")
         return term.read
 
     def _term(self, node: ast.expr) -> _Term:
@@ -164,13 +164,13 @@ class _Compiler:
                 pairs = zip(pairwise([left, *rest]), ops, strict=True)
                 links = [self._comparison(one, op, other) for (one, other), op in pairs]
                 return _Term(float, lambda episode: all(link(episode) for link in links))
-        raise self._error(node, f"{ast.unparse(node)} is not part of these expressions")
+        raise self._error(node, f"{ast.unparse(node)} is not supported in an expression")
 
     def _comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Read:
         term = self._term(left)
         if isinstance(op, (ast.Is, ast.IsNot)):
             if not isinstance(right, ast.Constant) or right.value is not None:
-                raise self._error(right, "only None is compared by is")
+                raise self._error(right, "is compares only with None")
             lacks = isinstance(op, ast.Is)
             return lambda episode: (term.read(episode) is None) is lacks
         if isinstance(op, (ast.In, ast.NotIn)):
@@ -186,7 +186,7 @@ class _Compiler:
         return _joined(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind), False)
 
     def _named(self, node: ast.expr) -> _Term:
-        """Compile a property, or an episode field with the keys that lead to one number of it."""
+        """Compile a property, or one number of an episode field by its keys."""
         keys, base = self._keys(node)
         if not keys and base in self._properties:
             return _Term(*self._properties[base])
@@ -232,7 +232,7 @@ class _Compiler:
 
 
 def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Episode], Any], otherwise: Value) -> Read:
-    """Return the function that makes one value of two; `otherwise` where one is missing or there is no result."""
+    """Return a function that combines two values; `otherwise` if a value is missing or there is no result."""
 
     def read(episode: Episode) -> Value:
         one, other = left(episode), right(episode)
@@ -245,7 +245,7 @@ def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Epis
 
 
 def _number(value: Any, keys: list[Any]) -> Value:
-    """Return one number of a field as it prints: a float32 of 0.1 equals the 0.1 of an expression."""
+    """Return a number of a field as it prints: a float32 of 0.1 then equals 0.1 in an expression."""
     if value is None:
         return None
     for key in keys:

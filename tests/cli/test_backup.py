@@ -68,7 +68,7 @@ def test_an_interrupted_backup_says_how_to_go_on(run: Callable, small: Path, mon
     done = run("backup", small, to)
     assert (done.code, done.out) == (130, "")
     left = to.with_name(".b.backup")
-    assert done.err == f"diskreplay: interrupted; the same command goes on where it was, or delete {left}\n"
+    assert done.err == f"diskreplay: interrupted; repeat the command to continue, or delete {left}\n"
     monkeypatch.undo()
     assert run("backup", small, to).code == 0
     assert sorted(os.listdir(small.parent)) == ["b", "store"]

@@ -185,5 +185,8 @@ def test_stores_of_different_schemas_are_not_merged(run: Callable, small: Path, 
     dr.create(other, dr.Schema(dr.Field((), "int64"), dr.Field((), "int64"))).close()
     done = run("merge", small, other, tmp_path / "merged")
     assert (done.code, done.out) == (2, "")
-    assert f"{other} has another schema than {small}; `diskreplay diff {small} {other}` says where" in done.err
+    assert (
+        f"{other} has a different schema from {small}; `diskreplay diff {small} {other}` shows the difference"
+        in done.err
+    )
     assert not (tmp_path / "merged").exists()

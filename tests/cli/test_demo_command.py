@@ -31,7 +31,7 @@ def test_a_path_at_which_something_is_advises_a_command(run: Callable, tmp_path:
     done = run("demo", "--path", tmp_path)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(
-        f"diskreplay: {tmp_path} exists already, and the demo makes a new store: give it another --path"
+        f"diskreplay: {tmp_path} exists already, and the demo makes a new store: choose another --path"
     )
     assert done.err.endswith(f"with `diskreplay inspect {tmp_path}`\n")
 

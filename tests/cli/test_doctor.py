@@ -145,7 +145,7 @@ def test_another_platform_is_unusable(run: Callable, monkeypatch: pytest.MonkeyP
     hide(monkeypatch, "/proc", "/sys")
     done = run("doctor")
     assert (done.code, done.err) == (1, "")
-    assert "this is Darwin on arm64: use such a machine" in done.out
+    assert "this is Darwin on arm64: use a supported machine" in done.out
 
 
 def test_the_command_line_begins_where_python_lacks_what_only_linux_has() -> None:
@@ -229,15 +229,15 @@ def test_each_problem_of_a_machine_is_a_line(
     assert others == [
         f"{here} cannot be written by this user: stores there can only be read, choose another folder",
         f"{here} has 64 B free: make room, or limit stores with capacity_bytes=",
-        "/dev/shm has 1.0 MB, which workers of a DataLoader need: give the container --shm-size=8g, or use a Sampler "
+        "/dev/shm has 1.0 MB; workers of a DataLoader need it: give the container --shm-size=8g, or use a Sampler "
         "with prefetch= instead of workers",
-        "a process may have 256 files open: allow it more (ulimit -n 1024)",
-        "a process may have 5,000 mappings, and stores keep up to 30,000: "
-        "allow it more (sysctl vm.max_map_count=65530)",
+        "a process may have only 256 files open: allow more (ulimit -n 1024)",
+        "a process may have only 5,000 mappings, but stores keep up to 30,000: "
+        "allow more (sysctl vm.max_map_count=65530)",
     ]
     shown = run("doctor").out
     assert shown.count("\nproblem ") == len(found["problems"])
-    assert "nfs, which several machines may have mounted" in shown
+    assert "nfs, possibly mounted by several machines" in shown
 
 
 def tell(**variables: str) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def test_a_cache_that_cannot_be_written_and_kernels_in_python_are_problems() -> 
     unwritable, disabled = found["problems"][-2:]
     assert unwritable.startswith("compiled kernels cannot be saved, so each process compiles them for itself (")
     assert unwritable.endswith("): set NUMBA_CACHE_DIR to a writable folder")
-    assert disabled == "NUMBA_DISABLE_JIT is set, so Python runs the kernels, far slower: unset it"
+    assert disabled == "NUMBA_DISABLE_JIT is set, so kernels run as plain Python, much slower: unset it"
 
 
 def test_libraries_that_cannot_be_imported_are_a_line() -> None:

@@ -24,7 +24,7 @@ def test_a_dry_run_tells_and_changes_nothing(run: Callable, small: Path) -> None
 
 def test_without_a_yes_nothing_is_evicted(run: Callable, small: Path) -> None:
     done = run("evict", small, "--where", "cut")
-    assert done == (1, "not evicted  2 episodes of 6 steps\nto evict them say --yes\n", "")
+    assert done == (1, "not evicted  2 episodes of 6 steps\nto evict them use --yes\n", "")
     assert lengths(small) == EVERY
 
 
@@ -49,7 +49,7 @@ def test_episodes_of_segments_that_are_written_stay(run: Callable, small: Path) 
         writer.append_episode(**small_episode(2))
         done = run("evict", small, "--where", "cut", "--yes")
         assert (done.code, done.out) == (0, "evicted  6 steps\n")
-        assert done.err == "diskreplay: 1 episode of segments that are being written would stay\n"
+        assert done.err == "diskreplay: 1 episode in segments that are still written would stay\n"
         assert lengths(small) == [3, 60, 5, 6, 4]
 
 

@@ -242,7 +242,7 @@ def test_the_options_of_a_command(run: Callable, tmp_path: Path) -> None:
         assert store.schema.step_leaves.keys() == {"obs/arm", "obs/eye/top", "action", "reward", "extra/points"}
         assert store.schema.obs["eye"]["top"].dtype == np.uint8
     for wrong, said in [
-        (("--rename", "score"), "--rename is NAME=NAME,..., and 'score' is no pair"),
+        (("--rename", "score"), "--rename is NAME=NAME,..., but 'score' is not a pair"),
         (("--where", "segment > 1"), "--where: unknown name 'segment'; known are total_reward, length, "),
         (("--where", "lenth > 1"), "lenth"),
         (("--on-error", "ignore"), "on_error must be raise or skip, not 'ignore'"),

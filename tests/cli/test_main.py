@@ -33,7 +33,7 @@ def test_without_a_command_the_commands_are_listed(run: Callable) -> None:
     assert done.code == 0
     assert done.err == ""
     assert tuple(re.findall(r"^│ (\w+) ", done.out[done.out.index("Commands") :], re.MULTILINE)) == COMMANDS
-    assert "Exit codes: 0 fine, 1 problems found, 2 unusable arguments or store." in done.out
+    assert "Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store." in done.out
 
 
 @pytest.mark.slow
@@ -80,19 +80,19 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
         (["episodes", "a", "--ended", "somehow"], "'somehow' is not one of"),
         (["episodes", "a", "--json", "--csv"], "--json and --csv exclude each other"),
         (["plot", "a", "dreams"], "Invalid value for 'WHAT': 'dreams' is not one of"),
-        (["plot", "a", "total_reward", "--out", "x.jpeg"], "--out is a file that ends in .png or .svg, not x.jpeg"),
+        (["plot", "a", "total_reward", "--out", "x.jpeg"], "--out must end in .png or .svg, not x.jpeg"),
         (["frames", "a", "0"], "Missing option '--out'"),
-        (["frames", "a", "0", "--out", "x.avi"], "--out is a file that ends in .png, .gif or .mp4, not x.avi"),
+        (["frames", "a", "0", "--out", "x.avi"], "--out must end in .png, .gif or .mp4, not x.avi"),
         (["evict", "a"], "Missing option '--where'"),
         (["copy", "a"], "Missing argument 'TO'"),
         (["merge", "a", "b"], "merge takes two stores or more"),
-        (["doctor", "nowhere"], "'nowhere' is not there; name a folder that is"),
-        (["--json"], "goes with --version, or behind a command that takes it"),
-        (["--json", "inspect", "a"], "goes with --version, or behind a command that takes it"),
+        (["doctor", "nowhere"], "'nowhere' does not exist; name a folder"),
+        (["--json"], "needs --version; for a command, put it after the command"),
+        (["--json", "inspect", "a"], "needs --version; for a command, put it after the command"),
         (["show", "a"], "Missing argument 'EPISODE'"),
         (["show", "a", "1.5"], "Invalid value for 'EPISODE': '1.5' is not a whole number"),
         (["show", "a", "0", "--nonsense"], "unexpected extra argument"),
-        (["show", "a", "0", "--steps", "few"], "--steps is A:B or one number, such as 0:10 or -1, not 'few'"),
+        (["show", "a", "0", "--steps", "few"], "--steps must be A:B or one number, such as 0:10 or -1, not 'few'"),
         (["episodes", "a", "--min-length", "4", "--max-length", "3"], "--min-length 4 is more than --max-length 3"),
     ],
 )

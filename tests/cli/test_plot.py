@@ -1,4 +1,4 @@
-"""What the charts of `diskreplay plot` hold."""
+"""The data of the charts of `diskreplay plot`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import diskreplay as dr
 from diskreplay.cli.look.chart import Chart, Series, draw
 from diskreplay.cli.look.plot import (
-    What,
+    Quantity,
     chart_of,
     distribution,
     distributions,
@@ -29,7 +29,7 @@ def store(small: Path) -> Iterator[dr.Store]:
 
 
 def chart(store: dr.Store, what: str, field: str | None = None) -> Chart:
-    return chart_of(What(what), sorted(store.episodes, key=began), store, field, lambda done, total: None)
+    return chart_of(Quantity(what), sorted(store.episodes, key=began), store, field, lambda done, total: None)
 
 
 def every(name: str) -> np.ndarray:
@@ -132,4 +132,4 @@ def test_drawing_again_draws_nothing_of_before() -> None:
 
 
 def test_the_command_draws_each_of_them() -> None:
-    assert {*WHAT, "priorities"} == {*What}
+    assert {*WHAT, "priorities"} == {*Quantity}

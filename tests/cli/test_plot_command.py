@@ -35,8 +35,8 @@ def test_priorities_are_drawn_and_saved(run: Callable, learned: Path) -> None:
     assert "priorities of 79 ids, one" in done.out.splitlines()[0]
     for arguments, message in (
         (["priorities", "--sampler", "nobody"], "has no sampler state named 'nobody'; it has both, one, uniform"),
-        (["priorities", "--sampler", "uniform"], "there are no priorities of such steps, as saved by sampler uniform"),
-        (["priorities", "--where", "length > 100"], "there are no priorities of such steps, as saved by any sampler"),
+        (["priorities", "--sampler", "uniform"], "no priorities of these steps were saved by sampler uniform"),
+        (["priorities", "--where", "length > 100"], "no priorities of these steps were saved by any sampler"),
         (["total_reward", "--sampler", "one"], "--sampler is for priorities, not total_reward"),
     ):
         done = run("plot", learned, *arguments)

@@ -94,7 +94,7 @@ def test_a_long_episode_is_cut_short_unless_all_is_asked_for(run: Callable, smal
     [
         ([6], "no episode 6: the store has 6 episodes"),
         ([-7], "no episode -7: the store has 6 episodes"),
-        ([10**9, "--id"], "no episode has a step of the id 1000000000"),
+        ([10**9, "--id"], "no episode has a step of id 1000000000"),
         ([0, "--field", "colour"], "no field 'colour' in this store; it has obs/image, obs/state/0"),
     ],
 )

@@ -35,7 +35,7 @@ def test_a_whole_store_has_no_problems(run: Callable, filled: Path) -> None:
 def test_a_finding_is_a_line_and_exit_code_1(run: Callable, filled: Path) -> None:
     flip(filled / REWARDS)
     (filled / "notes.txt").write_text("x")
-    helps = f"`diskreplay repair {filled} --dry-run` tells what would be repaired"
+    helps = f"`diskreplay repair {filled} --dry-run` shows the repairs"
     found = f"unexpected  notes.txt  does not belong in a store\n1 problem; {helps}\n"
     assert run("verify", filled) == (1, found, "")
     done = run("verify", filled, "--deep")
@@ -116,11 +116,11 @@ def test_a_segment_is_deleted_only_when_it_is_named_and_agreed_to(run: Callable,
     assert run("repair", with_one_aside, "--drop", 0, "--dry-run").out.startswith("would be deleted  segment 0  ")
     refused = run("repair", with_one_aside, "--drop", 0, "--json")
     assert (refused.code, json.loads(refused.out)["actions"]) == (1, [])
-    assert refused.err == "diskreplay: not deleted; to delete it say --yes\n"
+    assert refused.err == "diskreplay: not deleted; to delete it use --yes\n"
     refused = run("repair", with_one_aside, "--drop", 0)  # without a terminal nobody is asked
     assert (refused.code, refused.err) == (1, "")
     assert refused.out.startswith("not deleted  segment 0  ")
-    assert refused.out.endswith("\nto delete it say --yes\n")
+    assert refused.out.endswith("\nto delete it use --yes\n")
     assert place.exists()
     done = run("repair", with_one_aside, "--drop", 0, "--yes")
     assert done.code == 0
@@ -188,7 +188,7 @@ def test_more_steps_than_may_be_lost_are_set_aside_only_when_asked_for(run: Call
     assert done.code == 1
     assert done.out.splitlines()[0].startswith("refused  segments/00000000  reward/c.0.1 does not match")
     assert done.out.splitlines()[0].endswith("; 10 steps would be set aside, and 9 may be")
-    assert done.out.splitlines()[1] == "to set them aside say --yes, or a higher --max-lost-steps"
+    assert done.out.splitlines()[1] == "to set them aside use --yes, or a higher --max-lost-steps"
     assert run("verify", many, "--deep").code == 1
     done = run("repair", many, "--max-lost-steps", "9", "--yes")
     assert (done.code, done.err) == (1, "")
@@ -235,8 +235,8 @@ ANSWERS = pytest.mark.parametrize(("answer", "is_yes"), [(b"y\n", True), (b"n\n"
 @pytest.mark.slow
 @ANSWERS
 def test_on_a_terminal_more_steps_are_set_aside_after_a_yes(many: Path, answer: bytes, is_yes: bool) -> None:
-    code, out, asked = on_a_terminal(b"Go on? [y/N] ", answer, "repair", many, "--max-lost-steps", "9")
-    assert b"10 steps more would be set aside. Go on?" in asked
+    code, out, asked = on_a_terminal(b"Continue? [y/N] ", answer, "repair", many, "--max-lost-steps", "9")
+    assert b"10 steps more would be set aside. Continue?" in asked
     assert code == 1
     assert (b"rebuilt  segments/00000000" in out) == is_yes
     assert ((many / "counters/quarantine/segments/00000000").exists()) == is_yes

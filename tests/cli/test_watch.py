@@ -73,10 +73,10 @@ def test_everything_that_a_look_tells_is_shown() -> None:
         "/data/runs/a",
         "1,234,567, 2,000,000 inserted, 700,000 hidden, 65,421 evicted, 1,235/s",
         "5,000 ended, 4 open, 3.5/s; mean total_reward of the newest 100: 31.25",
-        "12.3 GB, 99.0 GB free, +3.6 GB an hour; the disk is full in 28 h",
+        "12.3 GB, 99.0 GB free, +3.6 GB an hour; the disk will be full in 28 h",
         "keeps 2,000,000 steps, 100.0 GB, 24 h: 62% used, all in 10 min; 12.5/s leave, the oldest first; the oldest "
         "step is 117 min old",
-        "12 steps, in no other class",
+        "12 steps, in no other count",
         "writer 7 died",
         "7 dead 12 1 0 40 10 min ago -",
         "8 writing 13, 14 512 51,200 4,000,000 0.0 s ago all but 2.5 s",

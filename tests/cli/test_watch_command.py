@@ -56,7 +56,7 @@ def test_json_is_an_object_a_line_and_once_shows_all(run: Callable, small: Path)
 def test_what_cannot_be_watched_takes_one_line(run: Callable, small: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ([tmp_path / "nowhere"], "nowhere does not exist"),
-        ([small, "--limiter", "default=1:2"], "--limiter is NAME=SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER"),
+        ([small, "--limiter", "default=1:2"], "--limiter must be NAME=SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER"),
         ([small, "--limiter", "/=1:2:3"], "name must be letters"),
         ([small, "--limiter", "a=-1:2:3"], "samples_per_insert must be a positive number"),
         ([small, "--interval", 0], "--interval"),

@@ -1,1 +1,1 @@
-"""Commands that look at a store and change nothing: tables, charts and pictures of what it holds."""
+"""Commands that show a store as tables, charts and pictures, and change nothing."""

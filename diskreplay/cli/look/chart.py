@@ -1,4 +1,4 @@
-"""Charts of series: drawn in the terminal by plotext, or as a picture by matplotlib."""
+"""Draws charts of series in the terminal with plotext, or as a picture with matplotlib."""
 
 import io
 import shutil
@@ -16,15 +16,15 @@ from diskreplay.errors import MissingExtra
 EXTRA = "plot"
 HEIGHT = 22  # lines of a terminal
 TICKS = 5
-LARGEST = 1e300  # of the numbers that are drawn
-POINTS = 1_000  # most that are drawn of a series without a line
-# Colours that readers with any colour vision tell apart (Okabe and Ito 2008), darker on white.
+LARGEST = 1e300  # larger numbers are drawn as this
+POINTS = 1_000  # the most points of a series without a line
+# Colours that all readers can distinguish (Okabe and Ito 2008), darkened for a white background.
 COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points, with the name they have where there are several series."""
+    """Points, and a name for a chart with several series."""
 
     name: str
     x: NDArray[Any]
@@ -33,9 +33,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn: points over x where ``bars`` is false, the later series as lines; else a bar at each x.
+    """A chart: a bar at each x if ``bars``, else points over x, with the later series as lines.
 
-    With ``lines``, which needs ``bars`` to be false, the first series is a line, too.
+    ``lines``: the first series is a line, too; only without ``bars``.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Chart:
 
 
 def draw(chart: Chart) -> str:
-    """Return a chart as lines of text as wide as the terminal; in colours where stdout is one."""
+    """Return a chart as lines of text as wide as the terminal, in colours if stdout is a terminal."""
     with MissingExtra.raised_for("a plot in the terminal", EXTRA):
         import plotext
 
@@ -75,7 +75,7 @@ def draw(chart: Chart) -> str:
 
 
 def numbers(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return values as float64 whose differences are float64, too; infinities as NaN."""
+    """Return values as float64, clipped so that their differences are finite; infinities become NaN."""
     found = values.astype(np.float64)
     return np.where(np.isfinite(found), found.clip(-LARGEST, LARGEST), np.nan)
 
@@ -83,12 +83,12 @@ def numbers(values: NDArray[Any]) -> NDArray[np.float64]:
 def picture(
     chart: Chart, kind: Literal["png", "svg"], inches: tuple[float, float] = (8, 4.5), *, on_page: bool = False
 ) -> bytes:
-    """Return a chart as a PNG or SVG; ``on_page``: transparent, without its title and the label of y."""
+    """Return a chart as a PNG or SVG; ``on_page``: transparent, without a title and a y label."""
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-    # Text stays text, and a $ in the name of a field is no formula.
+    # Text stays text in an SVG, and a $ in the name of a field does not begin a formula.
     with rc_context({"svg.fonttype": "none", "text.parse_math": False}):
         figure, file = Figure(inches, layout="constrained"), io.BytesIO()
         axes = figure.subplots()
@@ -119,7 +119,7 @@ def sparkline(counts: NDArray[Any]) -> bytes:
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib.figure import Figure
 
-    heights = np.where(counts > 0, np.maximum(counts, 0.05 * counts.max()), 0)  # one value among many is seen
+    heights = np.where(counts > 0, np.maximum(counts, 0.05 * counts.max()), 0)  # one value among many stays visible
     figure, file = Figure((1.1, 0.25)), io.BytesIO()
     axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[])
     axes.stairs(heights, fill=True, color=COLOURS[0])

@@ -1,4 +1,4 @@
-"""`diskreplay diff`: whether two stores hold the same, and where they first differ."""
+"""`diskreplay diff`: compares two stores, and shows their first difference."""
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -22,7 +22,7 @@ _ENDS = ("length", "terminated", "truncated", "cut")
 
 
 class Difference(NamedTuple):
-    """What differs, and what each store has there; None: it has it not."""
+    """A difference, with the value of each store; None: the store has no value there."""
 
     what: str
     a: Any
@@ -36,9 +36,9 @@ def diff(
 ) -> None:
     """Compare two stores: their schemas, limits, counts and episodes.
 
-    Episodes are compared in the order in which they began: length, how each ended, and every byte of every field, to
-    the first difference. Ids, segments and times of publishing are not compared: those of a copy are its own. Exit code
-    1 if anything differs.
+    Episodes are compared oldest first: length, how each ended, and every byte of every field, up to the first
+    difference. Ids, segments and times of publishing are not compared, since a copy has new ones. Exit code 1 if there
+    is a difference.
     """
     with dr.open(path) as a, dr.open(other) as b, console.bar("Comparing episodes") as progress:
         found = list(differences(a, b, progress))
@@ -47,7 +47,7 @@ def diff(
 
 
 def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[Difference]:
-    """Yield what differs between two stores; of their episodes, where their schemas are the same, the first one."""
+    """Yield the differences of two stores. If the schemas are equal, that includes the first one of episodes."""
     fields = [dict(store.schema.leaves) for store in (a, b)]
     yield from _of_mappings("schema: ", fields[0], fields[1])
     yield from _of_mappings("", vars(read_root(a.path).limits), vars(read_root(b.path).limits))
@@ -58,7 +58,7 @@ def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[
         total = max(map(len, ordered))
         for number, (one, two) in enumerate(zip_longest(*ordered)):
             if one is None or two is None:
-                return  # the counts have said so
+                return  # the counts differ, which was reported
             if found := of_episodes(one, two, a.schema):
                 yield found._replace(what=f"episode {number}, {found.what}")
                 return
@@ -72,7 +72,7 @@ def _of_mappings(prefix: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Ite
 
 
 def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
-    """Return the first difference of two episodes; None where they are equal."""
+    """Return the first difference of two episodes; None if they are equal."""
     ends = [dict(zip(_ENDS, (len(e), e.terminated, e.truncated, e.cut), strict=True)) for e in (a, b)]
     if found := next(_of_mappings("", *ends), None):
         return found
@@ -93,7 +93,7 @@ def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
 
 
 def first_difference(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the first place in which two arrays of one shape have other bytes: NaN equals itself, 0 is not -0."""
+    """Return the first index at which two arrays of one shape differ in bytes: NaN equals itself, 0 is not -0."""
     one, two = (np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize) for x in (a, b))
     places = np.flatnonzero((one != two).any(axis=-1))
     return tuple(int(at) for at in np.unravel_index(places[0], a.shape)) if len(places) else None
@@ -108,4 +108,4 @@ def _shown(value: Any) -> str:
         return text.NOTHING
     if isinstance(value, np.ndarray) and value.ndim:
         return cell(value)
-    return text.clean(value)  # all digits, which cells leave out
+    return text.clean(value)  # with all digits: cells round

@@ -1,4 +1,4 @@
-"""`diskreplay du`: which fields and segments take how many bytes on disk."""
+"""`diskreplay du`: the disk usage of fields and segments."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from diskreplay.segments.damage.quarantine import QUARANTINE
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import read_root
 
-# What a segment has beside the fields of its schema, and the bytes of a row.
+# Arrays of a segment apart from the fields of its schema, and the bytes of a row.
 OWN_ARRAYS = {layout.DONE: 1, layout.TIME: 8, layout.PRIORITY: 8}
 REST = "documents, counters and checksums"
 SEGMENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -32,11 +32,11 @@ def du(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")] = False,
     all_rows: Annotated[bool, typer.Option("--all", help="List every segment.")] = False,
 ) -> None:
-    """Tell which fields and segments of a store take how many bytes on disk.
+    """Show the disk usage of a store by field and by segment.
 
-    Of each field, what a row takes by its schema, and what a step takes on disk, with what its segments have reserved
-    or keep of evicted steps. Holes are bytes that files seem to have and the disk does not. Quarantine, and what
-    samplers have saved, are apart. Nothing is written.
+    For each field, the table has the bytes of a row by the schema, and the bytes on disk for each step, which include
+    reserved space and evicted steps. Holes are bytes of a file's size that take no space on disk. Quarantine and saved
+    states of samplers are separate. Nothing is written.
     """
     with dr.open(path) as store, console.bar("Measuring segments", in_bytes=True) as progress:
         usage = usage_of(store, store.info(total_reward=False), progress)
@@ -44,7 +44,7 @@ def du(
 
 
 def report(usage: Mapping[str, Any], *, all_rows: bool) -> Group:
-    """Build the tables of fields and segments as something rich can print."""
+    """Build the tables of fields and segments."""
     segments = sorted(usage["segments"], key=lambda row: -row["bytes"])
     return Group(
         Text(text.clean(usage["path"]), style="bold", overflow="fold"),
@@ -57,17 +57,17 @@ def report(usage: Mapping[str, Any], *, all_rows: bool) -> Group:
 
 
 def summary(usage: Mapping[str, Any]) -> str:
-    """Give the line at the top: what the store takes, and what is not in its segments."""
+    """Return the line at the top: the bytes of the store, and the bytes outside its segments."""
     line = f"{text.size(usage['bytes'])} on disk, {text.size(usage['holes'])} of holes"
     line += f"; {text.count(usage['steps'])} steps" if usage["steps"] else ""
     for name in ("quarantine", "samplers", "other"):
         if usage[name]:
-            line += f"; {text.size(usage[name])} {'beside segments' if name == 'other' else f'in {name}'}"
+            line += f"; {text.size(usage[name])} {'outside segments' if name == 'other' else f'in {name}'}"
     return line
 
 
 def fields_table(usage: Mapping[str, Any], limit: int | None = None) -> console.TextTable:
-    """Build the table of the bytes that each field takes, the largest first."""
+    """Build the table of fields by bytes, largest first."""
     columns: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         "field": lambda row: text.clean(row["field"]),
         ">row": lambda row: text.size(row["row_bytes"]),
@@ -79,7 +79,7 @@ def fields_table(usage: Mapping[str, Any], limit: int | None = None) -> console.
 
 
 def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report) -> dict[str, Any]:
-    """Return the bytes of a store, of which this is its `info`: by field, by segment, and beside segments."""
+    """Return the bytes of a store by field, by segment, and outside segments; ``info`` is that of the store."""
     root = read_root(store.path)
     fields: Counter[str] = Counter()
     leaves = [*store.schema.leaves, *OWN_ARRAYS, layout.EPISODES]

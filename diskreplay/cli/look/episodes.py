@@ -18,7 +18,7 @@ from diskreplay.cli.look.show import cell, short
 from diskreplay.cli.where import RIGHT_NAMES, Where, compile_where, matching
 
 TABLE_LIMIT = 50
-TRIES = 20  # of a store from which episodes leave at once
+TRIES = 20  # to read a store whose episodes are evicted all the time
 COLUMNS = (
     *("index", "id", "segment", "lane", "start", "length", "hidden_steps", "total_reward"),
     *("terminated", "truncated", "cut", "open"),
@@ -32,7 +32,7 @@ Ended = StrEnum("Ended", ["terminated", "truncated", "cut", "open"])
 """How an episode ended."""
 
 SortBy = StrEnum("SortBy", ["age", "segment", "lane", "length", "hidden_steps", "total_reward"])
-"""What episodes can be sorted by, beside their fields."""
+"""Sort keys of episodes apart from their fields."""
 
 
 def episodes(
@@ -40,34 +40,34 @@ def episodes(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array of episodes instead of a table.")] = False,
     limit: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Show at most so many, 0 for all; if not given {TABLE_LIMIT}, with --json all."),
+        typer.Option(min=0, help=f"Show at most this many; 0: all. Default: {TABLE_LIMIT}; with --json or --csv all."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(metavar="NAME", help=f"Sort by {', '.join(SortBy)} or a field; age: oldest first.")
+        str, typer.Option(metavar="NAME", help=f"Sort by {', '.join(SortBy)} or a field; age sorts oldest first.")
     ] = SortBy.age,
     descending: Annotated[
-        bool, typer.Option("--desc", "--reverse", help="Largest first; with age newest first.")
+        bool, typer.Option("--desc", "--reverse", help="Largest first; for age, newest first.")
     ] = False,
-    min_length: Annotated[int | None, typer.Option(help="Only episodes of at least so many steps.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Only episodes of at most so many steps.")] = None,
+    min_length: Annotated[int | None, typer.Option(help="Only episodes of at least this many steps.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Only episodes of at most this many steps.")] = None,
     min_total_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this sum.")] = None,
     max_total_reward: Annotated[float | None, typer.Option(help="Only episodes with at most this sum.")] = None,
     ended: Annotated[
         list[Ended] | None,
         typer.Option(
-            help="Only episodes that ended like this; give it again for more. "
+            help="Only episodes that ended like this; may be repeated. "
             "truncated: by the environment; cut: by diskreplay; open: not yet."
         ),
     ] = None,
     where: Where = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, with a line of names.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values, with a header line.")] = False,
 ) -> None:
     """List the episodes of a store, oldest first.
 
-    total_reward is the undiscounted sum of rewards, of an open episode so far. Episodes are whole: hidden_steps says
-    how many of its first steps a capacity or an age hides from samplers. The index is the place in store.episodes, and
-    id the id of the first step. Episode fields follow, where the schema has any; an episode that was given none sorts
-    last. Nothing is written, and a store that is being written can be listed.
+    total_reward is the undiscounted sum of rewards; for an open episode, the sum so far. Episodes are whole:
+    hidden_steps is the number of their first steps that a capacity or an age hides from samplers. index is the position
+    in store.episodes, and id is the id of the first step. Columns of episode fields follow; an episode without a value
+    is sorted last. Nothing is written, and other processes may write to the store meanwhile.
     """
     bounds = {"length": (min_length, max_length), "total_reward": (min_total_reward, max_total_reward)}
     for name, (low, high) in bounds.items():
@@ -101,7 +101,7 @@ def with_index(columns: Columns) -> Columns:
 
 
 def read_columns(store: dr.Store, progress: console.Report) -> Columns:
-    """Return the table of the episodes, with their fields; of a newer snapshot where some have left meanwhile."""
+    """Return the table of episodes with their fields; take a newer snapshot if some are gone meanwhile."""
     for _ in range(TRIES):
         with suppress(dr.SegmentGone):
             return with_fields(store, with_index(store.episode_table(progress=progress)))
@@ -128,7 +128,7 @@ def fields_of(columns: Columns) -> list[str]:
 
 
 def sort_key(columns: Columns, name: str) -> str:
-    """Return the column that a name means: one of `SortBy`, or an episode field; BadParameter where there is none."""
+    """Return the column for a name of `SortBy` or an episode field; BadParameter if there is none."""
     if name in list(SortBy):
         return name
     path = name if name.startswith("episode/") else f"episode/{name}"
@@ -140,14 +140,14 @@ def sort_key(columns: Columns, name: str) -> str:
 
 
 def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
-    """Tell for every episode whether it ended like this; one that we cut is cut, not truncated."""
+    """Return for each episode whether it ended like this; a cut episode is not truncated here."""
     if kind is Ended.truncated:
         return columns["truncated"] & ~columns["cut"]
     return columns[kind.value].astype(np.bool_)
 
 
 def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray[np.intp]:
-    """Give the positions of the episodes within all bounds, which ended like one of these where any is named."""
+    """Return the positions of episodes within all bounds that ended in one of the given ways, if any."""
     keep = np.ones(len(columns["length"]), np.bool_)
     for name, (low, high) in bounds.items():
         if low is not None:
@@ -160,19 +160,19 @@ def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray
 
 
 def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: bool) -> NDArray[np.intp]:
-    """Put the positions of episodes in order; equal ones by age, those without a number last."""
+    """Sort the positions of episodes; equal episodes by age, episodes without a number last."""
     if descending:
         found = found[::-1]
     if sort == SortBy.age:
         return found
     keys = columns[sort][found]
     missing = np.ma.getmaskarray(keys) | np.isnan(np.ma.getdata(keys))
-    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # numbers of any dtype, in order
+    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # ranks work for any dtype
     return found[np.lexsort((-rank if descending else rank, missing))]
 
 
 def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
-    """Give the chosen episodes as one dict each."""
+    """Return a dict for each selected episode."""
     picked = {name: columns[name][shown].tolist() for name in COLUMNS}
     for path in fields_of(columns):
         rows = columns[path][shown]
@@ -181,7 +181,7 @@ def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
 
 
 def table(columns: Columns, shown: NDArray[np.intp]) -> str:
-    """Lay the chosen episodes out as a table."""
+    """Return the selected episodes as a table."""
     names, fields = ("index", "id", "segment", "lane", "length", "hidden_steps", "total_reward"), fields_of(columns)
     rows = [
         (
@@ -199,7 +199,7 @@ def table(columns: Columns, shown: NDArray[np.intp]) -> str:
 
 
 def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
-    """Give the chosen episodes as CSV; a field of several numbers is a list as in JSON, a missing one is empty.
+    """Return the selected episodes as CSV; a vector is a list as in JSON, a missing value is empty.
 
     A spreadsheet takes no cell for a formula: values are numbers, and names of fields begin with ``episode/``.
     """
@@ -212,7 +212,7 @@ def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
 
 
 def ending(row: Mapping[str, Any]) -> str:
-    """Name how an episode ended; an environment may say both at once."""
+    """Return how an episode ended; it may be both terminated and truncated."""
     if row["cut"]:
         return "terminated, cut" if row["terminated"] else "cut"
     names = [name for name in ("terminated", "truncated", "open") if row[name]]
@@ -220,7 +220,7 @@ def ending(row: Mapping[str, Any]) -> str:
 
 
 def footer(columns: Columns, found: NDArray[np.intp], shown: NDArray[np.intp]) -> str:
-    """Sum up below the table what it shows and what it leaves out."""
+    """Return the line below the table: the number of episodes, and their means."""
     total = len(columns["length"])
     line = text.plural(len(found), "episode")
     if len(found) < total:
@@ -228,7 +228,7 @@ def footer(columns: Columns, found: NDArray[np.intp], shown: NDArray[np.intp]) -
     if len(shown) < len(found):
         line += f", {text.count(len(shown))} shown (--limit 0 for all)"
     if len(found):
-        # Sums may be infinite both ways; their mean is then no number, and no reason for a warning.
+        # Infinite sums of both signs have the mean NaN, which needs no warning.
         with np.errstate(invalid="ignore"):
             length, reward = columns["length"][found].mean(), columns["total_reward"][found].mean()
         line += f"; mean length {text.number(length)}, mean total_reward {text.number(reward)}"

@@ -1,4 +1,4 @@
-"""`diskreplay frames`: the images of an episode, as a strip or an animation."""
+"""`diskreplay frames`: saves the images of an episode as a strip or an animation."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,38 +14,39 @@ from diskreplay.pictures import as_images, gif, is_image, mp4, png, spread, stri
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Schema
 
-MOST_FPS_OF_GIF = 50  # what browsers do not slow down
-MOST_FRAMES = 64  # of a strip, where no steps are named
+MOST_FPS_OF_GIF = 50  # browsers slow down faster ones
+MOST_FRAMES = 64  # of a strip without --steps
 
 
 def frames(
     path: console.StorePath,
     episode: EpisodeNumber,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to save: .png (a strip), .gif or .mp4.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file: .png (a strip), .gif or .mp4.")],
     field: Annotated[
-        str | None, typer.Option("--field", metavar="FIELD", help="Which images; if not given the first ones.")
+        str | None, typer.Option("--field", metavar="FIELD", help="The field with the images; default: the first one.")
     ] = None,
     steps: Steps = None,
     is_id: IsId = False,
     fps: Annotated[
         float,
         typer.Option(
-            "--fps", min=0.1, max=240, callback=console.not_nan, help="Frames a second; at most 50 of a .gif."
+            "--fps", min=0.1, max=240, callback=console.not_nan, help="Frames a second; at most 50 for a .gif."
         ),
     ] = 15.0,
-    scale: Annotated[int, typer.Option("--scale", min=1, max=32, help="Pixels a pixel is wide.")] = 1,
+    scale: Annotated[int, typer.Option("--scale", min=1, max=32, help="Enlarge each pixel to N x N pixels.")] = 1,
 ) -> None:
     """Save the images of an episode: a PNG with the frames in rows of eight, an animated GIF, or an MP4.
 
-    Images are fields of shape (height, width), with 1 or 3 channels behind or before these, or with another number of
-    frames, of which the last is shown. Bytes are shown as they are, other numbers between their least and greatest. A
-    strip of a long episode has 64 frames, evenly spaced; --steps chooses others. A GIF has at most 256 colours a frame,
-    an MP4 is H.264, which is not exact. Needs pillow: pip install "diskreplay[plot]"; an MP4 PyAV: "diskreplay[video]".
+    Images are fields of shape (height, width), with 1 or 3 channels as the last or the first axis. Another number of
+    channels is taken for stacked frames; the last one is shown. Bytes are shown unchanged, other numbers are scaled
+    from their least to their greatest. A strip of a long episode has 64 frames, evenly spaced; --steps chooses others.
+    A GIF has at most 256 colours a frame; an MP4 is H.264, with some loss. Needs pillow: pip install
+    "diskreplay[plot]"; for an MP4 PyAV: "diskreplay[video]".
     """
     if out.suffix not in (".png", ".gif", ".mp4"):
-        raise typer.BadParameter(f"--out is a file that ends in .png, .gif or .mp4, not {out}")
+        raise typer.BadParameter(f"--out must end in .png, .gif or .mp4, not {out}")
     if out.suffix == ".gif" and fps > MOST_FPS_OF_GIF:
-        raise typer.BadParameter(f"a GIF has at most {MOST_FPS_OF_GIF} frames a second, not --fps {fps:g}; take .mp4")
+        raise typer.BadParameter(f"a GIF has at most {MOST_FPS_OF_GIF} frames a second, not --fps {fps:g}; use .mp4")
     part = slice(None) if steps is None else as_slice(steps)
     with dr.open(path) as store:
         found = store.episodes[find_episode(store.episodes, episode, is_id=is_id)]
@@ -53,7 +54,7 @@ def frames(
         images = as_images(_rows(found, leaf, part, steps is None and out.suffix == ".png"))
         images = images.repeat(scale, 1).repeat(scale, 2)
     if not len(images):
-        raise typer.BadParameter(f"--steps {steps} names no step of the {text.plural(len(found), 'step')}")
+        raise typer.BadParameter(f"--steps {steps} selects no step of the {text.plural(len(found), 'step')}")
     if out.suffix == ".png":
         picture = png(strip(images))
     else:
@@ -63,7 +64,7 @@ def frames(
 
 
 def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[Any]:
-    """Read a part of the rows of a leaf, and only these; or, where they should be few, some that are evenly spaced."""
+    """Read a part of the rows of a leaf; if ``are_few``, at most 64 of them, evenly spaced."""
     numbers = range(row_count(episode, leaf))[part]
     if are_few and len(numbers) > MOST_FRAMES:
         chosen = [numbers[at] for at in spread(len(numbers), MOST_FRAMES)]
@@ -72,7 +73,7 @@ def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[An
 
 
 def image_leaf(schema: Schema, name: str | None) -> str:
-    """Return the path of the field that is named, or of the first one, that has images; BadParameter where none has."""
+    """Return the path of the first field with images, under ``name`` if given; BadParameter if there is none."""
     images = [path for path, leaf in schema.step_leaves.items() if is_image(leaf)]
     found = [path for path in images if name is None or path in chosen_leaves(schema, [name])]
     if not found:

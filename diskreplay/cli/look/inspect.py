@@ -1,4 +1,4 @@
-"""`diskreplay inspect`: what a store holds, from its `info()`."""
+"""`diskreplay inspect`: shows the contents of a store, from its `info()`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -11,9 +11,9 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.repair import aside
 
-# Rows of a table before the rest is summed up; --all shows every one.
+# Rows of a table without --all.
 ROWS_SHOWN = 10
-# What a reader wants to see first: who is writing now, then what needs repair.
+# In the order of interest: segments that are written first, then segments that need repair.
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
 WRITER_STATES = ("alive", "unknown", "dead", "closed")
 
@@ -25,12 +25,11 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")] = False,
     all_rows: Annotated[bool, typer.Option("--all", help="List every segment and every writer.")] = False,
 ) -> None:
-    """Tell what a store holds.
+    """Show the contents of a store.
 
-    Its schema, steps, episodes and how they ended, statistics of length and total_reward, its segments, its writers
-    alive and dead, and the bytes it takes on disk. Episodes are whole, hidden steps included. Nothing is written, and a
-    store that is being written can be inspected. Exit code 1 if a segment is damaged, or steps are in quarantine or not
-    shown as no mark proves them.
+    Prints its schema, steps, episodes and how they ended, statistics of length and total_reward, segments, living and
+    dead writers, and bytes on disk. Episodes are whole, hidden steps included. Nothing is written, and other processes
+    may write to the store meanwhile. Exit code 1 if a segment is damaged, or if steps are unproven or in quarantine.
     """
     with dr.open(path, mode="r") as store, console.bar("Reading rewards", in_bytes=True) as progress:
         info, has_aside = store.info(progress=progress), bool(aside(store.quarantine))
@@ -39,7 +38,7 @@ def inspect(
 
 
 def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
-    """Build the whole report of `Store.info()` as something rich can print."""
+    """Build the whole report of `Store.info()`."""
     limit = None if all_rows else ROWS_SHOWN
     parts: list[RenderableType] = [
         Text(text.clean(info["path"]), style="bold", overflow="fold"),
@@ -56,7 +55,7 @@ def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
 
 
 def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give name and value of each line at the top of the report."""
+    """Yield the name and the value of each line at the top of the report."""
     episodes = info["episodes"]
     yield "format", f"version {info['format_version']}, created {text.moment(info['created'])}"
     yield "steps", steps_line(info)
@@ -73,19 +72,19 @@ def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "quarantine", quarantine_line(info["quarantine"], info["capacity_bytes"])
     if has_damage(info) or info["steps_unproven"]:
         path = text.clean(info["path"])
-        helps = f"`diskreplay verify {path}` says what is wrong, `diskreplay repair {path} --dry-run` what can be done"
-        yield "damage", f"{helps}; --salvage takes unproven steps" if info["steps_unproven"] else helps
+        helps = f"`diskreplay verify {path}` lists the problems, `diskreplay repair {path} --dry-run` the repairs"
+        yield "damage", f"{helps}; --salvage adds unproven steps" if info["steps_unproven"] else helps
     if limits := ", ".join(limits_of(info)):
         yield "limits", limits
 
 
 def has_damage(info: Mapping[str, Any]) -> bool:
-    """Tell whether a segment cannot be read."""
+    """Return whether a segment is damaged."""
     return any(row["state"] == "damaged" for row in info["segments"])
 
 
 def quarantine_line(quarantine: Mapping[str, Any], capacity_bytes: int | None) -> str:
-    """Give what was set aside, which is in no other count."""
+    """Return the line of steps in quarantine, which no other count includes."""
     line = (
         f"{text.count(quarantine['steps'])} steps in {text.plural(quarantine['segments'], 'segment')},"
         f" {text.size(quarantine['bytes'])}"
@@ -94,7 +93,7 @@ def quarantine_line(quarantine: Mapping[str, Any], capacity_bytes: int | None) -
 
 
 def limits_of(info: Mapping[str, Any]) -> Iterator[str]:
-    """Give what a store is limited by beside a number of steps."""
+    """Yield the limits of a store apart from its capacity in steps."""
     if info["capacity_bytes"] is not None:
         yield f"{text.size(info['capacity_bytes'])} of segments"
     if info["max_age_s"] is not None:
@@ -102,7 +101,7 @@ def limits_of(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def steps_line(info: Mapping[str, Any]) -> str:
-    """Give the steps of a store beside its capacity and what left it."""
+    """Return the line of steps: visible steps, the capacity, and other classes of steps."""
     line = text.count(info["steps"])
     if info["capacity"] is not None:
         line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"
@@ -160,7 +159,7 @@ def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTa
 
 
 def quarantine_table(entries: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of what was set aside, the latest first."""
+    """Build the table of the quarantine, the latest first."""
     columns = {
         ">segment": lambda row: text.clean(row["path"] if row["segment"] is None else row["segment"]),
         ">steps": _said(text.count, "steps"),
@@ -180,7 +179,7 @@ def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTabl
 
 
 def _said(say: Callable[[Any], str], key: str) -> Callable[[Row], str]:
-    """Return what says the value that a row has of a key."""
+    """Return a function that formats the value of a row under a key."""
     return lambda row: say(row[key])
 
 

@@ -1,4 +1,4 @@
-"""`diskreplay plot`: what a store's episodes are like, in the terminal or as a picture."""
+"""`diskreplay plot`: draws statistics of episodes in the terminal or as a picture."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40
-WIDE = 100.0  # between the largest priority and the least: then their magnitudes are drawn
-MOST_SERIES = 6  # elements of a vector that are drawn
+WIDE = 100.0  # ratio of the largest priority to the least from which logarithms are drawn
+MOST_SERIES = 6  # the most elements of a vector that are drawn
 Ints = NDArray[np.int64]
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
-class What(StrEnum):
-    """What can be plotted."""
+class Quantity(StrEnum):
+    """The quantities that can be plotted."""
 
     length = "length"
     total_reward = "total_reward"
@@ -46,8 +46,8 @@ class What(StrEnum):
 
 def plot(
     path: console.StorePath,
-    what: Annotated[
-        What, typer.Argument(metavar="WHAT", help="length, total_reward, rewards, actions, priorities or ages.")
+    quantity: Annotated[
+        Quantity, typer.Argument(metavar="WHAT", help="length, total_reward, rewards, actions, priorities or ages.")
     ],
     where: Where = None,
     field: Annotated[
@@ -55,32 +55,32 @@ def plot(
     ] = None,
     sampler: Annotated[
         list[str] | None,
-        typer.Option("--sampler", metavar="NAME", help="Priorities: only of what was saved as this; again for more."),
+        typer.Option("--sampler", metavar="NAME", help="Priorities of this saved sampler only; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Save a picture, .png or .svg, and draw nothing here.")
     ] = None,
 ) -> None:
-    """Plot what a store's episodes are like.
+    """Plot statistics of the episodes of a store.
 
-    length and total_reward: a point for each ended episode, in the order of their first steps, with a running mean.
-    Rewards and actions: how often each value is there, of all steps. Priorities: |td| + eps as samplers have saved it,
-    and its logarithm if the values differ a hundredfold. Ages: how long ago steps were published. Drawn in the terminal
-    by plotext, or saved by matplotlib: pip install "diskreplay[plot]".
+    length and total_reward: a point for each ended episode, oldest first, with a running mean. rewards and actions: a
+    histogram over all steps. priorities: a histogram of |td| + eps as samplers saved it, of its logarithm if the
+    values differ a hundredfold. ages: a histogram of the time since steps were published. Drawn in the terminal by
+    plotext, or saved by matplotlib: pip install "diskreplay[plot]".
     """
     if out is not None and out.suffix not in (".png", ".svg"):
-        raise typer.BadParameter(f"--out is a file that ends in .png or .svg, not {out}")
-    if sampler and what is not What.priorities:
-        raise typer.BadParameter(f"--sampler is for priorities, not {what.value}")
+        raise typer.BadParameter(f"--out must end in .png or .svg, not {out}")
+    if sampler and quantity is not Quantity.priorities:
+        raise typer.BadParameter(f"--sampler is for priorities, not {quantity.value}")
     with dr.open(path) as store, console.bar("Reading episodes") as progress:
         found: list[Episode] = list(store.episodes)
         if where is not None:
             found = list(compress(found, matching(found, compile_where(where, store.schema))))
-        if what is What.priorities:
+        if quantity is Quantity.priorities:
             ids = None if where is None else np.concatenate([np.zeros(0, np.int64), *(e.ids for e in found)])
             chart = priorities_chart(store, sampler or (), ids)
         else:
-            chart = chart_of(what, in_order(found), store, field, progress)
+            chart = chart_of(quantity, in_order(found), store, field, progress)
     if out is None:
         console.emit(draw(chart))
     else:
@@ -89,9 +89,9 @@ def plot(
 
 
 def chart_of(
-    what: What, episodes: Sequence[Episode], store: dr.Store, field: str | None, progress: console.Report
+    quantity: Quantity, episodes: Sequence[Episode], store: dr.Store, field: str | None, progress: console.Report
 ) -> Chart:
-    """Return the chart of one kind; BadParameter where there is nothing to draw."""
+    """Return the chart of one kind; BadParameter if there is nothing to draw."""
 
     def each(read: Callable[[Episode], Any]) -> list[Any]:
         found = []
@@ -101,20 +101,21 @@ def chart_of(
             progress(done + 1, len(episodes))
         return found
 
-    if what in (What.length, What.total_reward):
+    if quantity in (Quantity.length, Quantity.total_reward):
         episodes = [episode for episode in episodes if episode.ended != "open"]
-        return over_episodes(what.value, np.array(each(attrgetter(what.value)), np.float64))
+        return over_episodes(quantity.value, np.array(each(attrgetter(quantity.value)), np.float64))
     _some(episodes)
-    if what is What.ages:
+    if quantity is Quantity.ages:
         times = np.concatenate(each(lambda episode: episode.times))
         return distribution("ages of steps", *in_units(times.max() - times, "before the newest"))
-    path = "reward" if what is What.rewards and field is None else chosen_leaves(store.schema, [field or "action"])[0]
+    is_reward = quantity is Quantity.rewards and field is None
+    path = "reward" if is_reward else chosen_leaves(store.schema, [field or "action"])[0]
     rows = each(lambda episode: episode.rows(path, 0, len(episode)))
     return of_elements(text.clean(short(path)), np.concatenate(rows))
 
 
 def over_episodes(name: str, values: NDArray[Any]) -> Chart:
-    """Return the chart of a number of each episode, with its running mean over a twentieth of them."""
+    """Return the chart of a value of each episode, with a running mean over a twentieth of them."""
     is_number = np.isfinite(values)
     values, numbers = np.array(_some(values[is_number].tolist())), np.flatnonzero(is_number)
     width = max(1, len(values) // 20)
@@ -127,16 +128,16 @@ def over_episodes(name: str, values: NDArray[Any]) -> Chart:
 
 
 def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | None) -> Chart:
-    """Return the chart of the priorities that samplers saved, all or those named; ``steps``: only of these ids.
+    """Return the chart of priorities that samplers saved: all, or the named samplers; ``steps`` restricts the ids.
 
-    Raises BadParameter where there are none, StoreNotFound where nothing is saved under a name.
+    Raises BadParameter if there are no priorities, StoreNotFound if a named sampler saved nothing.
     """
     saved = read_priorities(store, samplers)
     among = ((name, values if steps is None else values[np.isin(ids, steps)]) for name, (ids, values) in saved.items())
     columns = {name: values for name, values in among if len(values)}
     if not columns:
         which = f"sampler {', '.join(map(text.clean, samplers))}" if samplers else "any sampler of this store"
-        raise typer.BadParameter(f"there are no priorities of such steps, as saved by {which} (Sampler.save)")
+        raise typer.BadParameter(f"no priorities of these steps were saved by {which} (Sampler.save)")
     every = np.concatenate([*columns.values()])
     title, label = f"priorities of {text.plural(len(every), 'id')}", "|td| + eps"
     if every.min() > 0 and every.max() / every.min() >= WIDE:
@@ -148,17 +149,17 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
 
 
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
-    """Return the chart of how often values are there: each of a few whole numbers, else in equal bins."""
+    """Return a histogram: a bar for each whole number if they are few, else equal bins."""
     return distributions(title, {"": values}, label)
 
 
 def of_elements(title: str, rows: NDArray[Any]) -> Chart:
-    """Return the chart of how often values of rows are there, of each element alone; of many, of the first ones."""
+    """Return a histogram of each element of rows; if there are many, of the first ones."""
     return distributions(*elements(title, rows), "value")
 
 
 def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Return a title, which says where elements of the rows are left out, and the columns of the others by name."""
+    """Return a title, which tells if elements are left out, and the columns of the other elements by name."""
     columns = rows.reshape(len(rows), math.prod(rows.shape[1:])).T
     if len(columns) > MOST_SERIES:
         title += f", {MOST_SERIES} of {len(columns)} elements"
@@ -167,7 +168,7 @@ def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any
 
 
 def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:
-    """Return the chart of how often values of several columns are there, in the same bins; ``of`` what they are."""
+    """Return histograms of several columns in the same bins; ``of`` names the counted things."""
     every = _finite(np.concatenate([*columns.values()]))
     if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
         series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]
@@ -180,7 +181,7 @@ def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: 
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the bounds of equal bins, also of values that hardly differ."""
+    """Return the edges of equal bins, also for values that hardly differ."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         apart = max(0.5, 1e-9 * abs(low))
@@ -203,17 +204,17 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def in_units(seconds: NDArray[np.float64], what: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit of which there are two, and what they are."""
+def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
+    """Return times in the largest unit in which the longest is at least 2, and their label."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
-    return seconds / unit, f"{name} {what}"
+    return seconds / unit, f"{name} {label}"
 
 
 Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
-    """Return ids and priorities |td| + eps of each table that samplers have saved, all samplers or those named."""
+    """Return ids and priorities |td| + eps of each saved table of all samplers, or of the named ones."""
     found: Saved = {}
     for name in samplers or state_names(read_root(store.path)):
         state = store.load_sampler_state(name)

@@ -1,4 +1,4 @@
-"""`diskreplay show`: one episode, step by step; and values of episodes as other commands print them."""
+"""`diskreplay show`: prints one episode step by step. Other commands use its selection and format of values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -17,14 +17,14 @@ EpisodeNumber = Annotated[
     int,
     typer.Argument(metavar="EPISODE", help="Its index, as `episodes` prints it; -1 is the last one."),
 ]
-IsId = Annotated[bool, typer.Option("--id", help="EPISODE is the id of one of its steps, and not its index.")]
+IsId = Annotated[bool, typer.Option("--id", help="EPISODE is the id of one of its steps instead of its index.")]
 Fields = Annotated[
     list[str] | None,
-    typer.Option("--field", metavar="FIELD", help="Only this field, or those below it; give it again for more."),
+    typer.Option("--field", metavar="FIELD", help="Only this field, or the fields below it; may be repeated."),
 ]
 Steps = Annotated[
     str | None,
-    typer.Option("--steps", metavar="A:B", help="Only steps A to B - 1, as Python's slices; one number is one step."),
+    typer.Option("--steps", metavar="A:B", help="Only steps A to B - 1, like a slice in Python; one number: one step."),
 ]
 
 
@@ -38,9 +38,9 @@ def show(
 ) -> None:
     """Show an episode step by step.
 
-    A line a step: its number, its id, and its fields; the last line is the final observation where there is one. Of
-    arrays of more than eight elements the table has shape, least and greatest; --json has every element, of all steps.
-    Nothing is written.
+    Each step is a line with its number, its id and its fields; the last line is the final observation, if there is
+    one. For arrays of more than eight elements, the table has the shape, the least and the greatest value; --json has
+    every element of all steps. Nothing is written.
     """
     part = None if steps is None else as_slice(steps)
     with dr.open(path) as store:
@@ -54,7 +54,7 @@ def show(
 
 
 def as_slice(steps: str) -> slice:
-    """Read ``A:B``, or one number; BadParameter where it is neither."""
+    """Read ``A:B``, or one number; BadParameter if it is neither."""
     try:
         first, colon, stop = steps.partition(":")
         bounds = [int(bound) if bound.strip() else None for bound in (first, stop)]
@@ -63,15 +63,15 @@ def as_slice(steps: str) -> slice:
         number = int(first)
         return slice(number, number + 1 or None)
     except ValueError:
-        raise typer.BadParameter(f"--steps is A:B or one number, such as 0:10 or -1, not {steps!r}") from None
+        raise typer.BadParameter(f"--steps must be A:B or one number, such as 0:10 or -1, not {steps!r}") from None
 
 
 def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
-    """Return what is known of an episode, and of a part of its steps; `final_obs` with the last one."""
+    """Return a record of an episode and a part of its steps, with `final_obs` after the last one."""
     length = len(episode)
     numbers = range(length)[part]
     first = numbers.start
-    # With the last step goes the final observation, which observations have behind it.
+    # With the last step, include the final observation, which is the row after it.
     stop = None if numbers and numbers.stop == length else max(first, numbers.stop)
     rows = {path: episode.rows(path, first, stop) for path in paths}
     ids, times = episode.ids, episode.times
@@ -96,7 +96,7 @@ def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str],
 
 
 def lines(record: Mapping[str, Any], total: int, paths: Sequence[str]) -> list[str]:
-    """Give an episode as lines of text: what is known of it, and the table of its steps."""
+    """Return an episode as lines of text: its properties, and the table of its steps."""
     steps, final = record["steps"], record["final_obs"]
     length = text.plural(record["length"], "step")
     if record["hidden_steps"]:
@@ -126,9 +126,9 @@ EXTRA, EPISODE = "extra", "episode"
 
 
 def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
-    """Return the paths of the step leaves that are named, or of all: "obs" names those below it, too.
+    """Return the paths of the named step leaves, or of all: "obs" includes the leaves below it.
 
-    Raises BadParameter where a name is that of no field.
+    Raises BadParameter for an unknown name.
     """
     chosen: dict[str, None] = {}
     for name in names or ():
@@ -144,31 +144,31 @@ def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
 
 
 def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
-    """Return the values of its episode fields by path; None where none were given."""
+    """Return the values of its episode fields by path; None for a missing value."""
     given = {name: value for name in schema.episode if (value := episode[name]) is not None}
     found = dict(schema.flatten(EPISODE, given))
     return {path: found.get(path) for path in schema.leaves if path.startswith(f"{EPISODE}/")}
 
 
 def row_count(episode: Episode, path: str) -> int:
-    """Return how many rows of a leaf of the steps an episode has: of observations also the final one."""
+    """Return the number of rows of a step leaf in an episode: observations include the final one."""
     return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 
 def short(path: str) -> str:
-    """Return a path as it is said where no other is meant: "log_prob", not "extra/log_prob"."""
+    """Return the short form of a path: "log_prob" for "extra/log_prob"."""
     return path.removeprefix(f"{EXTRA}/").removeprefix(f"{EPISODE}/")
 
 
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
-    """Return the index of an episode by its index, from the end where it is negative, or by the id of any step of it.
+    """Return the index of an episode from its index, negative from the end, or from the id of any of its steps.
 
-    Raises BadParameter where there is none.
+    Raises BadParameter if there is no such episode.
     """
     if is_id:
         found = [at for at, episode in enumerate(episodes) if number in episode.ids]
         if not found:
-            raise typer.BadParameter(f"no episode has a step of the id {number}; `diskreplay episodes` lists first ids")
+            raise typer.BadParameter(f"no episode has a step of id {number}; `diskreplay episodes` lists first ids")
         return found[0]
     if not -len(episodes) <= number < len(episodes):
         raise typer.BadParameter(f"no episode {number}: the store has {text.plural(len(episodes), 'episode')}")
@@ -176,7 +176,7 @@ def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
 
 
 def cell(value: Any) -> str:
-    """Give a value of a step in one cell of a table: a number, a short vector, or what an array is like."""
+    """Return a value as a cell of a table: a number, a short vector, or a summary of an array."""
     value = np.asarray(value)
     if not value.ndim:
         return text.number(value.item()) if value.dtype.kind == "f" else str(value.item())

@@ -1,4 +1,4 @@
-"""`diskreplay watch`: what happens in a store, live."""
+"""`diskreplay watch`: shows the activity of a store, live."""
 
 import signal
 import sys
@@ -31,36 +31,36 @@ def watch(
             max=86400,
             callback=console.not_nan,
             metavar="SECONDS",
-            help="Seconds between two looks.",
+            help="Seconds between two updates.",
         ),
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print what is seen, and stop.")] = False,
-    count: Annotated[int | None, typer.Option("--count", min=1, metavar="N", help="Stop after N looks.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Measure one interval, print the result, and stop.")] = False,
+    count: Annotated[int | None, typer.Option("--count", min=1, metavar="N", help="Stop after N updates.")] = None,
     limiter: Annotated[
         list[str] | None,
         typer.Option(
             "--limiter",
             metavar="NAME=SPI:MIN:BUFFER",
-            help="The samples_per_insert, min_size and error_buffer that a rate limiter was given, to see who waits; "
-            "again for more.",
+            help="The samples_per_insert, min_size and error_buffer of a rate limiter, to see which side waits; "
+            "may be repeated.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print a JSON object a look, each on a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print each update as a JSON object on a line.")] = False,
 ) -> None:
-    """Watch a store while others write to it.
+    """Watch a store while other processes write to it.
 
-    Steps and steps/s, of each writer when it appended last and how much of that is not yet durable, episodes that
-    ended, what samplers have saved, rate limiters, the disk and when it is full, what leaves, and problems. On a
-    terminal it is drawn again at each look until Ctrl-C; elsewhere each look is a line. Nothing is written. Of samplers
-    only what is on disk is seen: states that they saved, and what they drew under a rate limiter.
+    Shows steps and steps/s, ended episodes, saved samplers, rate limiters, the disk and when it will be full, evicted
+    steps, and problems. For each writer, it shows the time since its last append, and how much of its data is not
+    durable yet. On a terminal, updates replace each other until Ctrl-C; elsewhere, each update is a line. Nothing is
+    written. Of samplers, only files on disk are visible: saved states, and counts of a rate limiter.
     """
     limiters = [read_limiter(given) for given in limiter or ()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dr.DamagedSegmentWarning)  # the problems say it
+        warnings.simplefilter("ignore", dr.DamagedSegmentWarning)  # shown among the problems
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:
-            first = activity.look()  # so that those that follow have rates
+            first = activity.look()  # rates of later looks need a first one
             if not (once or json) and sys.stdout.isatty():
                 _draw(first, _look_again(activity, interval, count and count - 1))
                 return
@@ -74,20 +74,20 @@ def watch(
 
 
 def read_limiter(given: str) -> dr.RateLimiter:
-    """Read ``NAME=SPI:MIN:BUFFER``; BadParameter where it is not that."""
+    """Read ``NAME=SPI:MIN:BUFFER``; BadParameter for any other text."""
     name, _, numbers = given.partition("=")
     try:
         samples_per_insert, min_size, error_buffer = numbers.split(":")
         return dr.RateLimiter(float(samples_per_insert), int(min_size), float(error_buffer), name=name, timeout=0.0)
     except ValueError as error:
         raise typer.BadParameter(
-            f"--limiter is NAME=SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER, such as default=4:1000:2000, not "
+            f"--limiter must be NAME=SAMPLES_PER_INSERT:MIN_SIZE:ERROR_BUFFER, such as default=4:1000:2000, not "
             f"{given!r} ({error})"
         ) from None
 
 
 def _look_again(activity: Activity, interval: float, count: int | None) -> Iterator[Look]:
-    """Yield looks, each an interval after the one before; the first is an interval from now."""
+    """Yield a look after each interval."""
     next_at = time.monotonic()
     for _ in numbers() if count is None else range(count):
         next_at = max(next_at + interval, time.monotonic())
@@ -96,17 +96,17 @@ def _look_again(activity: Activity, interval: float, count: int | None) -> Itera
 
 
 def _draw(look: Look, looks: Iterator[Look]) -> None:
-    """Draw looks over each other on the whole terminal, until interrupted; what was seen last stays on it."""
+    """Draw looks on the whole terminal, one replacing the other, until interrupted; the last one stays."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     try:
         with (
-            # It draws by itself, too, as the size of the terminal may change.
+            # Live redraws by itself, too: the size of the terminal may change.
             Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True) as live,
-            # What ends the process ends the block, which gives the terminal back.
+            # A signal that ends the process must end the block, which restores the terminal.
             console.signals((signal.SIGTERM, signal.SIGHUP), _end),
         ):
             live.refresh()
-            for look in looks:  # noqa: B007 - which the view shows
+            for look in looks:  # noqa: B007 - the view shows it
                 live.refresh()
     finally:
         console.show(view(look))
@@ -116,13 +116,13 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-# Lines beside the rows of tables: the summary, and titles and headers with the lines between them.
+# Lines apart from the rows of tables: the summary, titles, headers and empty lines.
 _LINES_BESIDE = 20
 _LEAST_ROWS = 3
 
 
 def view(look: Look, height: int | None = None) -> Group:
-    """Build all that a look told, in no more rows a table than a terminal of this height has room for."""
+    """Build the output of a look; its tables have at most the rows that fit a terminal of this height."""
     rows = None if height is None else max(_LEAST_ROWS, height - _LINES_BESIDE)
     parts: list[RenderableType] = [
         Text(text.clean(look.path), style="bold", overflow="fold"),
@@ -141,24 +141,24 @@ def view(look: Look, height: int | None = None) -> Group:
 
 
 def summary(look: Look) -> Iterator[tuple[str, str]]:
-    """Give name and value of each line at the top."""
+    """Yield the name and the value of each line at the top."""
     yield "at", text.moment(look.time)
     yield "steps", steps_line(look)
     yield "episodes", episodes_line(look)
     yield "on disk", disk_line(look.disk)
     yield "retention", retention_line(look.retention)
     if look.steps_in_quarantine:
-        yield "quarantine", f"{text.plural(look.steps_in_quarantine, 'step')}, in no other class"
+        yield "quarantine", f"{text.plural(look.steps_in_quarantine, 'step')}, in no other count"
 
 
 def steps_line(look: Look) -> str:
-    """Give the visible steps, the inserted ones by their classes, and how fast they come."""
+    """Return the visible steps, the inserted steps by class, and the steps/s."""
     counts = [text.count(look.steps), f"{text.count(look.inserted)} inserted", *text.step_classes(vars(look))]
     return ", ".join([*counts, text.rate(look.steps_per_second)])
 
 
 def episodes_line(look: Look) -> str:
-    """Give how many episodes ended, how fast, and the mean total_reward of the newest."""
+    """Return the ended and open episodes, their rate, and the mean total_reward of the newest."""
     line = f"{text.count(look.episodes)} ended, {text.count(look.episodes_open)} open"
     line += f", {text.rate(look.episodes_per_second)}"
     if look.newest_episodes:
@@ -167,15 +167,15 @@ def episodes_line(look: Look) -> str:
 
 
 def disk_line(disk: Disk) -> str:
-    """Give the bytes of the store and of its disk, and when that is full."""
+    """Return the bytes of the store, the free bytes of its disk, and when the disk will be full."""
     line = f"{text.size(disk.bytes)}, {text.size(disk.free)} free"
     if disk.bytes_per_hour is not None and abs(disk.bytes_per_hour) >= 1:
         line += f", {'+' if disk.bytes_per_hour > 0 else ''}{text.size(round(disk.bytes_per_hour))} an hour"
-    return line if disk.full_in_s is None else f"{line}; the disk is full in {text.duration(disk.full_in_s)}"
+    return line if disk.full_in_s is None else f"{line}; the disk will be full in {text.duration(disk.full_in_s)}"
 
 
 def retention_line(retention: RetentionActivity) -> str:
-    """Give what the store keeps, and what leaves it."""
+    """Return the limits of the store, their use, and the rate of evicted steps."""
     limits = []
     if retention.capacity is not None:
         limits.append(f"{text.count(retention.capacity)} steps")
@@ -243,7 +243,7 @@ SAMPLERS: Mapping[str, Callable[[SavedSampler], str]] = {
 
 
 def log_line(look: Look) -> str:
-    """Give a look in one line, for a log."""
+    """Return a look as one line, for a log."""
     writing = sum(one.state == "writing" for one in look.writers)
     parts = [
         time.strftime("%H:%M:%S", time.localtime(look.time)),

@@ -1,4 +1,4 @@
-"""The charts of a report, and the statistics of each field."""
+"""Makes the charts of a report, and the statistics of each field."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
-BINS = 40  # of time
-ACTIONS, STATES = 3, 4  # most that have a chart
-STATE_BYTES = 64 << 20  # most that is read of what a sampler has saved
+BINS = 40  # bins of time
+ACTIONS, STATES = 3, 4  # the most actions and saved states with a chart
+STATE_BYTES = 64 << 20  # the most bytes of a saved state that are read
 
 
 def charts_of(store: dr.Store, info: Mapping[str, Any], steps: Steps, episodes: Episodes) -> Iterator[Chart]:
-    """Yield what there is to draw of a store."""
+    """Yield the charts of a store."""
     ended = episodes.ended != "open"
     for name in ("total_reward", "length"):
         values = getattr(episodes, name)[ended].astype(np.float64)
@@ -64,7 +64,7 @@ def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
 
 
 def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the writers of most steps, each with where these are, and then all others together."""
+    """Yield the writers with most steps, each with a mask of its steps, and then all others together."""
     numbers, counts = np.unique(writers, return_counts=True)
     most = numbers[np.argsort(-counts, kind="stable")]
     alone = most if len(most) <= MOST_SERIES else most[: MOST_SERIES - 1]
@@ -84,16 +84,16 @@ def _of_priorities(store: dr.Store, steps: Steps) -> Iterator[Chart]:
             try:
                 yield priorities_chart(store, [name], None)
             except (ReplayError, ValueError, BadParameter):
-                continue  # without priorities, or deleted or replaced meanwhile, or damaged: `verify` says so
+                continue  # without priorities, gone meanwhile, or damaged: `verify` reports it
 
 
-ELEMENTS = 4_000_000  # most that are read of a field
-FIELDS = 60  # most of which there is a line
+ELEMENTS = 4_000_000  # the most elements of a field that are read
+FIELDS = 60  # the most fields with a line
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What values are like: None where there is no finite one. Shares are from 0 to 1, None where there is no value."""
+    """Statistics of values; None without a finite value. Shares are from 0 to 1; None without a value."""
 
     count: int
     least: float | None = None
@@ -106,13 +106,13 @@ class Statistics:
 
 
 def statistics_of(values: NDArray[Any]) -> Statistics:
-    """Return what an array's elements are like."""
+    """Return the statistics of the elements of an array."""
     every = values.ravel()
     finite = every[np.isfinite(every)]
     if not len(finite):
         return Statistics(len(every), zeros=0.0, not_finite=1.0) if len(every) else Statistics(0)
     numbers = finite.astype(np.float64)
-    with np.errstate(over="ignore"):  # sums of the largest floats
+    with np.errstate(over="ignore"):  # sums of large floats may overflow
         mean, deviation = float(numbers.mean()), float(numbers.std())
     return Statistics(
         count=len(every),
@@ -129,7 +129,7 @@ def statistics_of(values: NDArray[Any]) -> Statistics:
 def statistics_of_fields(
     store: dr.Store, steps: Steps, episodes: Episodes
 ) -> Iterator[tuple[str, dr.Field, Statistics]]:
-    """Yield the path of each field, the first ones, with what its values are like."""
+    """Yield the path, the field and the statistics of each of the first fields."""
     firsts = store.snapshot.episodes.first[episodes.at]
     for path, leaf in [*store.schema.leaves.items()][:FIELDS]:
         most = max(1, min(STEPS, ELEMENTS // math.prod(leaf.shape)))
@@ -138,7 +138,7 @@ def statistics_of_fields(
 
 
 def _given(store: dr.Store, path: str, firsts: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the values of an episode field that episodes were given; none where one of them has just left."""
+    """Return the values of an episode field without missing ones; empty if an episode was just evicted."""
     try:
         values, given = store.snapshot.episode_values(path, firsts)
     except SegmentGone:

@@ -1,4 +1,4 @@
-"""`diskreplay report`: one page of HTML about a store.
+"""`diskreplay report`: writes a page of HTML about a store.
 
 Jinja2 fills in `page.html`, which escapes every value and loads nothing.
 """
@@ -28,19 +28,19 @@ MOST_EXAMPLES = 20
 
 def report(
     path: console.StorePath,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to save the page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path("report.html"),
     where: Where = None,
     examples: Annotated[
         int,
-        typer.Option("--episodes", min=0, max=MOST_EXAMPLES, help="How many episodes are shown as examples."),
+        typer.Option("--episodes", min=0, max=MOST_EXAMPLES, help="The number of example episodes."),
     ] = 4,
 ) -> None:
-    """Write a page about a store: what it holds, statistics and plots, and example episodes with their frames.
+    """Write a page about a store: its contents, statistics and plots, and example episodes with their frames.
 
-    One HTML file that loads nothing and opens in any browser. A large store is sampled: always the same episodes and
-    steps, and the page says so. Examples are the best, the worst, the median and the newest episode, and then others
-    between. With --where statistics, plots and examples are of the episodes that meet it. Needs Jinja2, matplotlib, and
-    for frames pillow: pip install "diskreplay[plot]".
+    The page is one HTML file that loads nothing and opens in any browser. Of a large store, it samples episodes and
+    steps, the same each time, and says so. Examples are the best, the worst, the median and the newest episode, and
+    then others between. With --where, statistics, plots and examples are of the episodes that meet it. Needs Jinja2,
+    matplotlib, and for frames pillow: pip install "diskreplay[plot]".
     """
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
@@ -83,18 +83,18 @@ def report(
 
 
 def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes) -> dict[str, int]:
-    """Return how many episodes ended in each way: of all, or of those that were read and meet the condition."""
+    """Return the number of episodes by how they ended: of all, or of the sampled ones that meet the condition."""
     kinds = ("terminated", "truncated", "cut", "open")
     if where is None:
         return {kind: int(info["episodes"][kind]) for kind in kinds}
     return {kind: int(np.count_nonzero(episodes.ended == kind)) for kind in kinds}
 
 
-INCHES = (5.0, 2.7)  # of a chart, whose text is 10 points high
+INCHES = (5.0, 2.7)  # the size of a chart, with text of 10 points
 
 
 def page_renderer() -> Callable[..., str]:
-    """Return the function that fills in the page, with its values by keyword."""
+    """Return the function that renders the page from its values by keyword."""
     with MissingExtra.raised_for("a report", EXTRA):
         from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -1,4 +1,4 @@
-"""Example episodes of a report: the choice, and the parts of the page about each."""
+"""Chooses the example episodes of a report, and makes the parts of the page about each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from diskreplay.pictures import as_images, gif, is_image, png, smaller, spread, 
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Field, Schema
 
-FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation, a second, and pixels of a frame
+FRAMES, FPS, WIDEST = 24, 6.0, 128  # frames and frames a second of an animation, and pixels of a frame
 STRIP = 8  # frames side by side
-IMAGES, CHARTS, COLUMNS = 2, 8, 12  # fields of each kind that are shown
+IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the most fields of each kind that are shown
 STEPS_DRAWN, STEPS_LISTED = 500, 10
-ROW_BYTES = 1 << 22  # most of a row that is read
+ROW_BYTES = 1 << 22  # larger rows are not read
 
 
 class Example(NamedTuple):
-    """An episode by its place in `Store.episodes`, its total reward, and why it is an example: "best, newest"."""
+    """An example episode: index in `Store.episodes`, total reward, and the reason, such as "best, newest"."""
 
     at: int
     total_reward: float
@@ -34,7 +34,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Frames:
-    """Images of a field: ``count`` of its ``rows`` as an animation (GIF), ``steps`` of them as a strip (PNG)."""
+    """Images of a field: ``count`` of its ``rows`` as an animation (GIF), and ``steps`` as a strip (PNG)."""
 
     field: str
     rows: int
@@ -46,7 +46,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class StepsTable:
-    """Rows of some of ``total`` steps. A header that begins with > has a column of numbers."""
+    """A table of some of ``total`` steps. A header that begins with > belongs to a column of numbers."""
 
     headers: list[str]
     cells: list[list[str]]
@@ -65,7 +65,7 @@ class EpisodeParts:
 
 
 def choose_examples(episodes: Episodes, most: int) -> list[Example]:
-    """Return the best, worst, median and newest episodes, and then others at equal distances of their ranks."""
+    """Return the best, worst, median and newest episodes, and then others at evenly spaced ranks."""
     finite = np.flatnonzero(np.isfinite(episodes.total_reward) & (episodes.ended != "open"))
     ranked = finite[np.argsort(episodes.total_reward[finite], kind="stable")]
     named, between = {}, {}
@@ -138,7 +138,7 @@ def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
             continue
         label = "step" if rows <= STEPS_DRAWN else f"step, the first {STEPS_DRAWN} of {text.count(rows)}"
         x = np.arange(len(values))
-        if values.dtype.kind in "biu" and not path.startswith("obs"):  # what is chosen holds until the next step
+        if values.dtype.kind in "biu" and not path.startswith("obs"):  # a value holds until the next step
             x = np.repeat(np.arange(len(values) + 1), 2)[1:-1]
             columns = {name: column.repeat(2) for name, column in columns.items()}
         series = [Series(name, x, column) for name, column in columns.items()]
@@ -146,7 +146,7 @@ def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
 
 
 def steps_table(episode: Episode, schema: Schema) -> StepsTable:
-    """Return the table of the first steps and the last ones, with the final observation."""
+    """Return the table of the first and the last steps, and the final observation."""
     paths, length = [*_readable(schema)], len(episode)
     numbers = [*range(length)[:STEPS_LISTED], *range(max(STEPS_LISTED, length - STEPS_LISTED), length)]
     rows = {str(number): number for number in numbers} | ({"final": length} if episode.has_final_obs else {})

@@ -1,4 +1,4 @@
-"""Which episodes and steps of a store a report reads: all of a small store, else a sample that is always the same."""
+"""Chooses the episodes and steps of a report: all of a small store, else a sample that is always the same."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,23 +16,23 @@ from diskreplay.reading.snapshot import Snapshot
 from diskreplay.segments.documents import layout
 
 SEED = 0
-EPISODES, STEPS = 5_000, 100_000  # most that are read
-LONGEST = 1_000_000  # steps of an episode whose rewards are summed
-REWARDS = 20_000_000  # that are summed of all episodes
-ASKED = 50_000  # episodes of which --where is asked
-SEGMENTS = 256  # the newest ones, among which the newest episode is
-PIECES = 400  # successive steps are read together
+EPISODES, STEPS = 5_000, 100_000  # the most that are read
+LONGEST = 1_000_000  # the most steps of an episode whose rewards are summed
+REWARDS = 20_000_000  # the most rewards that are summed
+ASKED = 50_000  # the most episodes that --where is tested on
+SEGMENTS = 256  # the newest segments, which are searched for the newest episode
+PIECES = 400  # ranges of successive steps of a sample
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes that were read, in the order in which they began.
+    """The episodes of a report, oldest first.
 
-    ``at`` are their places in `Store.episodes`, ``began`` when their first steps were published, in seconds, and
-    ``total_reward`` NaN for an episode that was not read. ``matching`` of ``asked`` meet the condition; ``total`` are
-    in the store.
+    ``at`` are their indices in `Store.episodes`, and ``began`` the times at which their first steps were published, in
+    seconds. ``total_reward`` is NaN for an episode that was not read. ``asked`` episodes were tested, ``matching`` of
+    them meet the condition, and the store has ``total`` episodes.
     """
 
     at: Ints
@@ -49,7 +49,7 @@ class Episodes:
 
 
 def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[int, int], None]) -> Episodes:
-    """Read what is known of episodes: of all where they are few, and of the newest one in any case."""
+    """Read the episodes of a report: all if they are few, and the newest one in any case."""
     total = store.num_episodes
     order = np.random.default_rng(SEED).permutation(total)
     if total:
@@ -61,7 +61,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
         episode = store.episodes[at]
         read = len(episode) <= LONGEST and steps + len(episode) <= REWARDS
         steps += len(episode) * read
-        with suppress(SegmentGone), np.errstate(invalid="ignore"):  # rewards may be infinite both ways
+        with suppress(SegmentGone), np.errstate(invalid="ignore"):  # rewards may be infinite with both signs
             total_reward = episode.total_reward if read else np.nan
             found.append((at, len(episode), total_reward, began_at(store, at), episode.ended))
         progress(done + 1, min(matches, EPISODES))
@@ -72,7 +72,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
 
 
 def newest_episode(store: dr.Store) -> int:
-    """Return the place of the episode that began last: writers have segments of their own, so of each the last one."""
+    """Return the index of the episode that began last: the last episode of one of the newest segments."""
     first = store.snapshot.episodes.first
     last = np.flatnonzero(np.diff(first >> layout.POSITION_BITS, append=-1))[-SEGMENTS:]
     with suppress(SegmentGone):
@@ -81,7 +81,7 @@ def newest_episode(store: dr.Store) -> int:
 
 
 def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints, int]:
-    """Return the episodes that meet a condition, in this order, and of how many it was asked."""
+    """Return the episodes that meet a condition, in this order, and the number of tested episodes."""
     if where is None:
         return order, len(order)
     order = order[:ASKED]
@@ -95,7 +95,7 @@ def began_at(store: dr.Store, at: int) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps that are read, by id; ``total`` are in the episodes that they were drawn from."""
+    """The ids of sampled steps; ``total`` is the number of steps of the episodes that they were drawn from."""
 
     snapshot: Snapshot
     ids: Ints
@@ -105,7 +105,7 @@ class Steps:
         return len(self.ids)
 
     def read(self, path: str, most: int = STEPS) -> tuple[Ints, NDArray[Any]]:
-        """Return values of a leaf of at most so many steps, and the ids of these: those that are still there."""
+        """Return the ids of at most ``most`` steps that are still there, and their values of a leaf."""
         ids = self.ids if len(self.ids) <= most else self.ids[np.linspace(0, len(self.ids) - 1, most).astype(int)]
         snapshot, leaf = self.snapshot, self.snapshot.leaf(path)
         if not len(ids):
@@ -120,14 +120,14 @@ class Steps:
         return np.concatenate(found), np.concatenate(values)
 
     def times(self) -> tuple[Ints, NDArray[np.float64]]:
-        """Return when steps were published, in seconds since the epoch, and their ids."""
+        """Return ids of steps, and the times at which they were published, in seconds since the epoch."""
         ids, times = self.read(layout.TIME)
         clocks = self.snapshot.clocks[(ids >> layout.POSITION_BITS) - self.snapshot.origin]
         return ids, (times + clocks) / 1e9
 
 
 def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
-    """Draw steps of some episodes, or of all: in pieces of successive ones, with equal chances for each step."""
+    """Sample steps of some episodes, or of all, in ranges of successive steps; each step is equally likely."""
     table = store.snapshot.episodes
     if episodes is not None:
         table = table.select(np.sort(episodes.at))
@@ -135,7 +135,7 @@ def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
 
 
 def places(total: int) -> Ints:
-    """Return which of so many steps are read: all, or pieces at random places, one in each of equal parts."""
+    """Return the positions of the sampled steps: all, or a random range in each of equal parts."""
     if total <= STEPS:
         return np.arange(total)
     size, part = STEPS // PIECES, total / PIECES
@@ -144,7 +144,7 @@ def places(total: int) -> Ints:
 
 
 def ids_of(table: EpisodeTable, at: Ints) -> Ints:
-    """Return the ids of steps by their places among all steps of the episodes, one behind the other."""
+    """Return the ids of steps by their positions among the joined steps of all episodes."""
     stop = np.cumsum(table.steps)
     episode = np.searchsorted(stop, at, "right")
     ids: Ints = table.first[episode] + (at - stop[episode] + table.steps[episode]) * table.stride[episode]
