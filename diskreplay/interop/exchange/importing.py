@@ -295,7 +295,8 @@ def _plan(path: Path, source: Source, schema: Schema) -> Planned:
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
     """Return whether the import is complete, and the store's number of episodes; write the note of a new import."""
     note = store.read_note(NOTE)
-    changed = store.info()["steps_evicted"] > 0 or bool(store.quarantine)
+    # Steps that are hidden or lost would shift the number of the first episode to come.
+    changed = store.info()["steps_inserted"] != len(store)
     if note is None:
         if len(store) or changed:
             raise StoreExists(f"{store.path} has steps that no import has written; give the path of a new store")
@@ -314,7 +315,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
         return True, store.num_episodes
     if changed:
         raise StoreExists(
-            f"{store.path} has lost episodes since its import was interrupted, so it cannot be resumed; give a new path"
+            f"{store.path} has lost or hidden steps of its interrupted import, which cannot be resumed; give a new path"
         )
     return False, store.num_episodes
 

@@ -131,7 +131,17 @@ def test_an_import_is_not_resumed_where_episodes_were_evicted_meanwhile(tmp_path
         npz.import_dataset(data_set, tmp_path / "a")
     with dr.open(tmp_path / "a", "a") as store:
         assert store.evict(lambda episode: len(episode) == 2) == 2
-    with pytest.raises(dr.StoreExists, match="has lost episodes since its import was interrupted"):
+    with pytest.raises(dr.StoreExists, match="has lost or hidden steps of its interrupted import, which cannot"):
+        npz.import_dataset(data_set, tmp_path / "a")
+
+
+def test_an_import_is_not_resumed_where_a_capacity_hides_episodes(tmp_path: Path) -> None:
+    """They would shift the numbers of those that are there, and some would be imported twice."""
+    data_set = make_set(tmp_path / "set")
+    dr.create(tmp_path / "a", SCHEMAS["vectors"], capacity=5).close()
+    with lacks_episode(data_set, 4):
+        npz.import_dataset(data_set, tmp_path / "a")
+    with pytest.raises(dr.StoreExists, match="has lost or hidden steps of its interrupted import, which cannot"):
         npz.import_dataset(data_set, tmp_path / "a")
 
 
