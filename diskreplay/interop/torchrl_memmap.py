@@ -1,8 +1,8 @@
-"""Folders of memory-mapped tensors of TorchRL: what ``ReplayBuffer.dumps`` and a ``LazyMemmapStorage`` leave on disk.
+"""Folders of memory-mapped tensors of TorchRL: the files of ``ReplayBuffer.dumps`` and of a ``LazyMemmapStorage``.
 
-A tensordict is a folder: ``meta.json`` says of each tensor its shape and dtype, and ``NAME.memmap`` has its bytes; a
-tensordict inside is a folder inside. A row is a transition: what comes after the action is below "next". They are read
-and written here without TorchRL.
+A tensordict is a folder: ``meta.json`` has the shape and dtype of each tensor, and ``NAME.memmap`` has its bytes. A
+nested tensordict is a folder in the folder. A row is a transition: the data after the action are below "next". The
+folders are read and written without TorchRL.
 """
 
 import json
@@ -47,7 +47,7 @@ _NEXT, _DONE, _TERMINATED, _TRUNCATED = "next", "done", "terminated", "truncated
 _FLAGS = (_DONE, _TERMINATED, _TRUNCATED)
 _TRAJECTORY = "collector/traj_ids"
 _OBSERVATION = "observation"
-# What a storage or its sampler adds to what was collected.
+# Keys that a storage or its sampler adds to the collected data.
 _BOOKKEEPING = ("index", "priority", "_weight", "priority_weight")
 _META, _STORAGE, _WRITER = "meta.json", "storage", "writer"
 _DTYPES = {
@@ -59,7 +59,7 @@ _DTYPES = {
 }
 _TYPE = "<class 'tensordict._td.TensorDict'>"
 
-Leaves = dict[str, NDArray[Any]]  # by the keys from the root on, with slashes between them
+Leaves = dict[str, NDArray[Any]]  # by the keys from the root, joined by slashes
 
 
 def import_dataset(
@@ -69,31 +69,31 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a folder of TorchRL into a new store, or the rest of it after an interruption.
+    """Import a folder of TorchRL into a new store, or resume an interrupted import.
 
-    What is both at the root and below "next" is an observation, and the rest of the root extra fields; the only
-    observation "observation" is not put into a dict. Rows with ``("collector", "traj_ids")`` are ordered by it. Without
-    it, each place along the axes after the first is a lane, and an episode goes on until a step is done or does not
-    lead to the next observation: what environments have written in turn to one axis is cut where they take turns.
+    A key both at the root and below "next" is an observation; other keys at the root are extra fields. A single
+    observation with the key "observation" is not put into a dict. Rows with ``("collector", "traj_ids")`` are ordered
+    by it. Without it, each place along the axes after the first is a lane. An episode ends after a step that is done,
+    or whose next observation is not the observation of the next row. So environments that wrote to one axis in turn
+    give episodes that are cut at each turn.
 
     Parameters
     ----------
     source : path
-        The folder: what ``dumps`` wrote, or its ``storage``, or any tensordict that was saved; of the last, all rows
-        are steps, in order.
+        The folder that ``dumps`` wrote, or its ``storage``, or any saved tensordict: then all rows are steps, in order.
     path : path
-        The store; nothing, or what an interrupted import of this folder has left.
+        The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such folder.
     FormatError
-        It is damaged, or its rows are not transitions of one agent.
+        The folder is damaged, or its rows are not transitions of one agent.
     SchemaError
         A tensor cannot be stored.
     StoreExists
@@ -130,23 +130,23 @@ def export_dataset(
 ) -> Exported:
     """Export ended episodes to a folder that TorchRL's ``ReplayBuffer.loads`` reads.
 
-    The buffer that loads it has a storage of the same capacity, as ``LazyMemmapStorage(capacity)``, and its random
-    sampler.
+    Load it into a buffer with a storage of the same capacity, such as ``LazyMemmapStorage(capacity)``, and TorchRL's
+    random sampler.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing is there.
+        The folder. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     capacity : int, optional
-        Rows of the storage; None: as many as there are steps. Rows that are not filled take no space.
+        The number of rows of the storage. None: the number of steps. Empty rows take no disk space.
     batch_size : int
-        How many steps ``sample()`` of the loaded buffer gives.
+        The number of steps that ``sample()`` of the loaded buffer returns.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -177,13 +177,13 @@ class _Transitions:
     Attributes
     ----------
     pieces : list of Piece
-        Episodes, in the order in which they began.
+        The episodes in the order of their start.
     names : dict of str to str
         The key of each leaf, by its default path.
     left_out : list of str
         The keys that the caller skips.
     cut : int
-        How many of them end only because the next row has another observation.
+        The number of episodes that end only because the next row has another observation.
     """
 
     def __init__(self, folder: Path, choice: Choice) -> None:
@@ -195,7 +195,7 @@ class _Transitions:
             raise FormatError(f"{folder} has a tensordict without rows")
         rows, lanes = shape[0], math.prod(shape[1:])
         # Flags and the order of rows are computed for all rows before an episode is read.
-        check_memory(32 * rows * lanes, f"{folder}: what {rows} rows of {lanes} lanes need")
+        check_memory(32 * rows * lanes, f"{folder}: the order and flags of {rows} rows of {lanes} lanes")
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
         self._flags = self._read_flags(rows, lanes)
@@ -213,8 +213,8 @@ class _Transitions:
             leaf = self._leaves[f"{_NEXT}/{name}"]
             if leaf.size != rows * lanes:
                 raise FormatError(
-                    f"{self._folder}: {_NEXT!r} has {name} of shape {leaf.shape[2:]} a row, so that rows are not the "
-                    "steps of one agent; store them so that each is one step"
+                    f"{self._folder}: {_NEXT!r} has {name} of shape {leaf.shape[2:]} in each row, so rows are not the "
+                    "steps of one agent; store one step in each row"
                 )
         what = f"{self._folder}: {_NEXT}/"
         flags = {n: as_flags(leaf, what + n, FormatError).reshape(rows, lanes) for n, leaf in found.items()}
@@ -223,7 +223,7 @@ class _Transitions:
         return {_TERMINATED: flags.get(_TERMINATED, done & ~truncated), _TRUNCATED: truncated}
 
     def _find_names(self, obs: Sequence[str] | None) -> dict[str, str]:
-        """Return the keys at the root, or below "next", by the default paths of their leaves."""
+        """Return the keys, at the root or below "next", by the default paths of their leaves."""
         left_out = {*_FLAGS, *_BOOKKEEPING}
         keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
         chosen = self._choose_obs(keys, obs)
@@ -245,7 +245,7 @@ class _Transitions:
         return chosen
 
     def _split(self, lanes: int) -> None:
-        """Find the episodes; rows that tell their trajectory become one lane, ordered by it."""
+        """Find the episodes; rows with trajectory ids become one lane, ordered by id."""
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)
@@ -270,7 +270,7 @@ class _Transitions:
         self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
 
     def leaves(self) -> dict[str, Field]:
-        """Return what the steps hold, by default paths."""
+        """Return the fields of the steps, by default path."""
         values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
         values[REWARD] = values[REWARD].reshape(0)
         return leaves_of(values, self._folder, "; skip leaves keys out")
@@ -297,7 +297,7 @@ def _is_at(key: str, name: str) -> bool:
 
 
 def _order(folder: Path, root: Path, rows: int, lanes: int) -> Ints:
-    """Return the rows that are filled, oldest first."""
+    """Return the filled rows, oldest first."""
     stored = _read_json(root / "storage_metadata.json", missing={})
     if stored.get("is_pytree"):
         raise FormatError(f"{folder} has a pytree and no tensordict; dump a buffer of tensordicts")
@@ -328,7 +328,7 @@ def _tensordict(
     leaves: Leaves = {}
     for key, said in meta.items():
         if not isinstance(said, Mapping):
-            continue  # what is said of the tensordict itself
+            continue  # an attribute of the tensordict itself
         if "/" in key or key in ("", ".", ".."):
             raise FormatError(f"{shown}: {key!r} cannot be a key")
         if choice.skips(name := f"{above}{key}".removeprefix(f"{_NEXT}/")):
@@ -374,7 +374,7 @@ def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the keys of leaves by their path; SchemaError where one is taken."""
+    """Return the keys of leaves by path; SchemaError for a key that is taken."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, name = path.partition("/")
@@ -398,7 +398,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: "samplers of TorchRL keep their own",
         CUT: "cut episodes are truncated there",
-        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: "only shapes and dtypes are kept",
         METADATA: no_place,
@@ -413,7 +413,7 @@ def _write(capacity: int, batch_size: int, plan: Plan, episodes: Iterable[Episod
 
 
 class _Folder:
-    """A folder that is being written."""
+    """Writes a folder."""
 
     def __init__(self, plan: Plan, capacity: int, batch_size: int) -> None:
         self._plan, self._capacity, self._batch_size = plan, capacity, batch_size
@@ -424,7 +424,7 @@ class _Folder:
     def add(self, episode: EpisodeData) -> None:
         count = len(episode)
         last = np.arange(count) == count - 1
-        # What is cut at the end of all may go on, as in a buffer that was saved in the middle of an episode.
+        # A cut episode at the end stays open, as in a buffer that was saved in the middle of an episode.
         is_open = episode.cut and self._rows + count == self._plan.steps
         truncated = last & ((episode.truncated or episode.cut) and not is_open)
         terminated = last & episode.terminated
@@ -479,6 +479,6 @@ class _Folder:
 
 
 def _folders(key: str) -> Iterator[str]:
-    """Yield the folders above a key, ``"next/"`` and ``"next/state/"`` of ``"next/state/x"``."""
+    """Yield the folders above a key: ``"next/"`` and ``"next/state/"`` for ``"next/state/x"``."""
     names = key.split("/")
     return (f"{'/'.join(names[: i + 1])}/" for i in range(len(names) - 1))

@@ -253,7 +253,7 @@ def test_what_are_no_transitions_of_one_agent_is_refused(tmp_path: Path) -> None
     with pytest.raises(dr.FormatError, match="has no transitions: no reward and done below 'next'$"):
         import_dataset(tmp_path / "states", tmp_path / "store")
     write(tmp_path / "agents", leaves | {"next/reward": np.zeros((4, 3, 1))})
-    with pytest.raises(dr.FormatError, match="'next' has reward of shape \\(3, 1\\) a row, so that rows are not the"):
+    with pytest.raises(dr.FormatError, match="'next' has reward of shape \\(3, 1\\) in each row, so rows are not the"):
         import_dataset(tmp_path / "agents", tmp_path / "store")
     write(tmp_path / "halves", leaves | {"next/done": np.full((4, 1), 0.5)})
     with pytest.raises(dr.FormatError, match="halves: next/done is one truth value a step, a bool or 0 or 1, not 0.5$"):

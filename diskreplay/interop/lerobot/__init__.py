@@ -1,9 +1,10 @@
 """Data sets of LeRobot: folders of parquet files, images and videos, of versions 2.0, 2.1 and 3.0; 3.0 is written.
 
 A feature ``observation.images.top`` is the leaf ``obs/images/top``, and the only one below ``observation`` is ``obs``
-itself; ``action`` is alike. ``next.reward`` is the reward, and ``next.done`` says how an episode ends: terminated if it
-is true of the last step, else cut. Other features are extra fields of steps, and numbers in the table of episodes are
-episode fields. Of texts, a step has the number; they lie in the store's notes, with those of tasks and the statistics.
+itself; ``action`` follows the same rule. ``next.reward`` is the reward. An episode is terminated if ``next.done`` is
+true in its last step, otherwise it is cut. Other features are extra fields of steps, and numbers in the table of
+episodes are episode fields. A text of a step is stored as a number. The notes of the store have the texts, the texts of
+tasks, and the statistics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,8 @@ _REASONS = {
     FINAL_OBS: "an episode ends with its last step",
     SCHEMA: "bounds of spaces, tuples, and scalars, which are vectors of one number",
     PRIORITY: "there are no initial priorities",
-    NOTES: "there is no place for what the import of an episode noted",
-    METADATA: "it is that of another format",
+    NOTES: "there is no place for the notes of an episode",
+    METADATA: "it belongs to another format",
 }
 
 
@@ -56,27 +57,27 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a data set of LeRobot into a new store, or the rest of it after an interruption.
+    """Import a data set of LeRobot into a new store, or resume an interrupted import.
 
-    Frames of videos are found by their times, and decoded. Without rewards they are zero.
+    Frames of videos are found by their times, and decoded. A data set without rewards gets zeros.
 
     Parameters
     ----------
     source : path
         The folder, which has ``meta/info.json``.
     path : path
-        The store; nothing, or what an interrupted import of this folder has left.
+        The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such data set.
     FormatError
-        It is damaged, of an unknown version, or has a feature that a store cannot hold.
+        The data set is damaged, of an unknown version, or has a feature that a store cannot hold.
     StoreExists
         Something else is at ``path``.
     """
@@ -85,7 +86,7 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str], choice: Choice = _DEFAULT) -> Source:
-    """Return a data set of LeRobot as what `import_dataset` reads, which raises what this raises."""
+    """Return a data set of LeRobot as a `Source`; it raises the errors of `import_dataset`."""
     root = Path(source).absolute()
     with foreign(root):
         reader = Reader(root, choice)
@@ -125,17 +126,17 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing is there.
+        The folder. Nothing may be there.
     fps : float, optional
-        Frames a second, of which times are made; None: those of the data set that the store was imported from, or 30.
+        Frames a second, for the timestamps. None: the rate of the data set that the store was imported from, or 30.
     task : str
-        What the episodes show, where the store was not imported from a data set with tasks.
+        The description of the task. It is used if the store was not imported from a data set with tasks.
     video : bool
-        Encode images of three colours as H.264, which loses detail; else they are PNG files in a column, and exact.
+        Encode images of three colours as H.264, which loses detail. Otherwise they are exact PNG files in a column.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -144,7 +145,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        ``fps`` is not more than 0. Or the store has times of its own, and images are to be video.
+        ``fps`` is not more than 0. Or ``video`` is true and the store has its own timestamps.
     """
     if fps is not None and not fps > 0:
         raise SchemaError(f"fps must be more than 0, not {fps}")
@@ -174,7 +175,7 @@ def _format(
         del not_held[SCHEMA]
     keys = {column.key for column in columns}
     if TIMESTAMP in keys and any(column.kind == "video" for column in columns):
-        raise SchemaError("the store has a timestamp of each step, and frames of a video are as far apart as any other")
+        raise SchemaError("the store has a timestamp of each step, and a video has a fixed rate; use video=False")
     fps = fps or own.get("info", {}).get("fps") or _FPS
     contents = Contents(columns, fields, _flags(episodes, own, keys), fps, task, own)
     lossy = {column.path: "frames of H.264 video lose detail" for column in contents.videos}
@@ -182,18 +183,18 @@ def _format(
 
 
 def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return what an import from LeRobot had noted, empty where it was from elsewhere."""
+    """Return the note of an import from LeRobot; empty for a store from elsewhere."""
     found: Mapping[str, Json] = noted["metadata"] if noted.get("format") == NAME else {}
     return found
 
 
 def _has_rewards(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json]) -> bool:
-    """Tell whether rewards are worth a column: a data set that came without some gets none if they are all zero."""
+    """Tell whether rewards get a column: a data set that came without rewards has none if all are zero."""
     return not own or REWARD in own["keys"] or any(episode.has_rewards for episode in episodes)
 
 
 def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
-    """Return the columns that say how episodes end: `next.done`, and two more where some were truncated."""
+    """Return the columns for the ends of episodes: `next.done`, and two more if any episode was truncated."""
     if DONE in keys:
         return ()
     if any(episode.truncated for episode in episodes):
@@ -204,7 +205,7 @@ def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set
 
 
 def _derived(columns: Sequence[Column], schema: Schema, episodes: Sequence[ChosenEpisode]) -> Schema | None:
-    """Return the schema that a reader would find; None where that depends on values."""
+    """Return the schema that a reader would find; None if it depends on values."""
     if any(column.kind == "text" or column.key in {*COUNTERS, *FLAGS} for column in columns):
         return None
     fields = {name: Field(leaf.shape, leaf.dtype) for name, leaf in schema.episode.items() if isinstance(leaf, Field)}

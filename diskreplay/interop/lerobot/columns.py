@@ -21,7 +21,7 @@ Texts = Mapping[str, Sequence[str]]
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """Return the type of a column: of a vector a list of fixed size, of an array of more axes nested lists."""
+    """Return the type of a column: a list of fixed size for vectors, nested lists for arrays of more axes."""
     if column.kind == "image":
         return _FILES
     if column.kind == "text":
@@ -37,7 +37,7 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def library_type(column: Column) -> dict[str, Json]:
-    """Return the type of a column as `datasets` notes it in a file, so that it reads images and arrays as such."""
+    """Return the type of a column for the library `datasets`, which then reads images and arrays as such."""
     if column.kind == "image":
         return {"_type": "Image"}
     dtype, shape = "string" if column.kind == "text" else column.field.dtype.name, column.shape
@@ -66,7 +66,7 @@ def to_arrow(column: Column, rows: Array, texts: Texts) -> pa.Array:
 
 
 def nested_lists(rows: Array) -> pa.Array:
-    """Return rows ``(T, *shape)`` as lists of any length, nested: what `datasets` has for arrays."""
+    """Return rows ``(T, *shape)`` as nested lists of any length, which `datasets` uses for arrays."""
     values = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for axis in range(rows.ndim - 1, 0, -1):
         count = int(np.prod(rows.shape[:axis], dtype=np.int64))
@@ -80,7 +80,7 @@ def from_arrow(column: Column, values: pa.ChunkedArray, texts: Texts, what: str)
     Raises
     ------
     FormatError
-        It has other lengths or another type than the feature, or lacks values.
+        The column has other lengths or another type than the feature, or lacks values.
     """
     if column.kind == "text":
         codes = pc.index_in(values, value_set=pa.array(texts[column.key], pa.string()))

@@ -1,4 +1,4 @@
-"""Which feature of a LeRobot data set holds which leaf of a store."""
+"""The features of a LeRobot data set, and their leaves in a store."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ COUNTERS: Mapping[str, Field] = {
     INDEX: Field((), "int64"),
     TASK: Field((), "int64"),
 }
-"""What every data set has; a store has the first two and the last as extra fields where they cannot be derived."""
+"""Columns of every data set. A store has the first two and the last as extra fields if they cannot be derived."""
 
 NEXT_REWARD, DONE, TERMINATED, TRUNCATED = "next.reward", "next.done", "next.terminated", "next.truncated"
 FLAGS = DONE, TERMINATED, TRUNCATED
 OBSERVATION = "observation"
 OF_EPISODES = "episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index"
-"""Columns of the table of episodes, which are no values of them."""
+"""Columns of the table of episodes that are not episode fields."""
 
-_TAKEN = EPISODE, INDEX, "task"  # of an extra field
+_TAKEN = EPISODE, INDEX, "task"  # by the layout: names that an extra field cannot have
 _PARTS = {OBS: OBSERVATION, ACTION: "action"}
 _CHANNELS, _COLOURS = (1, 3, 4), 3
-_LEAST_SIDE = 8  # of an image
-_MOST_AXES = 5  # of an array, in the library
+_LEAST_SIDE = 8  # of an image, in pixels
+_MOST_AXES = 5  # of an array in LeRobot's library
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Column:
     path : str
         The leaf.
     field : Field
-        One step's value in the store.
+        The field of the leaf.
     kind : str
-        "array", "image", "video", or "text": a number in the store, which names one of the data set's texts.
+        "array", "image", "video", or "text": the store has the number of one of the data set's texts.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Column:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the feature: never that of a scalar, of up to five axes."""
+        """The shape of the feature, with one to five axes."""
         shape = self.field.shape
         return (self.field.row_bytes // self.field.dtype.itemsize,) if len(shape) > _MOST_AXES else shape or (1,)
 
@@ -70,7 +70,7 @@ class Column:
         return is_channels_first(self.field.shape)
 
     def feature(self, noted: Feature | None = None) -> dict[str, Json]:
-        """Return the feature as `info.json` has it, with what was noted of one that is like it, as names of axes."""
+        """Return the feature as in `info.json`; ``noted``, if it is alike, adds data such as the names of axes."""
         dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
         made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}
         if self.kind in ("image", "video"):
@@ -81,7 +81,7 @@ class Column:
 
 
 def is_image(field: Field) -> bool:
-    """Tell whether a field is kept as images: bytes with 1, 3 or 4 channels behind its rows and columns, or before."""
+    """Tell whether a field is kept as images: uint8, with 1, 3 or 4 channels as its first or last axis."""
     shape = field.shape
     if field.dtype != np.uint8 or len(shape) != 3:
         return False
@@ -89,7 +89,7 @@ def is_image(field: Field) -> bool:
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Tell whether an image of this shape has its channels in front."""
+    """Tell whether an image of this shape has its channels in the first axis."""
     return shape[-1] not in _CHANNELS and shape[0] in _CHANNELS
 
 
@@ -105,14 +105,14 @@ def _channels(shape: tuple[int, ...]) -> int:
 def columns_of(
     schema: Schema, noted: Mapping[str, Json], *, video: bool = False
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the columns of a store's steps, and which leaves have none, and why.
+    """Return the columns of a store's steps, and the leaves without a column, with the reasons.
 
     Parameters
     ----------
     schema : Schema
-        That of the store.
+        The schema of the store.
     noted : mapping
-        What an import from LeRobot had noted: features keep their names; else empty.
+        The note of an import from LeRobot, with the names of the features; otherwise empty.
     video : bool
         Encode images as video.
     """
@@ -135,7 +135,7 @@ def columns_of(
 
 
 def fields_of(schema: Schema) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the columns of a store's episode fields by their paths, and which have none, and why."""
+    """Return the columns of a store's episode fields by path, and the fields without a column, with the reasons."""
     found: dict[str, str] = {}
     lacking: dict[str, str] = {}
     for path in schema.leaves:
@@ -162,12 +162,12 @@ def _key_of(path: str, field: Field) -> str:
 
 
 def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> Iterator[Column]:
-    """Yield a column for each feature of a data set that no store was exported to.
+    """Yield a column for each feature of a data set.
 
     Parameters
     ----------
     features : mapping
-        Those of `info.json`, without counters and flags.
+        The features of `info.json`, without counters and flags.
     kept : mapping
         Counters and flags that are extra fields.
 
@@ -194,12 +194,12 @@ def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> 
 
 
 def is_key_of(key: str, prefix: str) -> bool:
-    """Tell whether a feature is that of a prefix, or one below it."""
+    """Tell whether a feature has the name ``prefix``, or a name below it."""
     return key == prefix or key.startswith(f"{prefix}.")
 
 
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
-    """Return the leaf of an observation or action: the part itself if it is the only one, else nested by dots."""
+    """Return the leaf of an observation or action: the part itself if it is the only one, otherwise nested by dots."""
     if len(keys) == 1:
         return part
     below = [other.removeprefix(prefix).removeprefix(".") or prefix for other in keys]
@@ -221,7 +221,7 @@ def _kind_and_field(key: str, feature: Feature) -> tuple[Kind, Field]:
 
 
 def schema_of(columns: Iterable[Column], fields: Mapping[str, Field]) -> Schema:
-    """Return the schema of columns and of episode fields by name; SchemaError where a store cannot have one like it."""
+    """Return the schema of columns and of episode fields by name; SchemaError if no store can have it."""
     leaves = {column.path: column.field for column in columns}
     for part, key in _PARTS.items():
         if not any(is_part(path, part) for path in leaves):

@@ -1,4 +1,4 @@
-"""Images as PNG files in a column, and as frames of a video, which loses detail; and back."""
+"""Convert images to PNG files in a column or to frames of a video, which loses detail, and back."""
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,18 +16,18 @@ from diskreplay.interop.exchange.foreign import check_memory
 
 Bytes = NDArray[np.uint8]
 
-# The least that compresses: higher levels take twice the time for a few percent.
+# The lowest level of compression: higher levels take twice the time for a few percent.
 _LEVEL = 1
-_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # others call programs, or are never of a data set
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # others call programs, or do not occur in data sets
 
 
 def as_rows_first(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
-    """Return images ``(T, height, width, channels)`` of ones that may have their channels in front."""
+    """Return images as ``(T, height, width, channels)``; ``channels_first`` tells how they are stored."""
     return np.moveaxis(images, 1, -1) if channels_first else images
 
 
 def as_stored(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
-    """Return images as a store has them of ones ``(T, height, width, channels)``."""
+    """Return images ``(T, height, width, channels)`` in the layout of the store."""
     return np.ascontiguousarray(np.moveaxis(images, -1, 1)) if channels_first else images
 
 
@@ -48,7 +48,7 @@ def from_files(files: Iterable[bytes | None], shape: Sequence[int], what: str) -
     Raises
     ------
     FormatError
-        A file is missing, is no image, or has another shape.
+        A file is missing, is not an image, or has another shape.
     """
     return np.stack([_from_file(file, tuple(shape), what) for file in files])
 
@@ -75,13 +75,13 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
 Size = tuple[int, ...]
 
 CODEC: Final = "libx264"
-# As LeRobot encodes: every second frame is one to start at, so that single frames are quickly found.
 _VIDEO_FORMATS = {".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
+# As LeRobot encodes: every second frame is a key frame, so that single frames are found quickly.
 _ENCODING = {"g": "2", "crf": "18"}
 
 
 class VideoReader:
-    """A video file whose frames are asked for by their times; a context manager.
+    """A video file with access to frames by their times; a context manager.
 
     Parameters
     ----------
@@ -93,13 +93,13 @@ class VideoReader:
     Raises
     ------
     FormatError
-        It is no video of this size.
+        The file is not a video of this size.
     """
 
     def __init__(self, path: Path, size: Size) -> None:
         self._path = path
         try:
-            # By its name: a text that names other files, or addresses, would be taken for a playlist of them.
+            # The name gives the format: FFmpeg would take a text with names of files or addresses for a playlist.
             self._container = av.open(
                 str(path), format=_VIDEO_FORMATS.get(path.suffix, "mp4"), options={"protocol_whitelist": "file"}
             )
@@ -133,7 +133,7 @@ class VideoReader:
         Raises
         ------
         FormatError
-            There is no frame as near as ``tolerance_s`` to one of them, or the file is damaged.
+            One of the times has no frame within ``tolerance_s`` seconds, or the file is damaged.
         """
         nbytes = len(times) * self._stream.height * self._stream.width * 3
         check_memory(nbytes, f"{self._path}: an episode of {len(times)} frames")
@@ -167,7 +167,7 @@ def _time(frame: av.VideoFrame) -> float:
 
 
 class VideoWriter:
-    """A video that is being written.
+    """Writes a video.
 
     Parameters
     ----------
@@ -181,9 +181,9 @@ class VideoWriter:
     Attributes
     ----------
     count : int
-        How many frames it has.
+        The number of frames so far.
     nbytes : int
-        How many bytes these take.
+        The size of the encoded frames in bytes.
     """
 
     def __init__(self, path: Path, fps: float, size: Size) -> None:
@@ -203,7 +203,7 @@ class VideoWriter:
             self._mux(frame)
 
     def finish(self) -> None:
-        """Write the frames that the encoder holds back."""
+        """Write the frames that the encoder still holds."""
         self._mux(None)
 
     def close(self) -> None:
@@ -217,12 +217,12 @@ class VideoWriter:
 
 
 def pixel_format(size: Size) -> str:
-    """Return how colours are encoded: at half the resolution, which takes even sizes."""
+    """Return the pixel format: colours at half the resolution, or at the full one for odd sizes."""
     return "yuv444p" if any(side % 2 for side in size) else "yuv420p"
 
 
 def video_info(size: Size, fps: float) -> dict[str, object]:
-    """Return what `info.json` says of such a video."""
+    """Return the description of a video in `info.json`."""
     height, width = size
     return {
         "video.height": height,

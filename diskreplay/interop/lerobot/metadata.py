@@ -1,4 +1,4 @@
-"""What the files below `meta` say of a data set: versions 2.0, 2.1 and 3.0 of the layout."""
+"""Read the metadata of a data set, the files below `meta`: versions 2.0, 2.1 and 3.0 of the layout."""
 
 import os
 import re
@@ -33,40 +33,40 @@ DATA_PATH, VIDEO_PATH = f"data/{FILE}.parquet", f"videos/{{video_key}}/{FILE}.mp
 
 @dataclass(frozen=True)
 class Clip:
-    """Where the frames of an episode lie: a video file, and when in it the episode begins, in seconds."""
+    """The frames of an episode: a video file, and the start of the episode in it, in seconds."""
 
     path: Path
     start: float
 
 
 class Metadata:
-    """What is known of a data set before its steps are read.
+    """The metadata of a data set, read before its steps.
 
     Parameters
     ----------
     root : Path
         The folder of the data set.
     is_lenient : bool
-        Leave out episodes that the files say nothing of, and note them, in place of raising FormatError.
+        Leave out and note episodes that the metadata lack, instead of raising FormatError.
 
     Attributes
     ----------
     skipped : list of Skipped
-        What was left out.
+        The episodes and files that were left out.
     numbers : array
         The numbers of the episodes in the data set, ``(episodes,)``.
     info : dict
         `info.json`.
     features : dict
-        Those of it, by name.
+        The features in `info.json`, by name.
     fps : float
         Frames a second.
     lengths : array
-        How many steps each episode has, ``(episodes,)``.
+        The number of steps of each episode, ``(episodes,)``.
     files : list of Path
-        The file of the steps of each episode.
+        The file with the steps of each episode.
     fields, values : dict
-        What is noted of each episode beside that, by name: how it is stored, and the values, None where there is none.
+        Other columns of the table of episodes, by name: their field, and their values. None: an episode has no value.
     tasks : dict of int to str
         Texts of tasks by their numbers.
     stats : str
@@ -77,7 +77,7 @@ class Metadata:
     StoreNotFound
         There is no data set.
     FormatError
-        Its metadata are damaged, or of a version that is not read.
+        Its metadata are damaged, or of an unsupported version.
     """
 
     def __init__(self, root: Path, *, is_lenient: bool = False) -> None:
@@ -120,8 +120,8 @@ class Metadata:
         missing = np.setdiff1d(np.arange(max(last, total)), self.numbers).tolist()
         if missing and not self.is_lenient:
             raise FormatError(
-                f"{self.root}: the table of episodes has no episode {missing[0]}, {len(missing)} lack of "
-                f"{max(last, total)}; on_error='skip' imports the others"
+                f"{self.root}: the table of episodes has no episode {missing[0]}; {len(missing)} of "
+                f"{max(last, total)} are missing, and on_error='skip' imports the others"
             )
         self.skipped += [Skipped(f"episode {number}", "the table of episodes does not have it") for number in missing]
 
@@ -135,7 +135,7 @@ class Metadata:
         self.values = {name: self._table[name] for name in self.fields}
 
     def clip(self, number: int, key: str) -> Clip:
-        """Return where the frames of a video feature of the episode at a position lie."""
+        """Return the clip of a video feature for the episode at a position."""
         if self.is_old:
             return Clip(self._old_file("video_path", _OLD_VIDEO, int(self.numbers[number]), video_key=key), 0.0)
         chunk, file, start = (
@@ -215,7 +215,7 @@ class Metadata:
 
     @contextmanager
     def _noted(self, file: Path) -> Iterator[None]:
-        """Note what keeps a file from being read, or raise it."""
+        """Raise the error of an unreadable file, or note it if `is_lenient`."""
         try:
             yield
         except FormatError as error:
@@ -248,18 +248,18 @@ class Metadata:
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """Return the schema of a parquet file; FormatError where there is none."""
+    """Return the schema of a parquet file; FormatError for a missing or damaged file."""
     return open_table(path).schema_arrow
 
 
 def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
-    """Return columns of a parquet file, None for all; FormatError where it cannot be read."""
+    """Return columns of a parquet file, None for all; FormatError for a missing or damaged file."""
     with reading(path):
         return open_table(path).read(None if names is None else list(names))
 
 
 def open_table(path: Path) -> pq.ParquetFile:
-    """Open a parquet file; FormatError where there is none."""
+    """Open a parquet file; FormatError for a missing or damaged file."""
     if not path.is_file():
         raise FormatError(f"there is no file {path}, which the table of episodes names")
     with reading(path):
@@ -279,20 +279,20 @@ def _read_lines(path: Path) -> list[dict[str, Json]]:
 
 
 def _filled(pattern: str, parts: Mapping[str, int | str]) -> str:
-    """Return a pattern with the parts that it names in braces, numbers padded with zeros: `{episode_index:06d}`.
+    """Fill a pattern with the parts that it names in braces, and pad numbers with zeros: `{episode_index:06d}`.
 
-    Python's formatting would follow attributes, and pad to any width.
+    Python's own formatting would follow attributes, and pad to any width.
     """
 
     def part(found: re.Match[str]) -> str:
         value, width = parts[found["name"]], int(found["width"] or 0)
         if found["width"] and not isinstance(value, int):
-            raise ValueError(f"{found['name']} is no number")
+            raise ValueError(f"{found['name']} is not a number")
         return str(value).zfill(width)
 
     text = _PART.sub(part, pattern)
     if "{" in _PART.sub("", pattern) or "}" in _PART.sub("", pattern):
-        raise ValueError("a part in braces is not a name, with :03d or so behind a number's")
+        raise ValueError("a part in braces is not a name, or a number's name with a width such as :03d")
     return text
 
 
@@ -304,7 +304,7 @@ def _is_feature(feature: Json) -> bool:
 
 
 def _field_of(column: Sequence[Any], kind: pa.DataType | None) -> Field | None:
-    """Return how a column of the table of episodes is stored: numbers, or vectors of these; None for anything else."""
+    """Return the field of a column of the table of episodes: numbers or vectors of numbers; None for anything else."""
     given = [value for value in column if value is not None]
     try:
         rows = np.asarray(given)

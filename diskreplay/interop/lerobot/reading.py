@@ -1,4 +1,4 @@
-"""Episodes of a LeRobot data set."""
+"""Read the episodes of a LeRobot data set."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,13 +41,13 @@ from diskreplay.interop.step_values import as_flags
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Row groups that are read at once take about so much: memory that is used again is quicker than more of it.
+# The approximate size of row groups that are read together: reused memory is faster than more memory.
 _BLOCK_BYTES = 4 << 20
 _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: its episodes, from a number on, and their lengths."""
+    """A file of steps: the position of its first episode, and the lengths of its episodes."""
 
     path: Path
     first: int
@@ -67,14 +67,14 @@ class Reader:
     Attributes
     ----------
     leaves, names, numbers, left_out, texts, metadata, episodes, steps, skipped, not_kept
-        As `Source` has them.
+        The same as in `Source`.
 
     Raises
     ------
     StoreNotFound
         There is no data set.
     FormatError
-        It is damaged, of a version that is not read, or has what a store cannot hold.
+        The data set is damaged, of an unsupported version, or has a feature that a store cannot hold.
     """
 
     def __init__(self, root: Path, choice: Choice) -> None:
@@ -114,7 +114,7 @@ class Reader:
         }
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the wanted leaves of the episodes in order, from the one at position ``first`` on."""
+        """Yield the wanted leaves of the episodes in order, from position ``first`` on."""
         columns = [column for column in self._columns if column.path in wanted]
         videos = _Videos(self._meta)
         try:
@@ -125,7 +125,7 @@ class Reader:
             videos.close()
 
     def _check_pieces(self, scan: "_Scan") -> list[str]:
-        """Look at the files of steps, leave out those that cannot be read, and return columns that no feature names."""
+        """Scan the files of steps, leave out unreadable ones, and return the columns that no feature names."""
         others, bad = dict[str, None](), list[tuple[_Piece, str]]()
         for piece in _pieces(self._meta):
             try:
@@ -140,15 +140,15 @@ class Reader:
         return list(others)
 
     def _check_films(self) -> None:
-        """Check that each camera has a film of some episode."""
+        """Check that each camera has a video file for at least one episode."""
         for column in self._columns:
             if column.kind != "video" or not self.episodes:
                 continue
             clips = {self._meta.clip(position, column.key).path for position in range(self.episodes)}
             if not any(path.is_file() and path.stat().st_size for path in clips):
                 raise FormatError(
-                    f"{self._root} has no film of {column.key!r}: {min(clips)} lacks or is empty. Fetch the films, or "
-                    f"leave the camera out by skip=({column.key!r},) (on the command line --skip {column.key})"
+                    f"{self._root} has no video of {column.key!r}: {min(clips)} is missing or empty. Fetch the videos, "
+                    f"or leave the camera out by skip=({column.key!r},) (on the command line --skip {column.key})"
                 )
 
     def _read_piece(
@@ -161,7 +161,7 @@ class Reader:
         keys = dict.fromkeys([column.key for column in stored] + ([TIMESTAMP] if moving else []))
         waiting: pa.Table | None = None
         number, lengths = piece.first + skipped, piece.lengths[skipped:]
-        # Where damage costs episodes, these are those of one row group.
+        # With on_error="skip", damage costs only the episodes of one row group.
         block_bytes = _BLOCK_BYTES if self._choice.on_error == "raise" else 0
         own = self._meta.numbers[number : number + len(lengths)]
         is_shared = piece.path in self._shared
@@ -200,25 +200,25 @@ class Reader:
 
 
 def _pieces(meta: Metadata) -> list[_Piece]:
-    """Return the files of the episodes that are left."""
+    """Return the files of the episodes that were not left out."""
     numbered = groupby(range(len(meta.lengths)), lambda position: meta.files[position])
     spans = [(path, list(positions)) for path, positions in numbered]
     return [_Piece(path, span[0], meta.lengths[span[0] : span[-1] + 1]) for path, span in spans]
 
 
 class _Scan:
-    """What must be known of all steps before the first is read: how episodes end, and which columns can be derived.
+    """A scan of all steps before the first is read. It finds the ends of episodes, and the columns that can be derived.
 
     Attributes
     ----------
     kept : list of str
-        Counters and flags that are extra fields, since they are not what they would be derived to.
+        Counters and flags that are extra fields, because their values differ from the derived ones.
     left_out : set of str
-        Features that are no leaves.
+        Features that are not leaves.
     known : set of str
         Columns that a feature or the layout names.
     shared : set of Path
-        Files that have steps of episodes that were left out, too.
+        Files that also have steps of episodes that were left out.
     """
 
     def __init__(self, meta: Metadata, features: Mapping[str, Feature], texts: dict[str, list[str]]) -> None:
@@ -237,7 +237,7 @@ class _Scan:
             texts.setdefault(key, [])
 
     def add(self, piece: _Piece) -> None:
-        """Look at the steps of a file."""
+        """Scan the steps of a file."""
         there = set(read_schema(piece.path).names)
         wanted = [TIMESTAMP, FRAME, EPISODE, TASK, *self._flags, *self._text_keys]
         table = read_table(piece.path, [name for name in wanted if name in there])
@@ -279,21 +279,21 @@ class _Scan:
             self.kept.append(name)
 
     def ends(self) -> tuple[Bools, Bools]:
-        """Return which episodes were terminated, and which truncated."""
+        """Return whether each episode was terminated, and whether it was truncated, ``(episodes,)`` each."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
-        none = np.zeros(len(self._meta.lengths), np.bool_)  # also without a file
+        none = np.zeros(len(self._meta.lengths), np.bool_)  # also for a data set without a file
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
 
 
 class _Videos:
-    """The video file that is being read of each feature."""
+    """The open video file of each feature."""
 
     def __init__(self, meta: Metadata) -> None:
         self._meta = meta
         self._open: dict[str, tuple[Path, VideoReader]] = {}
 
     def frames(self, number: int, column: Column, times: Array) -> Array:
-        """Return the frames of an episode as the store has them."""
+        """Return the frames of an episode in the layout of the store."""
         clip = self._meta.clip(number, column.key)
         path, reader = self._open.get(column.key, (None, None))
         if reader is None or path != clip.path:
@@ -314,7 +314,7 @@ class _Videos:
 
 
 def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iterator[pa.Table]:
-    """Yield columns of a file by some row groups at once, behind so many rows; a thread reads the next ones."""
+    """Yield columns of a file, some row groups at a time, after ``skipped`` rows; a thread reads the next ones."""
     file = open_table(path)
     return read_ahead(
         partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped, block_bytes)
@@ -322,7 +322,7 @@ def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iter
 
 
 def _blocks(metadata: pq.FileMetaData, skipped: int, block_bytes: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the row groups that are read at once, and how many of their rows are left out."""
+    """Yield the row groups to read together, and the number of their first rows to skip."""
     at, groups, rows, nbytes = 0, list[int](), 0, 0
     for group in range(metadata.num_row_groups):
         found = metadata.row_group(group)
@@ -343,7 +343,7 @@ def _table(path: Path, file: pq.ParquetFile, keys: list[str], groups: list[int],
 
 
 def _rows_of(table: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:
-    """Return the steps of the episodes of these numbers."""
+    """Return the steps of the episodes with these numbers."""
     return table.filter(pa.array(np.isin(_numbers(table, EPISODE), numbers)))
 
 

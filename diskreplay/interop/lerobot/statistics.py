@@ -1,4 +1,4 @@
-"""Statistics of features, as LeRobot keeps them of each episode and of the whole data set."""
+"""Statistics of features, as LeRobot keeps them for each episode and for the whole data set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from diskreplay.interop.lerobot.features import Column, is_channels_first
 Numbers = NDArray[np.float64]
 Statistics = dict[str, Numbers]
 
-# Images of an episode that are looked at, and the longest side of these: of more, pixels are left out.
+# The most images of an episode that are read, and their longest side: pixels of larger images are skipped.
 _MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 
 def of_rows(rows: NDArray[Any]) -> Statistics:
-    """Return least, greatest, mean, standard deviation and count of rows, over all axes but the last, as LeRobot does.
+    """Return minimum, maximum, mean, standard deviation and count of rows over all axes but the last, as LeRobot does.
 
-    Rows are of ``(T, *shape)``; those of scalars are one column.
+    Rows are ``(T, *shape)``; scalars count as one column.
     """
     numbers = rows.reshape(-1, rows.shape[-1] if rows.ndim > 1 else 1)
     mean = numbers.mean(0, dtype=np.float64)
@@ -36,7 +36,7 @@ def of_rows(rows: NDArray[Any]) -> Statistics:
 
 
 def of_images(rows: NDArray[np.uint8], channels_first: bool) -> Statistics:
-    """Return the same of each channel of some of the images, with pixels from 0 to 1, as ``(channels, 1, 1)``."""
+    """Return the statistics of each channel from some of the images, with pixels from 0 to 1: ``(channels, 1, 1)``."""
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST_IMAGES)).astype(np.int64)]
     some = images.as_rows_first(some, channels_first)
     stride = -(-max(some.shape[1:3]) // _LONGEST_SIDE)
@@ -53,14 +53,14 @@ def of_column(column: Column, rows: NDArray[Any]) -> Statistics:
 
 
 def of_counter(first: float, last: float, count: int) -> Statistics:
-    """Return the statistics of numbers that rise evenly from the first to the last of them."""
+    """Return the statistics of ``count`` numbers that rise evenly from ``first`` to ``last``."""
     spread = (last - first) * np.sqrt((count + 1) / (12 * (count - 1))) if count > 1 else 0.0
     found = {"min": first, "max": last, "mean": (first + last) / 2, "std": spread, "count": count}
     return {name: np.array([value], np.float64) for name, value in found.items()}
 
 
 def merged(parts: Mapping[str, Numbers]) -> Statistics:
-    """Return the statistics of all rows of those of some, ``(parts, *shape)`` each."""
+    """Combine the statistics of parts, ``(parts, *shape)`` each, into the statistics of all rows."""
     counts = parts["count"].reshape(-1, *[1] * (parts["mean"].ndim - 1))
     shares = counts / counts.sum()
     mean = (parts["mean"] * shares).sum(0)
@@ -75,7 +75,7 @@ def merged(parts: Mapping[str, Numbers]) -> Statistics:
 
 
 def stacked(parts: Sequence[Statistics]) -> Statistics:
-    """Return statistics of several, one behind the other: ``(parts, *shape)``."""
+    """Stack the statistics of several parts: ``(parts, *shape)``."""
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -90,7 +90,7 @@ def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
 
 
 def agree(found: Mapping[str, Statistics], noted: Mapping[str, Json]) -> bool:
-    """Tell whether statistics that were noted are those of the same rows, images aside."""
+    """Tell whether noted statistics agree with the ones of the written rows, except images."""
     try:
         return found.keys() == noted.keys() and all(
             np.allclose(np.ravel(noted[key][name]), np.ravel(values), rtol=1e-4, atol=1e-6)

@@ -1,7 +1,7 @@
-"""A LeRobot data set of version 3.0 that is being written.
+"""Write a LeRobot data set of version 3.0.
 
-Episodes lie behind one another in files of up to about 100 MB: number k of ``data``, of each video, and of
-``meta/episodes``, which lists what is in them.
+A file holds consecutive episodes, up to about 100 MB. File k of ``meta/episodes`` lists the episodes in file k of
+``data`` and of each video.
 """
 
 import json
@@ -47,22 +47,22 @@ _STATS = "stats/"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a data set is to hold.
+    """The contents of a data set to write.
 
     Attributes
     ----------
     columns : list of Column
-        Those of the steps of a store.
+        The columns of the steps of the store.
     fields : dict of str to str
         Columns of the table of episodes, by the paths of episode fields.
     flags : tuple of str
-        Which columns say how episodes end.
+        The columns for the ends of episodes.
     fps : float
         Frames a second.
     task : str
-        The text of the task, where none was noted.
+        The text of the task, if ``noted`` has none.
     noted : dict
-        What an import from LeRobot had noted; else empty.
+        The note of an import from LeRobot; otherwise empty.
     """
 
     columns: list[Column]
@@ -207,7 +207,7 @@ class _DataSet:
         return [self._tasks.setdefault(number, str(number)) for number in unique]
 
     def _merge(self, found: Mapping[str, statistics.Statistics]) -> None:
-        """Add the statistics of the episodes of a file, those of a feature behind one another."""
+        """Add the statistics of the episodes of a file, by feature."""
         for key, each in found.items():
             parts = [statistics.merged(each)] + ([self._statistics[key]] if key in self._statistics else [])
             self._statistics[key] = statistics.merged(statistics.stacked(parts))
@@ -238,14 +238,14 @@ class _DataSet:
 
 
 class _File:
-    """Number k of the files of steps, of each video, and of the table of episodes.
+    """File k of the steps, of each video, and of the table of episodes.
 
     Attributes
     ----------
     lines : list of dict
-        What the table of episodes says of those that are in it.
+        The rows of the table of episodes, one for each episode in the file.
     statistics : list of dict
-        Those of the features of each of them.
+        The statistics of each of these episodes, by feature.
     """
 
     def __init__(self, root: Path, number: int, schema: pa.Schema, videos: Sequence[Column], fps: float) -> None:
@@ -255,7 +255,7 @@ class _File:
         path = root / "data" / _file_name(number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._sink = pa.OSFile(str(path), "wb")
-        # Of floats there are too many to be worth a dictionary.
+        # Floats have too many different values for a dictionary.
         few = [
             each.name for each in schema if not pa.types.is_nested(each.type) and not pa.types.is_floating(each.type)
         ]
@@ -271,7 +271,7 @@ class _File:
         )
 
     def add(self, table: pa.Table, rows: Mapping[str, Array]) -> dict[str, Json]:
-        """Append an episode as a row group, and return where it lies."""
+        """Append an episode as a row group, and return its place for the table of episodes."""
         chunk, file = divmod(self._number, _FILES_A_CHUNK)
         where: dict[str, Json] = {}
         for part in ("data", "meta/episodes", *(f"videos/{key}" for key in self._videos)):

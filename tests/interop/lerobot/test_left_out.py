@@ -51,7 +51,7 @@ def test_a_camera_that_no_episode_has_is_refused_with_the_option_that_helps(tmp_
     for film in films(root):
         film.unlink()
     for on_error in ("raise", "skip"):
-        with pytest.raises(dr.FormatError, match=f"no film of '{CAMERA}': .*skip=\\('{CAMERA}',\\)"):
+        with pytest.raises(dr.FormatError, match=f"no video of '{CAMERA}': .*skip=\\('{CAMERA}',\\)"):
             import_dataset(root, tmp_path / "store", on_error=on_error)
     done = import_dataset(root, tmp_path / "store", skip=(CAMERA,))
     assert (done.episodes, done.skipped, done.not_kept) == (COUNT, [], [CAMERA])
@@ -62,7 +62,9 @@ def test_an_episode_that_was_removed_is_named(tmp_path: Path) -> None:
     lines = (root / "meta/episodes.jsonl").read_text().splitlines()
     (root / "meta/episodes.jsonl").write_text("\n".join([lines[0], *lines[2:]]))
     sorted(root.glob("data/**/*.parquet"))[1].unlink()
-    done = refused_then_left_out(root, tmp_path, "no episode 1, 1 lack of .*on_error='skip' imports the others")
+    done = refused_then_left_out(
+        root, tmp_path, "no episode 1; 1 of .* are missing, and on_error='skip' imports the others"
+    )
     assert done.episodes == COUNT - 1
     assert done.skipped == [("episode 1", "the table of episodes does not have it")]
 
@@ -173,7 +175,7 @@ def test_a_line_of_the_table_costs_its_episode_where_a_file_has_many(tmp_path: P
     (file,) = root.glob("meta/episodes/*/*.parquet")
     table = pq.read_table(file)
     pq.write_table(pa.concat_tables([table.slice(0, lacking), table.slice(lacking + 1)]), file)
-    done = refused_then_left_out(root, tmp_path, f"no episode {lacking}, 1 lack of")
+    done = refused_then_left_out(root, tmp_path, f"no episode {lacking}; 1 of")
     assert [what for what, _ in done.skipped] == [f"episode {lacking}"]
     with dr.open(tmp_path / "whole") as before, dr.open(tmp_path / "store") as after:
         wanted = [episode for number, episode in enumerate(before.episodes) if number != lacking]

@@ -160,7 +160,7 @@ def test_irregular_times_and_early_dones_are_kept(tmp_path: Path) -> None:
     made, given = (pq.read_table(path / "data/chunk-000/file-000.parquet") for path in (tmp_path / "again", root))
     assert made["timestamp"].to_pylist() == given["timestamp"].to_pylist()
     assert made["next.done"].to_pylist() == given["next.done"].to_pylist()
-    with pytest.raises(dr.SchemaError, match="^the store has a timestamp of each step, and frames of a video are"):
+    with pytest.raises(dr.SchemaError, match="^the store has a timestamp of each step, and a video has a fixed rate"):
         export_dataset(tmp_path / "store", tmp_path / "video", video=True)
 
 
