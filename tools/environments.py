@@ -446,7 +446,9 @@ def main() -> None:
         text = f"instead, with the {end} versions that pyproject.toml allows"
         parser.add_argument(f"--{end}", dest="ends", action="append_const", const=end, default=[], help=text)
     parser.add_argument("--python", action="append", help="a Python for --lowest and --newest, such as 3.13; this one")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="save passed runs, and write their table into a page")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="save passed runs, and write their table into a page"
+    )
     arguments = parser.parse_args()
     if not (arguments.names or arguments.ends):
         parser.error("name an extra, or give --lowest or --newest for every extra that has ranges")
