@@ -81,17 +81,6 @@ class Statistics:
         self.ids: NDArray[np.int64] | None = None
         self._kept: Counter[str] = Counter()
 
-    def add(self, ids: NDArray[np.int64], steps: int, started: float, planned: float) -> None:
-        """Count a batch that is delivered now. Its call began at `started`, and its plan was complete at `planned`."""
-        if not self.first:
-            self.first = self.last = started
-        self.batches += 1
-        self.steps += steps
-        self.planning += planned - started
-        self.elsewhere += started - self.last
-        self.ids = ids
-        self.last = perf_counter()
-
     def resumed(self, batches: int, steps: int) -> "Statistics":
         """Return statistics that start from the counts of another run."""
         new = copy(self)
@@ -490,7 +479,14 @@ class Sampler(IterableDataset[Batch]):
                 plan.gathered = None
                 raise
             payments.paid = 0
-            self._statistics.add(ids, steps, started, planned)
+            statistics = self._statistics
+            if not statistics.first:
+                statistics.first = statistics.last = started
+            statistics.batches += 1
+            statistics.steps += steps
+            statistics.planning += planned - started
+            statistics.elsewhere += started - statistics.last
+            statistics.ids, statistics.last = ids, perf_counter()
             planner.delivered(plan)
             return batch
         planner.rewind()
