@@ -1,10 +1,10 @@
 """A table of priorities by id. It follows a population and draws ids in proportion to their priorities.
 
 The table keeps the raw priority |td| + eps of an id, at a place in a page of 64 successive rows of its lane; see
-`kernels.pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids that the
-view does not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an update or
-a writer gave to an id that can be drawn. When no page is free, pages without steps are used again. The numbers of pages
-are part of the saved state, because they decide which id a random number draws.
+`kernels.priority_pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids
+that the view does not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an
+update or a writer gave to an id that can be drawn. When no page is free, pages without steps are used again. The
+numbers of pages are part of the saved state, because they decide which id a random number draws.
 """
 
 import math
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.distributions.population import Cursor, InitialErrors, Population, Share
-from diskreplay.distributions.saved_state import bits, columns as columns_of, masks, state_of
+from diskreplay.distributions.saved_state import bits, columns, masks, state_of
 from diskreplay.ids import POSITION_MASK, Floats, Ints, places_of
-from diskreplay.kernels import frozen, pages as columns, sumtree
+from diskreplay.kernels import frozen, priority_pages, sumtree
 from diskreplay.kernels.huge_pages import zeros
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import lane_keys
@@ -100,9 +100,9 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # The last offered runs, see `kernels.pages`, and the array of lanes whose address they hold.
-        self._offered = np.zeros((4, columns.RUNS), np.int64), _NO_LANES
-        self._pages = np.zeros((0, columns.COLUMNS), np.int64)
+        # The last offered runs, see `kernels.priority_pages`, and the array of lanes whose address they hold.
+        self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
+        self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
         self._resize(FIRST_PAGES)
         self._list_pages()
@@ -114,7 +114,7 @@ class PriorityTable:
 
     def _resize(self, count: int) -> None:
         """Make room for `count` pages, and keep those in use. The caller lists the pages."""
-        width, size, old = columns.PAGE, columns.COLUMNS, self._pages
+        width, size, old = priority_pages.PAGE, priority_pages.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, found = zeros(
             (int(sumtree.tree_starts(count * width)[-1]), np.float64),
@@ -127,9 +127,9 @@ class PriorityTable:
             pages[: end * size] = old[:end].reshape(-1)
             raw[: end * width] = self._raw[: end * width]
             tree.fill(self.tree.masses[: end * width])
-        pages, bounds = pages.reshape(count, size), columns.bounds_of(count, self._bounds)
+        pages, bounds = pages.reshape(count, size), priority_pages.bounds_of(count, self._bounds)
         stacks, heights = np.empty((2, count), np.int64), np.zeros(4, np.int64)
-        # In the order of `kernels.pages.PAGES`.
+        # In the order of `kernels.priority_pages.PAGES`.
         table = pack(
             pages, found, stacks, heights, raw, bounds, tree.starts, tree.tree, tree.sums, tree.smallest,
             *self._ints, *self._floats,
@@ -141,16 +141,16 @@ class PriorityTable:
     @property
     def _end(self) -> int:
         """The number of pages up to the last one in use."""
-        in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
+        in_use = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
         return int(in_use[-1]) + 1 if len(in_use) else 0
 
     def _list_pages(self) -> None:
         """Index the pages in use, and list the free ones: the lowest numbers are used first."""
         pages = self._pages
-        columns.index_pages(pages, self._slots)
-        pages[:, columns.TOUCHED] = 0
-        pages[:, columns.WANTED] = pages[:, columns.SHOWN]
-        unused = np.flatnonzero(pages[:, columns.STRIDE] == 0)
+        priority_pages.index_pages(pages, self._slots)
+        pages[:, priority_pages.TOUCHED] = 0
+        pages[:, priority_pages.WANTED] = pages[:, priority_pages.SHOWN]
+        unused = np.flatnonzero(pages[:, priority_pages.STRIDE] == 0)
         self._stacks[0, : len(unused)] = unused[::-1]
         self._heights[:] = len(unused), 0, 0, 0
 
@@ -158,7 +158,7 @@ class PriorityTable:
         """Change the exponent; a new one costs a pass over all priorities."""
         if alpha != self._alpha:
             self._alpha = alpha
-            end = self._end * columns.PAGE
+            end = self._end * priority_pages.PAGE
             powered = np.empty(end)
             self._powers(np.abs(self._raw[:end]), alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(end), powered)
             self.tree.fill(np.where(self.tree.masses[:end] > 0, powered, 0.0))
@@ -177,13 +177,13 @@ class PriorityTable:
         old, runs = self._offered[0], changes.runs
         if changes.reached.shape[1]:
             old = self._with_reached(changes.reached)
-        new = np.empty((4, columns.RUNS + runs.shape[1]), np.int64)
+        new = np.empty((4, priority_pages.RUNS + runs.shape[1]), np.int64)
         numbers = changes.provisional, changes.partially_hidden, changes.whole, self._alpha
         while self._offer(old, runs, new, record, self._table, *numbers):
             self._make_room(population)
         self._offered = new, lanes
         read = population.initial_errors
-        if read is not None and snapshot is not None and self._heights[columns.NEW] and snapshot.has_priorities:
+        if read is not None and snapshot is not None and self._heights[priority_pages.NEW] and snapshot.has_priorities:
             self._set_initial(population, read, eps, eta)
         self._cursor.reach(population, changes)
 
@@ -192,13 +192,13 @@ class PriorityTable:
 
         Other new ids enter with the largest priority given so far, including the new ids before them.
         """
-        pages = self._stacks[columns.CHANGED, : self._heights[columns.NEW]]
+        pages = self._stacks[priority_pages.CHANGED, : self._heights[priority_pages.NEW]]
         # The order depends only on the ids: a loaded sampler then continues like the saved one.
-        pages = pages[self._pages[pages, columns.FIRST].argsort()]
+        pages = pages[self._pages[pages, priority_pages.FIRST].argsort()]
         for at in range(0, len(pages), _PAGES_AT_ONCE):
             lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
-            page, row = np.nonzero(bits(lines[:, columns.ENTERED].copy()))
-            ids = lines[page, columns.FIRST] + row * lines[page, columns.STRIDE]
+            page, row = np.nonzero(bits(lines[:, priority_pages.ENTERED].copy()))
+            ids = lines[page, priority_pages.FIRST] + row * lines[page, priority_pages.STRIDE]
             initial = read(population.snapshot, ids, eta) + eps
             is_given = ~np.isnan(initial)
             largest = np.maximum.accumulate(np.append(self.largest, np.where(is_given, initial, 0.0)))[1:]
@@ -215,17 +215,17 @@ class PriorityTable:
     def _with_reached(self, reached: Ints) -> Ints:
         """Return the offered runs, with newly hidden runs after the partially hidden ones."""
         runs = self._offered[0]
-        ended, left = runs[[columns.ENDED, columns.LEFT], 0].tolist()
-        start, end = columns.RUNS + ended, columns.RUNS + ended + left
+        ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
+        start, end = priority_pages.RUNS + ended, priority_pages.RUNS + ended + left
         known = np.append(reached, np.full((1, reached.shape[1]), -1), axis=0)
-        more = np.concatenate([runs[:, : columns.RUNS], runs[:, start:end], known, runs[:, end:]], axis=1)
-        more[[columns.ENDED, columns.LEFT], 0] = 0, left + reached.shape[1]
+        more = np.concatenate([runs[:, : priority_pages.RUNS], runs[:, start:end], known, runs[:, end:]], axis=1)
+        more[[priority_pages.ENDED, priority_pages.LEFT], 0] = 0, left + reached.shape[1]
         return more
 
     def _make_room(self, population: Population) -> None:
         """Free the pages whose steps are all gone, and add pages if too few are free."""
         in_use, is_alive, needed = self._alive(population)
-        gone, width = in_use[~is_alive], columns.PAGE
+        gone, width = in_use[~is_alive], priority_pages.PAGE
         if len(gone):
             places = (gone[:, None] * width + np.arange(width)).reshape(-1)
             self.tree.set(places, np.zeros(len(places)))
@@ -236,7 +236,7 @@ class PriorityTable:
 
     def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
         """Return the pages in use, which of them still have steps, and how many pages all steps need."""
-        width = columns.PAGE
+        width = priority_pages.PAGE
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)
         there = (keys >= 0) & (episodes.count > 0)
@@ -245,8 +245,8 @@ class PriorityTable:
         # Keys of the first rows of each episode's pages.
         start, pages = keys - row % width, (row % width + count - 1) // width + 1
         alive = np.unique(np.repeat(start, pages) + width * places_of(np.zeros_like(pages), pages))
-        in_use = np.flatnonzero(self._pages[:, columns.STRIDE])
-        sought = lane_keys(self._pages[in_use, columns.FIRST], *population.segments)
+        in_use = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
+        sought = lane_keys(self._pages[in_use, priority_pages.FIRST], *population.segments)
         return in_use, np.isin(sought, alive), len(alive)
 
     # --- priorities --------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class PriorityTable:
         """Return the place of each id, -1 for an id that cannot be drawn."""
         places = np.empty(len(ids), np.int64)
         offered, lanes = self._offered
-        get_kernel("locate")(ids, offered[columns.ORIGIN, 0], lanes, self._pages, self._slots, places)
+        get_kernel("locate")(ids, offered[priority_pages.ORIGIN, 0], lanes, self._pages, self._slots, places)
         return places
 
     def masses_of(self, ids: Ints) -> Floats:
@@ -267,13 +267,13 @@ class PriorityTable:
         """Return the sum of the masses of a share; it costs a pass over all masses."""
         if share.world_size == 1:
             return self.tree.total
-        now = self._pages[:, [columns.FIRST, columns.STRIDE]]
+        now = self._pages[:, [priority_pages.FIRST, priority_pages.STRIDE]]
         if self._shared is None or self._shared.share != share or len(self._shared.pages) != len(now):
-            self._shared = _Shared(share, np.full_like(now, -1), np.zeros((len(now), columns.PAGE)))
+            self._shared = _Shared(share, np.full_like(now, -1), np.zeros((len(now), priority_pages.PAGE)))
         _, pages, mine = self._shared
         other = np.flatnonzero((pages != now).any(axis=1))
         first, stride = now[other].T
-        ids = first[:, None] + stride[:, None] * np.arange(columns.PAGE)
+        ids = first[:, None] + stride[:, None] * np.arange(priority_pages.PAGE)
         mine[other], pages[other] = share.contains(ids.reshape(-1)).reshape(ids.shape), now[other]
         # Not BLAS: its threads wait for each other on busy processors.
         return float(np.einsum("i,i", self.tree.masses, mine.reshape(-1)))
@@ -308,8 +308,8 @@ class PriorityTable:
         wanted = max(count, _BLOCK)
         if not wanted <= self._ints.shape[1] <= 4 * wanted:
             ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
-            table[columns.DRAWN_PLACES :] = pack(*ints, *floats)
-            self._heights[columns.DRAWN] = 0
+            table[priority_pages.DRAWN_PLACES :] = pack(*ints, *floats)
+            self._heights[priority_pages.DRAWN] = 0
             vars(self).update(_ints=ints, _floats=floats, _table=table)  # one operation, as in `_resize`
 
     # --- saving ------------------------------------------------------------------------------------------------------
@@ -320,11 +320,13 @@ class PriorityTable:
         `known` and `given` have one bit per row of a page: whether it has a priority, and whether that was given.
         """
         population = self._cursor.population()
-        number = np.flatnonzero(self._pages[:, columns.STRIDE])
-        first, stride, known = self._pages[number][:, [columns.FIRST, columns.STRIDE, columns.KNOWN]].T.copy()
+        number = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
+        first, stride, known = self._pages[number][
+            :, [priority_pages.FIRST, priority_pages.STRIDE, priority_pages.KNOWN]
+        ].T.copy()
         if population is not None and population.snapshot is not None:
             known[~self._alive(population)[1]] = 0
-        raw, is_known = self._raw.reshape(-1, columns.PAGE)[number], bits(known)
+        raw, is_known = self._raw.reshape(-1, priority_pages.PAGE)[number], bits(known)
         return {
             "page": number,
             "first": first,
@@ -344,12 +346,12 @@ class PriorityTable:
         """
         with state_of("a table of priorities"):
             every = {"given": state["known"], **state}
-            number, first, stride, known, given = columns_of(every, ("page", "first", "stride", "known", "given"))
+            number, first, stride, known, given = columns(every, ("page", "first", "stride", "known", "given"))
             values, count = np.ascontiguousarray(state["values"], np.float64), int(state["pages"])
         # These conditions keep all accesses inside the arrays.
         good = count > 0 and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
         good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
-        good = good and bool(((first & POSITION_MASK) // stride % columns.PAGE == 0).all())
+        good = good and bool(((first & POSITION_MASK) // stride % priority_pages.PAGE == 0).all())
         good = good and values.shape == (np.count_nonzero(bits(known)),) and not (given & ~known).any()
         if not good or not (values > 0).all() or not np.isfinite(values).all():
             raise ValueError("this saved table of priorities contradicts itself: it is damaged")
@@ -357,10 +359,14 @@ class PriorityTable:
             count, number = room, np.arange(len(number))  # any other order of pages is valid
         table = cls(alpha, least)
         table._resize(count)
-        for column, of_pages in ((columns.FIRST, first), (columns.STRIDE, stride), (columns.KNOWN, known)):
+        for column, of_pages in (
+            (priority_pages.FIRST, first),
+            (priority_pages.STRIDE, stride),
+            (priority_pages.KNOWN, known),
+        ):
             table._pages[number, column] = of_pages
         page, row = np.nonzero(bits(known))
         is_given = bits(given)[page, row] if "given" in state else values != 1.0
-        table._raw[number[page] * columns.PAGE + row] = np.where(is_given, values, -values)
+        table._raw[number[page] * priority_pages.PAGE + row] = np.where(is_given, values, -values)
         table._list_pages()
         return table

@@ -1,14 +1,14 @@
-"""Prioritized replay: draw ids, update their priorities, and offer ids for drawing. See `pages`."""
+"""Prioritized replay: draw ids, update their priorities, and offer ids for drawing. See `priority_pages`."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints
 
-from . import frozen, jit, packed, pages as paging
+from . import frozen, jit, packed, priority_pages
 from .ids_at import fraction
 from .packed import Ints32, number, row_address
-from .pages import (
+from .priority_pages import (
     CHANGED,
     DRAWN,
     LAST_ROW,
@@ -64,53 +64,54 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
     """Draw random ids; write them and their probabilities, and keep their places and ids for `update`.
 
     The total mass, which must not be 0, is divided into `strata` equal parts: id i comes from part i modulo `strata`.
-    For the random numbers see `ids_at.fraction`. For the record of the table see `pages.PAGES`; it must have room for
-    the draw.
+    For the random numbers see `ids_at.fraction`. For the record of the table see `priority_pages.PAGES`; it must have
+    room for the draw.
     """
-    starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
-    pages, sums = packed.ints2(table, paging.PAGES), packed.floats(table, paging.SUMS)
-    places, total = packed.ints(table, paging.DRAWN_PLACES), sums[sums.size - 1]
+    starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
+    pages, sums = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.SUMS)
+    places, total = packed.ints(table, priority_pages.DRAWN_PLACES), sums[sums.size - 1]
     part, stratum = total / strata, 0
     for i in range(chances.size):
         chances[i] = (fraction(key, i) + stratum) * part
         stratum = stratum + 1 if stratum + 1 < strata else 0
-    sumtree_find(starts, tree, sums, pages, chances, places, packed.floats(table, paging.VALUES))
+    sumtree_find(starts, tree, sums, pages, chances, places, packed.floats(table, priority_pages.VALUES))
     for i in range(chances.size):
         page = np.uint64(places[i] >> PAGE_BITS)
-        ids[i] = pages[page, paging.FIRST] + (places[i] & LAST_ROW) * pages[page, paging.STRIDE]
+        ids[i] = pages[page, priority_pages.FIRST] + (places[i] & LAST_ROW) * pages[page, priority_pages.STRIDE]
         chances[i] /= total
-    jit.copy_bytes(table[paging.DRAWN_IDS, packed.ADDRESS], ids.ctypes.data, 8 * ids.size)
-    packed.ints(table, paging.HEIGHTS)[paging.DRAWN] = chances.size
+    jit.copy_bytes(table[priority_pages.DRAWN_IDS, packed.ADDRESS], ids.ctypes.data, 8 * ids.size)
+    packed.ints(table, priority_pages.HEIGHTS)[priority_pages.DRAWN] = chances.size
 
 
 @jit.kernel("int", "ints", "floats", "float", "float", "ints2", "ints2")
 def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
-    If an id occurs twice, its last error counts. These are given priorities; see `pages` for `raw` and `bounds`.
-    Returns the number of ids that were not found, or -1 - i if error i is not finite; then nothing changes. `offered`
-    is the last offer, see `pages.ENDED`. For the record of the `table` see `pages.PAGES`; its scratch memory must have
-    room for all ids. Most updates are of the ids of the last draw: then the table has their places already.
+    If an id occurs twice, its last error counts. These are given priorities; see `priority_pages` for `raw` and
+    `bounds`. Returns the number of ids that were not found, or -1 - i if error i is not finite; then nothing changes.
+    `offered` is the last offer, see `priority_pages.ENDED`. For the record of the `table` see `priority_pages.PAGES`;
+    its scratch memory must have room for all ids. Most updates are of the ids of the last draw: then the table has
+    their places already.
     """
-    pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
-    raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
-    starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
-    sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
-    place, nodes = packed.ints(table, paging.PLACES), packed.ints(table, paging.NODES)
-    drawn_places, drawn = packed.ints(table, paging.DRAWN_PLACES), packed.ints(table, paging.DRAWN_IDS)
-    values, numbers = packed.floats(table, paging.VALUES), packed.floats(table, paging.NUMBERS)
-    masses = packed.floats(table, paging.MASSES)
+    pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
+    raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
+    starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
+    sums, least = packed.floats(table, priority_pages.SUMS), packed.floats(table, priority_pages.LEAST)
+    place, nodes = packed.ints(table, priority_pages.PLACES), packed.ints(table, priority_pages.NODES)
+    drawn_places, drawn = packed.ints(table, priority_pages.DRAWN_PLACES), packed.ints(table, priority_pages.DRAWN_IDS)
+    values, numbers = packed.floats(table, priority_pages.VALUES), packed.floats(table, priority_pages.NUMBERS)
+    masses = packed.floats(table, priority_pages.MASSES)
     wrong = np.int64(0)  # counted first, because a loop with a return does not become vector code
     for i in range(ids.size):
         wrong += not abs(errors[i]) <= _FINITE
     for i in range(ids.size if wrong else 0):
         if not abs(errors[i]) <= _FINITE:
             return -1 - i
-    others = np.int64(number(table, paging.HEIGHTS, paging.DRAWN) != ids.size)
+    others = np.int64(number(table, priority_pages.HEIGHTS, priority_pages.DRAWN) != ids.size)
     for i in range(0 if others else ids.size):
         others |= drawn[i] ^ ids[i]
     if others:
-        locate(ids, offered[paging.ORIGIN, 0], paging.lanes_of(offered), pages, slots, place)
+        locate(ids, offered[priority_pages.ORIGIN, 0], priority_pages.lanes_of(offered), pages, slots, place)
     else:
         for i in range(ids.size):
             place[i] = drawn_places[i]
@@ -202,7 +203,7 @@ def _want_difference(
         row_0 = first - row * width
         while count > 0:
             begin = row & LAST_ROW
-            some = paging.PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1
+            some = priority_pages.PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1
             some = some if some < count else count
             rows = ~(np.int64(-2) << (some - 1)) << begin
             if step > 1:
@@ -211,8 +212,8 @@ def _want_difference(
                     rows |= np.int64(1) << (begin + k * step)
             page_first = row_0 + (row - begin) * width
             page = runs[PAGE_ROW, i]
-            is_known = 0 <= page < len(pages) and pages[page, paging.FIRST] == page_first
-            if not is_known or pages[page, paging.STRIDE] != width:
+            is_known = 0 <= page < len(pages) and pages[page, priority_pages.FIRST] == page_first
+            if not is_known or pages[page, priority_pages.STRIDE] != width:
                 at = find_slot(page_first, pages, slots)
                 page = np.int64(slots[_at(at)]) - 1
                 if page < 0 and wanted:
@@ -220,16 +221,16 @@ def _want_difference(
                         heights[UNUSED] -= 1
                         page = stacks[UNUSED, heights[UNUSED]]
                         slots[_at(at)] = page + 1
-                        pages[page, paging.FIRST], pages[page, paging.STRIDE] = page_first, width
+                        pages[page, priority_pages.FIRST], pages[page, priority_pages.STRIDE] = page_first, width
                     else:
                         missing += 1
             if page >= 0:
-                before = pages[page, paging.WANTED]
+                before = pages[page, priority_pages.WANTED]
                 after = before | rows if wanted else before & ~rows
                 if after != before:
-                    pages[page, paging.WANTED] = after
-                    if pages[page, paging.TOUCHED] == 0:
-                        pages[page, paging.TOUCHED] = 1
+                    pages[page, priority_pages.WANTED] = after
+                    if pages[page, priority_pages.TOUCHED] == 0:
+                        pages[page, priority_pages.TOUCHED] = 1
                         stacks[CHANGED, heights[CHANGED]] = page
                         heights[CHANGED] += 1
             runs[PAGE_ROW, i] = page
@@ -242,14 +243,14 @@ def _want_difference(
 @jit.inner
 def _entering_priority(table: Ints) -> float:
     """Return the priority of new ids, 1.0 before any is given; raise the bounds for ids that can be drawn again."""
-    pages, stacks = packed.ints2(table, paging.PAGES), packed.ints2(table, paging.STACKS)
-    raw, bounds = packed.floats(table, paging.RAW), packed.floats(table, paging.BOUNDS)
+    pages, stacks = packed.ints2(table, priority_pages.PAGES), packed.ints2(table, priority_pages.STACKS)
+    raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
     entering = np.int64(0)
-    for i in range(number(table, paging.HEIGHTS, CHANGED)):
+    for i in range(number(table, priority_pages.HEIGHTS, CHANGED)):
         page = stacks[CHANGED, i]
-        rows = pages[page, paging.WANTED] & ~pages[page, paging.SHOWN]
-        entering |= rows & ~pages[page, paging.KNOWN]
-        rows &= pages[page, paging.KNOWN]
+        rows = pages[page, priority_pages.WANTED] & ~pages[page, priority_pages.SHOWN]
+        entering |= rows & ~pages[page, priority_pages.KNOWN]
+        rows &= pages[page, priority_pages.KNOWN]
         while rows != 0:
             raise_bound(page, raw[_at((page << PAGE_BITS) + jit.lowest_bit(rows))], bounds)
             rows &= rows - 1
@@ -271,39 +272,39 @@ def offer(
     match the old ones in number and order. The rest are ordered by segment and lane. With `whole`, no other id can be
     drawn, regardless of `old`.
 
-    `new`, (4, `RUNS` + n), becomes the `old` of the next call; see `pages.ENDED`. `snapshot` is the record of the
-    snapshot that has the runs; see `frozen`.
+    `new`, (4, `RUNS` + n), becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is the record of
+    the snapshot that has the runs; see `frozen`.
 
     New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any is
-    given; see `pages` for `raw` and `bounds`. `stacks` then lists the pages of new ids. Returns the number of missing
-    pages. If it is not 0, no further id can be drawn, and the caller repeats the call with more pages. For the record
-    of the `table` see `pages.PAGES`; its scratch memory must have room for at least one page.
+    given; see `priority_pages` for `raw` and `bounds`. `stacks` then lists the pages of new ids. Returns the number of
+    missing pages. If it is not 0, no further id can be drawn, and the caller repeats the call with more pages. For the
+    record of the `table` see `priority_pages.PAGES`; its scratch memory must have room for at least one page.
     """
-    pages, slots = packed.ints2(table, paging.PAGES), packed.ints32(table, paging.SLOTS)
-    stacks, heights = packed.ints2(table, paging.STACKS), packed.ints(table, paging.HEIGHTS)
-    raw = packed.floats(table, paging.RAW)
-    starts, tree = packed.ints(table, paging.STARTS), packed.floats(table, paging.TREE)
-    sums, least = packed.floats(table, paging.SUMS), packed.floats(table, paging.LEAST)
-    places, nodes = packed.ints(table, paging.PLACES), packed.ints(table, paging.NODES)
-    values, numbers = packed.floats(table, paging.VALUES), packed.floats(table, paging.NUMBERS)
-    masses = packed.floats(table, paging.MASSES)
+    pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
+    stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)
+    raw = packed.floats(table, priority_pages.RAW)
+    starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
+    sums, least = packed.floats(table, priority_pages.SUMS), packed.floats(table, priority_pages.LEAST)
+    places, nodes = packed.ints(table, priority_pages.PLACES), packed.ints(table, priority_pages.NODES)
+    values, numbers = packed.floats(table, priority_pages.VALUES), packed.floats(table, priority_pages.NUMBERS)
+    masses = packed.floats(table, priority_pages.MASSES)
     heights[DRAWN] = 0
-    new[paging.ENDED, 0], new[paging.LEFT, 0] = runs.shape[1] - provisional, partially_hidden
-    new[paging.ORIGIN, 0], new[paging.SLOT_COUNT, 0] = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS]
-    new[paging.LANES_AT, 1] = snapshot[frozen.LANES]
+    new[priority_pages.ENDED, 0], new[priority_pages.LEFT, 0] = runs.shape[1] - provisional, partially_hidden
+    new[priority_pages.ORIGIN, 0], new[priority_pages.SLOT_COUNT, 0] = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS]
+    new[priority_pages.LANES_AT, 1] = snapshot[frozen.LANES]
     for row in range(PAGE_ROW):
-        target, source = row * new.shape[1] + paging.RUNS, runs.ctypes.data + row * runs.strides[0]
+        target, source = row * new.shape[1] + priority_pages.RUNS, runs.ctypes.data + row * runs.strides[0]
         jit.copy_bytes(new.ctypes.data + 8 * target, source, 8 * runs.shape[1])
-    lanes, old_lanes = paging.lanes_of(new), paging.lanes_of(old)
+    lanes, old_lanes = priority_pages.lanes_of(new), priority_pages.lanes_of(old)
     for page in range(pages.shape[0] if whole else 0):
-        if pages[page, paging.SHOWN] | pages[page, paging.WANTED]:
-            pages[page, paging.WANTED], pages[page, paging.TOUCHED] = 0, 1
+        if pages[page, priority_pages.SHOWN] | pages[page, priority_pages.WANTED]:
+            pages[page, priority_pages.WANTED], pages[page, priority_pages.TOUCHED] = 0, 1
             stacks[CHANGED, heights[CHANGED]] = page
             heights[CHANGED] += 1
     missing = 0
     for wanted in range(2):
         # Three parts: final runs, whose old ones are skipped; partially hidden runs; and the rest.
-        begin = old_begin = np.int64(paging.RUNS)
+        begin = old_begin = np.int64(priority_pages.RUNS)
         for part in range(3):
             is_rest, end, old_end = part == 2, begin + new[_at(part), 0], old_begin + old[_at(part), 0]
             if is_rest:
@@ -311,13 +312,13 @@ def offer(
             old_first = old_end if whole or part == 0 else old_begin
             if wanted:
                 missing += _want_difference(
-                    1, new, begin, end, old, old_first, old_end, is_rest, new[paging.ORIGIN, 0], lanes, pages, slots,
-                    stacks, heights,
+                    1, new, begin, end, old, old_first, old_end, is_rest, new[priority_pages.ORIGIN, 0], lanes, pages,
+                    slots, stacks, heights,
                 )  # fmt: skip
             else:
                 _want_difference(
-                    0, old, old_first, old_end, new, begin, end, is_rest, old[paging.ORIGIN, 0], old_lanes, pages,
-                    slots, stacks, heights,
+                    0, old, old_first, old_end, new, begin, end, is_rest, old[priority_pages.ORIGIN, 0], old_lanes,
+                    pages, slots, stacks, heights,
                 )  # fmt: skip
             begin, old_begin = end, old_end
     if missing > 0:
@@ -330,22 +331,22 @@ def offer(
     done, count, entered = 0, heights[CHANGED], 0
     while done < count:
         used, known_again = np.int64(0), np.int64(0)
-        while done < count and used + paging.PAGE <= places.size:
+        while done < count and used + priority_pages.PAGE <= places.size:
             page = stacks[CHANGED, done]
             if done + AHEAD < count:
                 ahead = stacks[CHANGED, done + AHEAD]
-                changed_rows = pages[ahead, paging.SHOWN] ^ pages[ahead, paging.WANTED]
+                changed_rows = pages[ahead, priority_pages.SHOWN] ^ pages[ahead, priority_pages.WANTED]
                 if changed_rows != 0:
                     place = (ahead << PAGE_BITS) + jit.lowest_bit(changed_rows)
                     jit.prefetch(raw.ctypes.data + 8 * place)
                     jit.prefetch(tree.ctypes.data + 8 * place)
                     jit.prefetch(tree.ctypes.data + 8 * (starts[1] + (place >> FAN_OUT_BITS)))
-            wanted_rows, known = pages[page, paging.WANTED], pages[page, paging.KNOWN]
-            rows = pages[page, paging.SHOWN] ^ wanted_rows
-            pages[page, paging.SHOWN], pages[page, paging.KNOWN] = wanted_rows, known | wanted_rows
-            pages[page, paging.TOUCHED] = 0
+            wanted_rows, known = pages[page, priority_pages.WANTED], pages[page, priority_pages.KNOWN]
+            rows = pages[page, priority_pages.SHOWN] ^ wanted_rows
+            pages[page, priority_pages.SHOWN], pages[page, priority_pages.KNOWN] = wanted_rows, known | wanted_rows
+            pages[page, priority_pages.TOUCHED] = 0
             if rows & wanted_rows & ~known:
-                pages[page, paging.ENTERED] = rows & wanted_rows & ~known
+                pages[page, priority_pages.ENTERED] = rows & wanted_rows & ~known
                 stacks[CHANGED, entered] = page  # overwrites a page that is done
                 entered += 1
             known_again |= rows & wanted_rows & known

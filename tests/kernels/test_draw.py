@@ -12,7 +12,7 @@ import diskreplay as dr
 from diskreplay.distributions import priorities
 from diskreplay.distributions.population import Population
 from diskreplay.distributions.priorities import PriorityTable
-from diskreplay.kernels.pages import CHANGED, NEW, UNUSED
+from diskreplay.kernels.priority_pages import CHANGED, NEW, UNUSED
 from tests.distributions.growing import FakeStore, everything
 from tests.kernels.pairs import KERNELS
 

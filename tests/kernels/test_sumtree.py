@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels.huge_pages import zeros
-from diskreplay.kernels.pages import COLUMNS, PAGE
+from diskreplay.kernels.priority_pages import COLUMNS, PAGE
 from diskreplay.kernels.sumtree import FAN_OUT, SOME, TOP, tree_arrays, tree_starts
 from tests.kernels.pairs import KERNELS
 

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate
-from diskreplay.kernels import frozen, packed, pages as paging
+from diskreplay.kernels import frozen, packed, priority_pages
 from diskreplay.kernels.frozen import OWN_FOLDER
-from diskreplay.kernels.pages import (
+from diskreplay.kernels.priorities import PAGE_ROW, Ints32
+from diskreplay.kernels.priority_pages import (
     CHANGED,
     DRAWN,
     DRAWN_IDS,
@@ -36,11 +37,10 @@ from diskreplay.kernels.pages import (
     lanes_of,
     slots_of,
 )
-from diskreplay.kernels.priorities import PAGE_ROW, Ints32
 from diskreplay.kernels.sumtree import LARGEST, SMALLEST
 from tests.kernels.plain.gathering import row_address
 from tests.kernels.plain.ids_at import fractions
-from tests.kernels.plain.pages import find_pages_plain, locate_plain
+from tests.kernels.plain.priority_pages import find_pages_plain, locate_plain
 from tests.kernels.plain.sumtree import powers_plain, sumtree_find_plain, sumtree_set_plain
 
 
@@ -100,17 +100,21 @@ def offer_plain(
     alpha: float,
 ) -> int:  # fmt: skip
     """Do what `offer` does, and look for the page of each row."""
-    pages, slots = packed.ints2(record, paging.PAGES), packed.ints32(record, paging.SLOTS)
-    stacks, heights = packed.ints2(record, paging.STACKS), packed.ints(record, paging.HEIGHTS)
-    raw, tree = packed.floats(record, paging.RAW), packed.floats(record, paging.TREE)
-    sums, least = packed.floats(record, paging.SUMS), packed.floats(record, paging.LEAST)
-    starts, head, table = packed.ints(record, paging.STARTS), new[:, : paging.RUNS], (pages, slots, stacks, heights)
-    head[[paging.ENDED, paging.LEFT], 0] = runs.shape[1] - provisional, partially_hidden
-    head[[paging.ORIGIN, paging.SLOT_COUNT], 0] = snapshot[[frozen.ORIGIN, frozen.SLOTS]]
-    head[paging.LANES_AT, 1] = snapshot[frozen.LANES]
-    new[:PAGE_ROW, paging.RUNS :], new[PAGE_ROW, paging.RUNS :] = runs, -1
-    heights[paging.DRAWN] = 0
-    origin, lanes = int(head[paging.ORIGIN, 0]), paging.lanes_of(new)
+    pages, slots = packed.ints2(record, priority_pages.PAGES), packed.ints32(record, priority_pages.SLOTS)
+    stacks, heights = packed.ints2(record, priority_pages.STACKS), packed.ints(record, priority_pages.HEIGHTS)
+    raw, tree = packed.floats(record, priority_pages.RAW), packed.floats(record, priority_pages.TREE)
+    sums, least = packed.floats(record, priority_pages.SUMS), packed.floats(record, priority_pages.LEAST)
+    starts, head, table = (
+        packed.ints(record, priority_pages.STARTS),
+        new[:, : priority_pages.RUNS],
+        (pages, slots, stacks, heights),
+    )
+    head[[priority_pages.ENDED, priority_pages.LEFT], 0] = runs.shape[1] - provisional, partially_hidden
+    head[[priority_pages.ORIGIN, priority_pages.SLOT_COUNT], 0] = snapshot[[frozen.ORIGIN, frozen.SLOTS]]
+    head[priority_pages.LANES_AT, 1] = snapshot[frozen.LANES]
+    new[:PAGE_ROW, priority_pages.RUNS :], new[PAGE_ROW, priority_pages.RUNS :] = runs, -1
+    heights[priority_pages.DRAWN] = 0
+    origin, lanes = int(head[priority_pages.ORIGIN, 0]), priority_pages.lanes_of(new)
     found = [_places_plain(run, True, origin, lanes, *table) for run in runs.T.tolist()]
     if missing := sum(count for _, count in found):
         return missing
@@ -119,8 +123,8 @@ def offer_plain(
     if whole:
         gone = np.flatnonzero(tree[: len(raw)])
     else:
-        old_origin, old_lanes = int(old[paging.ORIGIN, 0]), paging.lanes_of(old)
-        old_runs = old[:PAGE_ROW, paging.RUNS + old[paging.ENDED, 0] :].T.tolist()
+        old_origin, old_lanes = int(old[priority_pages.ORIGIN, 0]), priority_pages.lanes_of(old)
+        old_runs = old[:PAGE_ROW, priority_pages.RUNS + old[priority_pages.ENDED, 0] :].T.tolist()
         gone = np.concatenate(known + [_places_plain(run, False, old_origin, old_lanes, *table)[0] for run in old_runs])
     gone, shown = np.setdiff1d(gone[gone >= 0], shown), shown[tree[shown] == 0]
     page, bit = shown >> PAGE_BITS, np.int64(1) << (shown & LAST_ROW)

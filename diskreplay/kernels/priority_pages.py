@@ -32,7 +32,7 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-# The record of a table of priorities, see `packed`: arrays of `pages`, `offer` and `sumtree`; places and ids of the
+# The record of a table of priorities, see `packed`: arrays of this module, `offer` and `sumtree`; places and ids of the
 # last draw, for its update; and scratch memory. All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,

@@ -1,10 +1,10 @@
-"""Plain twins of the kernels of `kernels.pages`."""
+"""Plain twins of the kernels of `kernels.priority_pages`."""
 
 import numpy as np
 
 from diskreplay.distributions.saved_state import bits
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints
-from diskreplay.kernels.pages import FIRST, KNOWN, LAST_ROW, PAGE, PAGE_BITS, SHOWN, WANTED, Ints32, slots_of
+from diskreplay.kernels.priority_pages import FIRST, KNOWN, LAST_ROW, PAGE, PAGE_BITS, SHOWN, WANTED, Ints32, slots_of
 
 
 def locate_plain(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
