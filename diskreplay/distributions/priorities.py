@@ -95,7 +95,8 @@ class PriorityTable:
     _table: Ints
 
     def __init__(self, alpha: float, least: bool = False) -> None:
-        self._powers, self._offer, self._draw, self._update = map(get_kernel, ("powers", "offer", "draw", "update"))
+        self._powers, self._sync = get_kernel("powers"), get_kernel("sync_priorities")
+        self._draw, self._update = get_kernel("draw"), get_kernel("update")
         self._alpha, self._least = alpha, least
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
@@ -179,7 +180,7 @@ class PriorityTable:
             old = self._with_reached(changes.reached)
         new = np.empty((4, priority_pages.RUNS + runs.shape[1]), np.int64)
         numbers = changes.provisional, changes.partially_hidden, changes.whole, self._alpha
-        while self._offer(old, runs, new, record, self._table, *numbers):
+        while self._sync(old, runs, new, record, self._table, *numbers):
             self._make_room(population)
         self._offered = new, lanes
         read = population.initial_errors

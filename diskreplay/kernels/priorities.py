@@ -1,4 +1,4 @@
-"""Prioritized replay: draw ids, update their priorities, and offer ids for drawing. See `priority_pages`."""
+"""Prioritized replay: draw ids, update their priorities, and follow the drawable ids. See `priority_pages`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,9 +89,9 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
     If an id occurs twice, its last error counts. These are given priorities; see `priority_pages` for `raw` and
     `bounds`. Returns the number of ids that were not found, or -1 - i if error i is not finite; then nothing changes.
-    `offered` is the last offer, see `priority_pages.ENDED`. For the record of the `table` see `priority_pages.PAGES`;
-    its scratch memory must have room for all ids. Most updates are of the ids of the last draw: then the table has
-    their places already.
+    `offered` are the runs of the last `sync_priorities`, see `priority_pages.ENDED`. For the record of the `table` see
+    `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are of the ids of the last draw:
+    then the table has their places already.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -261,7 +261,7 @@ def _entering_priority(table: Ints) -> float:
 @jit.kernel(
     "int", "out_ints2", "strided_ints2", "out_ints2", "ints", "ints2", "int", "int", "int", "float"
 )  # fmt: skip
-def offer(
+def sync_priorities(
     old: Ints, runs: Ints, new: Ints, snapshot: Ints, table: Ints, provisional: int, partially_hidden: int, whole: int,
     alpha: float,
 ) -> int:  # fmt: skip

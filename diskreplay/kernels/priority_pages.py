@@ -6,9 +6,9 @@ the id of its first row, `STRIDE` the distance of ids from row to row, 0 for an 
 row:
 
 - `SHOWN`: rows that can be drawn,
-- `WANTED`: rows that can be drawn when the current call of `offer` returns,
+- `WANTED`: rows that can be drawn when the current call of `sync_priorities` returns,
 - `KNOWN`: rows with a priority,
-- `ENTERED`: rows that got their first priority in the last call of `offer` that listed the page as one with new rows.
+- `ENTERED`: rows that got their first priority in the last `sync_priorities` that listed the page as one with new rows.
 
 `slots` is a hash table with open addressing: the number of a page plus 1, at the hash of its first id or after it.
 
@@ -32,22 +32,23 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-# The record of a table of priorities, see `packed`: arrays of this module, `offer` and `sumtree`; places and ids of the
+# The record of a table of priorities, see `packed`: arrays of this module and of `sumtree`; places and ids of the
 # last draw, for its update; and scratch memory. All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
     VALUES, NUMBERS, MASSES,
 ) = range(17)  # fmt: skip
 
-# Lines of `stacks`: UNUSED has the unused pages, the next one last; CHANGED has the pages that an offer has touched.
-# `heights` has the heights of both stacks. heights[NEW] is the number of pages with rows that entered; after an offer,
-# the second stack lists these pages. heights[DRAWN] is the number of ids in the last draw, 0 if pages have changed
-# since.
+# Lines of `stacks`: UNUSED has the unused pages, the next one last; CHANGED has the pages that `sync_priorities`
+# touched. `heights` has the heights of both stacks. heights[NEW] is the number of pages with rows that entered; after
+# that call, the second stack lists these pages. heights[DRAWN] is the number of ids in the last draw, 0 if pages have
+# changed since.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
-# An offer, (4, `RUNS` + n), has its runs from column RUNS on. In column 0, ENDED is the number of final runs and LEFT
-# the number of partially hidden runs. ORIGIN is the number of the first segment, SLOT_COUNT the number of segments. Row
-# LANES_AT of column 1 is the address of the lanes of these segments; the owner of the offer keeps that array alive.
+# Offered runs, the arrays `old` and `new` of `sync_priorities`, (4, `RUNS` + n), begin in column RUNS. In column 0,
+# ENDED is the number of final runs and LEFT the number of partially hidden runs. ORIGIN is the number of the first
+# segment, SLOT_COUNT the number of segments. Row LANES_AT of column 1 is the address of the lanes of these segments;
+# the owner of the runs keeps that array alive.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
 LANES_AT = 0
 RUNS = 2
@@ -60,7 +61,7 @@ _at = np.uint64
 
 @jit.inner
 def lanes_of(offered: Ints) -> Ints:
-    """Return the lanes of the segments of an offer."""
+    """Return the lanes of the segments of offered runs."""
     return jit.ints_at(offered[LANES_AT, 1], offered[SLOT_COUNT, 0])
 
 

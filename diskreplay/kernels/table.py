@@ -33,13 +33,13 @@ MODULES = {
     "largest_given": "priority_pages",
     "locate": "priority_pages",
     "nstep": "returns",
-    "offer": "priorities",
     "powers": "sumtree",
     "random_ids": "ids_at",
     "starts": "runs",
     "stream": "copying",
     "sumtree_find": "sumtree",
     "sumtree_set": "sumtree",
+    "sync_priorities": "priorities",
     "update": "priorities",
     "weights": "sumtree",
     "write_lanes": "copying",
@@ -48,7 +48,7 @@ MODULES = {
 _made: dict[str, Kernel] = {}
 
 _OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
-_OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "offer"
+_OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "sync_priorities"
 
 # The slowest ones are at both ends, where the two compiling processes begin.
 _FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES

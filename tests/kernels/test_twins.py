@@ -42,8 +42,9 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
         "advance", "advance_hiding", "advise", "copy_runs", "discounted", "draw", "find_windows", "follow", "freeze",
-        "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate", "nstep", "offer",
-        "powers", "random_ids", "starts", "stream", "sumtree_find", "sumtree_set", "update", "weights", "write_lanes",
+        "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate", "nstep",
+        "powers", "random_ids", "starts", "stream", "sumtree_find", "sumtree_set", "sync_priorities", "update",
+        "weights", "write_lanes",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert hasattr(fast, "signatures") != is_disabled()

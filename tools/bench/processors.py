@@ -30,7 +30,7 @@ WANTED = 1.3
 # Of the calls of a kernel in one round; the slowest are those that the system interrupted.
 COUNTED = 0.95
 # What a first batch calls once, with all that there is.
-FIRST, FIRST_KERNELS = "first batch", ("starts", "offer", "sumtree_set")
+FIRST, FIRST_KERNELS = "first batch", ("starts", "sync_priorities", "sumtree_set")
 
 
 class Size(NamedTuple):

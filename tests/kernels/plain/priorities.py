@@ -95,11 +95,11 @@ def update_plain(ids: Ints, errors: Floats, eps: float, alpha: float, offered: I
     return len(ids) - len(places)
 
 
-def offer_plain(
+def sync_priorities_plain(
     old: Ints, runs: Ints, new: Ints, snapshot: Ints, record: Ints, provisional: int, partially_hidden: int, whole: int,
     alpha: float,
 ) -> int:  # fmt: skip
-    """Do what `offer` does, and look for the page of each row."""
+    """Do what `sync_priorities` does, and look for the page of each row."""
     pages, slots = packed.ints2(record, priority_pages.PAGES), packed.ints32(record, priority_pages.SLOTS)
     stacks, heights = packed.ints2(record, priority_pages.STACKS), packed.ints(record, priority_pages.HEIGHTS)
     raw, tree = packed.floats(record, priority_pages.RAW), packed.floats(record, priority_pages.TREE)
