@@ -47,7 +47,7 @@ LaneIndex = tuple[Ints, Ints]
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
-"""Rows of a block of runs: those in `TimedRuns`, and the number of ids before each run, with one number more."""
+"""Rows of a block of runs: those of `TimedRuns`, and the number of ids before each run. BEFORE has one value more."""
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4

@@ -129,8 +129,8 @@ class _Lanes:
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
         # An open episode in a segment that its lane has left needs the steps after it when it ends.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
-        apart = self._before - self._before[opened] - self.steps[opened]
-        is_near = (opened >= 0) & (self._key[opened] == self._key) & (apart < behind)
+        distance = self._before - self._before[opened] - self.steps[opened]
+        is_near = (opened >= 0) & (self._key[opened] == self._key) & (distance < behind)
         found: Bools = done & ~is_near
         return found
 

@@ -38,7 +38,7 @@ class Positions:
         return np.where(self.keys[at] == keys, self.after[at], 0)
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
-        """Return new positions: these lanes are at least at `after`."""
+        """Return new positions, with these lanes moved forward to `after`."""
         if np.array_equal(keys, self.keys):  # the usual case
             return Positions(keys, np.maximum(self.after, after))
         every = np.union1d(self.keys, keys)
